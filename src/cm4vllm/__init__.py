@@ -1,0 +1,6 @@
+"""MLPerf Inference for large language models served by vLLM, as one Collective Mind command."""
+
+__version__ = "0.1.0"
+
+#: The line that every page and every record of a run that is not a result carries.
+REHEARSAL_NOTICE = "REHEARSAL, NOT A RESULT"

@@ -1,0 +1,1 @@
+"""Scores of an accuracy log, computed as the reference scripts do."""

@@ -1,0 +1,36 @@
+"""accuracy.json: the scores of one accuracy run."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+
+__all__ = ["AccuracyRecord", "Score"]
+
+#: The name of the record's file in an accuracy run's folder.
+ACCURACY_FILE = "accuracy.json"
+
+
+class Score(Record, frozen=True, kw_only=True):
+    """One metric against its target. `label` is its key in accuracy.txt, `metric` the checker's name for it."""
+
+    metric: str
+    label: str
+    value: float
+    lower: float
+    upper: float | None
+    met: bool
+
+
+class AccuracyRecord(Record, frozen=True, kw_only=True):
+    """The scores of one accuracy log; `log_sha256` is the digest of the untruncated mlperf_log_accuracy.json."""
+
+    notice: str
+    scores: list[Score]
+    values: dict[str, float]
+    samples: int
+    samples_expected: int
+    tokens: int
+    scorer: str
+    sentences: str
+    log_sha256: str
+    duration_s: float

@@ -1,0 +1,1 @@
+"""Models and datasets: where they come from, what they are, and their digests."""

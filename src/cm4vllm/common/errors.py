@@ -1,0 +1,200 @@
+"""Every failure a user can meet, in one tree.
+
+    CmError                   1   something failed that has no name of its own
+      UsageError             20   an unknown flag, variation, model, scenario or value
+      ModelError             21   the model is not one that can be served or described
+      DatasetError           22   the dataset is unreadable or does not fit the benchmark
+      ServerUnreachable      30   nothing answers at the server's address
+      ServerUnsuitable       31   something answers, but it is not a vLLM that can be measured
+      PortInUse              32   another program listens on the server's port
+      ServerDied             33   the server ended by itself
+      ServerNotReady         34   the server did not serve a completion in time
+      DiskFull               40   no space left where the results or the assets go
+      NotWritable            41   no permission to write there
+      InstallError           42   a package or an environment could not be installed
+      SourceUnavailable      43   a source repository could not be had
+      RunFailed              50   requests failed, or the LoadGen process died
+      InvalidResult          51   the run ended well, but the rules call its result invalid
+      SubmissionError        60   the submission cannot be built from these records
+      CheckerFailed          61   the official checker refuses the submission
+      RecipeError             3   a recipe is wrong: its meta, its customize.py
+      NativeCommandError      2   a recipe's command ended with an error
+      NotFoundError          16   no recipe, variation or cache entry matches
+      Interrupted           130   the user stopped the run
+
+The number is the exit code of `cm`. 1, 2 and 16 are those of the public script engine for the same failures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = [
+    "CheckerFailed",
+    "CmError",
+    "DatasetError",
+    "DiskFull",
+    "InstallError",
+    "Interrupted",
+    "InvalidResult",
+    "ModelError",
+    "NativeCommandError",
+    "NotFoundError",
+    "NotWritable",
+    "PortInUse",
+    "RecipeError",
+    "RunFailed",
+    "ServerDied",
+    "ServerNotReady",
+    "ServerUnreachable",
+    "ServerUnsuitable",
+    "SourceUnavailable",
+    "SubmissionError",
+    "UsageError",
+    "nearest",
+    "translated_os_errors",
+]
+
+
+class CmError(Exception):
+    """A failure with what failed, why, and what to do about it.
+
+    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, cause: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.cause:
+            lines.append(f"  cause:  {_indented(self.cause)}")
+        if self.remedy:
+            lines.append(f"  remedy: {_indented(self.remedy)}")
+        return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return text.rstrip().replace("\n", "\n          ")
+
+
+class UsageError(CmError):
+    exit_code = 20
+
+
+class ModelError(CmError):
+    exit_code = 21
+
+
+class DatasetError(CmError):
+    exit_code = 22
+
+
+class ServerUnreachable(CmError):
+    exit_code = 30
+
+
+class ServerUnsuitable(CmError):
+    exit_code = 31
+
+
+class PortInUse(CmError):
+    exit_code = 32
+
+
+class ServerDied(CmError):
+    exit_code = 33
+
+
+class ServerNotReady(CmError):
+    exit_code = 34
+
+
+class DiskFull(CmError):
+    exit_code = 40
+
+
+class NotWritable(CmError):
+    exit_code = 41
+
+
+class InstallError(CmError):
+    exit_code = 42
+
+
+class SourceUnavailable(CmError):
+    exit_code = 43
+
+
+class RunFailed(CmError):
+    exit_code = 50
+
+
+class InvalidResult(CmError):
+    exit_code = 51
+
+
+class SubmissionError(CmError):
+    exit_code = 60
+
+
+class CheckerFailed(CmError):
+    exit_code = 61
+
+
+class RecipeError(CmError):
+    exit_code = 3
+
+
+class NativeCommandError(CmError):
+    exit_code = 2
+
+
+class NotFoundError(CmError):
+    exit_code = 16
+
+
+class Interrupted(CmError):
+    exit_code = 130
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return a hint that names the choice nearest to `word`, or lists them all when none is near."""
+    known = sorted(set(choices))
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else ""
+
+
+@contextmanager
+def translated_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"cannot {action} {path}", cause="no space left on the device", remedy=f"free space on {path.anchor}"
+                f"{'/'.join(path.parts[1:2])} or choose another folder with --output_dir"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NotWritable(
+                f"cannot {action} {path}", cause=str(error.strerror),
+                remedy="choose a folder you may write to with --output_dir, or change its permissions"
+            ) from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            raise NotWritable(
+                f"cannot {action} {path}", cause=f"{error.filename or path} is a file, not a folder",
+                remedy="choose another folder with --output_dir"
+            ) from error
+        raise

@@ -1,0 +1,130 @@
+"""Files that appear whole or not at all, digests and free space."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import DiskFull, NotWritable, translated_os_errors
+
+__all__ = [
+    "require_space",
+    "sha256_of",
+    "sha256_of_tree",
+    "staged_folder",
+    "writable_folder",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`: aside first, then synced and renamed, so that no reader sees half of it."""
+    with translated_os_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # mkstemp makes files for the owner alone; results are read by others too.
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as indented JSON with a final newline, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """Give a folder beside `target` to fill; it becomes `target` when the block ends well.
+
+    What was at `target` before is replaced. When the block fails, the filled folder is kept as `<target>.failed` for
+    diagnosis and `target` stays as it was.
+    """
+    staging = target.with_name(f"{target.name}.partial")
+    failed = target.with_name(f"{target.name}.failed")
+    with translated_os_errors("prepare", target):
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    try:
+        yield staging
+    except BaseException:
+        shutil.rmtree(failed, ignore_errors=True)
+        staging.rename(failed)
+        raise
+    with translated_os_errors("finish", target):
+        old = target.with_name(f"{target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        staging.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(failed, ignore_errors=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_tree(folder: Path) -> str:
+    """Return one SHA-256 for the names and contents of all files under `folder`, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def require_space(folder: Path, needed_bytes: int, purpose: str) -> None:
+    """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`."""
+    probe = folder.absolute()
+    while not probe.exists():
+        probe = probe.parent
+    free = shutil.disk_usage(probe).free
+    if free < needed_bytes:
+        raise DiskFull(
+            f"not enough disk space for {purpose} in {folder}",
+            cause=f"{free / 2**20:.0f} MiB free, {needed_bytes / 2**20:.0f} MiB needed",
+            remedy="free space there, or choose a folder on another disk",
+        )
+
+
+def writable_folder(folder: Path) -> Path:
+    """Make `folder` if needed and prove that files can be written in it; return it as an absolute path."""
+    folder = folder.expanduser().absolute()
+    with translated_os_errors("write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"\0" * 4096)
+                file.flush()
+        except FileNotFoundError as error:
+            raise NotWritable(f"cannot write to {folder}", cause=str(error)) from error
+    return folder
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

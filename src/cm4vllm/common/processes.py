@@ -1,0 +1,88 @@
+"""Child processes: run with their output kept, ended with their parent, and their exit told in words."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "run"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that ended: its exit status (negative: the signal) and what it printed, both streams in order."""
+
+    argv: tuple[str, ...]
+    status: int
+    output: str
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0
+
+    def tail(self, lines: int = 20) -> str:
+        """Return the last lines of the output."""
+        return "\n".join(self.output.splitlines()[-lines:])
+
+
+def run(
+    argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    log: Path | None = None, timeout_s: float | None = None,
+) -> Completed:
+    """Run a command to its end, without a shell and without standard input, and keep what it prints.
+
+    `env` is added to the present environment. With `log`, the output goes to that file as it comes and its last
+    200 lines are returned. Raises FileNotFoundError when the program does not exist, subprocess.TimeoutExpired.
+    """
+    words = [str(word) for word in argv]
+    full_env = {**os.environ, **(env or {})}
+    if log is None:
+        done = subprocess.run(words, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
+        return Completed(tuple(words), done.returncode, done.stdout.decode(errors="replace"))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        done_to_file = subprocess.run(words, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=file,
+                                      stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
+    return Completed(tuple(words), done_to_file.returncode, last_lines(log, 200))
+
+
+def last_lines(path: Path, count: int = 20) -> str:
+    """Return the last `count` lines of a text file, or an empty string when it cannot be read."""
+    try:
+        with path.open(errors="replace") as file:
+            return "".join(collections.deque(file, maxlen=count)).rstrip("\n")
+    except OSError:
+        return ""
+
+
+def exit_in_words(status: int) -> str:
+    """Say what a subprocess's return code means: 'exit status 7' or 'killed by SIGKILL'."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `signum` to this process when the thread that started it ends.
+
+    To be called first thing in a child. Nothing happens where the kernel is not Linux.
+    """
+    parent = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum))
+    except (AttributeError, OSError):
+        return
+    if os.getppid() != parent:  # the parent ended before the kernel was told
+        os.kill(os.getpid(), signum)

@@ -1,0 +1,68 @@
+"""What is being done and how far it is: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+__all__ = ["Step", "say", "step", "warn"]
+
+#: Seconds between two plain lines of one step.
+PLAIN_INTERVAL_S = 15.0
+
+_STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Print one line of what is happening, with the time since the program started."""
+    elapsed = time.monotonic() - _STARTED
+    print(f"[{int(elapsed // 60):02d}:{elapsed % 60:04.1f}] {text}", flush=True)
+
+
+def warn(text: str) -> None:
+    """Print one line that the user should not overlook."""
+    say(f"WARNING: {text}")
+
+
+class Step:
+    """One piece of work under way, told how far it is by `update`."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self.title = title
+        self._last = time.monotonic()
+        self._status: Any = None
+        if stream.isatty():
+            try:
+                from rich.console import Console
+            except ImportError:
+                return
+            self._status = Console(file=stream).status(title)
+            self._status.start()
+
+    def update(self, text: str) -> None:
+        """Show `text` beside the title: at once on a terminal, at most every 15 s elsewhere."""
+        if self._status is not None:
+            self._status.update(f"{self.title}: {text}")
+        elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
+            self._last = time.monotonic()
+            say(f"{self.title}: {text}")
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+@contextmanager
+def step(title: str) -> Iterator[Step]:
+    """Announce a piece of work, give its Step, and say how long it took; a failure is left to the error's own text."""
+    say(title)
+    begin = time.monotonic()
+    current = Step(title, sys.stdout)
+    try:
+        yield current
+    finally:
+        current.stop()
+    say(f"{title}: done in {time.monotonic() - begin:.1f} s")

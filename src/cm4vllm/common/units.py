@@ -1,0 +1,38 @@
+"""Numbers that carry their unit, so that tokens/s cannot stand where samples/s belongs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["Milliseconds", "Quantity", "SamplesPerSecond", "Seconds", "TokensPerSecond"]
+
+
+class Quantity(float):
+    """A number of one unit. Arithmetic gives a plain float: the result's unit is for the caller to state."""
+
+    unit: ClassVar[str] = ""
+    digits: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        return f"{float(self):,.{self.digits}f} {self.unit}"
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+
+class SamplesPerSecond(Quantity):
+    unit = "samples/s"
+
+
+class TokensPerSecond(Quantity):
+    unit = "tokens/s"
+
+
+class Milliseconds(Quantity):
+    unit = "ms"
+    digits = 1
+
+
+class Seconds(Quantity):
+    unit = "s"
+    digits = 1

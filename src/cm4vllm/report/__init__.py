@@ -1,0 +1,1 @@
+"""Pages and tables computed from a run's records."""

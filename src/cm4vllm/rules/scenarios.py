@@ -1,0 +1,49 @@
+"""Scenarios, modes and divisions, spelled as the submission tree spells them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cm4vllm.common.errors import UsageError, nearest
+
+__all__ = ["Division", "ExecutionMode", "Mode", "Scenario"]
+
+
+class _Word(StrEnum):
+    @classmethod
+    def parse(cls, word: str) -> _Word:
+        """Return the member spelled `word` in any case. Raises UsageError naming the nearest."""
+        for member in cls:
+            if member.lower() == word.strip().lower():
+                return member
+        raise UsageError(f"unknown {cls._noun()} {word!r}", remedy=nearest(word, list(cls)))
+
+    @classmethod
+    def _noun(cls) -> str:
+        return cls.__name__.lower()
+
+
+class Scenario(_Word):
+    OFFLINE = "Offline"
+    SERVER = "Server"
+
+
+class Mode(_Word):
+    PERFORMANCE = "performance"
+    ACCURACY = "accuracy"
+
+
+class Division(_Word):
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class ExecutionMode(_Word):
+    """`test` is a rehearsal of a few minutes; `valid` is what the rules ask, at full length."""
+
+    TEST = "test"
+    VALID = "valid"
+
+    @classmethod
+    def _noun(cls) -> str:
+        return "execution mode"

@@ -1,0 +1,1 @@
+"""vLLM: its installation, its arguments, and a server's life."""

@@ -1,0 +1,1 @@
+"""The submission tree, the truncation of its logs, and the official checker."""

@@ -1,0 +1,33 @@
+"""What the official checker said of a submission tree."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+
+__all__ = ["CheckerRecord", "CheckerRun"]
+
+#: The name of the record's file beside the submission tree.
+CHECKER_FILE = "checker.json"
+
+
+class CheckerRun(Record, frozen=True, kw_only=True):
+    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings."""
+
+    name: str
+    argv: list[str]
+    status: int
+    results: int
+    errors: list[str]
+    warnings: list[str]
+    crashed: bool
+    passed: bool
+
+
+class CheckerRecord(Record, frozen=True, kw_only=True):
+    """All checkers that accept the round, at one commit. `unavailable` is the reason when none could be run."""
+
+    commit: str
+    round: str
+    passed: bool
+    runs: list[CheckerRun] = []
+    unavailable: str = ""
