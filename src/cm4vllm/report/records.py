@@ -1,0 +1,33 @@
+"""campaign.json: what was asked for, as the pages quote it."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+from cm4vllm.rules.scenarios import Division, ExecutionMode
+
+__all__ = ["CAMPAIGN_FILE", "CampaignRecord"]
+
+#: The name of the record's file in the folder of a campaign's results.
+CAMPAIGN_FILE = "campaign.json"
+
+
+class CampaignRecord(Record, frozen=True, kw_only=True):
+    """The command of a campaign and what it resolved to.
+
+    `command` is the exact `cm` command line, quoted for a shell. `commit` is cm4vllm's own, empty where it is not in a
+    checkout. `system` and `model` name the folders under runs/ that belong to the campaign; they are needed only where
+    more than one lies there.
+    """
+
+    command: str
+    cm_version: str
+    cm4vllm_version: str
+    division: Division
+    submitter: str
+    round: str
+    benchmark: str
+    execution_mode: ExecutionMode
+    started_at: str
+    commit: str = ""
+    system: str = ""
+    model: str = ""
