@@ -1,0 +1,47 @@
+# The only place that knows how to set up a fresh machine.
+#
+#   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
+#   make test   the test suite, one real rehearsal included
+#   make setup  what both share: environment, package, CM home
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+ARGS   ?=
+
+# A CM home of our own: nothing else on the machine changes, and no other repository's script engine comes first.
+CM_REPOS ?= $(CURDIR)/.cm
+export CM_REPOS
+export PATH := $(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup run test check clean
+
+setup: $(VENV)/.installed
+	@$(BIN)/python -m cm4vllm.engine.register "$(CURDIR)"
+
+run: setup
+	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
+
+test: setup $(VENV)/.installed-test check
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-test
+	@$(BIN)/ruff check src script automation tests benchmarks
+	@$(BIN)/mypy
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+# Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
+# finds them before the checkout.
+	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text("$(CURDIR)/src\n")'
+	@touch $@
+
+$(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cm mlperf-results

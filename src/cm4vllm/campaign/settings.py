@@ -1,0 +1,174 @@
+"""What the user asked for, checked before anything is installed or started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
+from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
+from cm4vllm.rules.rounds import Round, round_named
+from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
+
+__all__ = ["KEYS", "CampaignSettings", "Job", "NOT_STATED"]
+
+#: The submitter's name where the user gave none: a folder must have one, and no name may be made up.
+NOT_STATED = "not-stated"
+
+DEVICES = ("cpu",)
+IMPLEMENTATIONS = ("vllm", "reference")
+CATEGORIES = ("datacenter",)
+
+
+class CampaignSettings(Record, frozen=True, kw_only=True):
+    """The flags and variations of the entry recipe, as given."""
+
+    model: str = "llama3.1-8b"
+    round: str = "v6.1"
+    scenario: str = ""
+    all_scenarios: bool = False
+    modes: str = "accuracy,performance"
+    style: str = "short"
+    execution_mode: str = "test"
+    division: str = "open"
+    category: str = "datacenter"
+    device: str = "cpu"
+    implementation: str = "vllm"
+    submitter: str = NOT_STATED
+    output_dir: str = "mlperf-results"
+    api_server: str = ""
+    vllm_model_name: str = ""
+    model_source: str = "_tiny"
+    dataset_source: str = "_tiny"
+    offline_target_qps: float | None = None
+    server_target_qps: float | None = None
+    test_query_count: int | None = None
+    max_test_duration: float | None = None
+    num_workers: int | None = None
+    run_checker: bool = True
+    rerun: bool = False
+
+
+#: The environment key of each field: the upstream names where upstream has one.
+KEYS = {
+    "model": "CM_MLPERF_MODEL",
+    "round": "CM_MLPERF_ROUND",
+    "scenario": "CM_MLPERF_LOADGEN_SCENARIO",
+    "all_scenarios": "CM_MLPERF_LOADGEN_ALL_SCENARIOS",
+    "modes": "CM_MLPERF_LOADGEN_MODES",
+    "style": "CM_MLPERF_SUBMISSION_GENERATION_STYLE",
+    "execution_mode": "CM_MLPERF_RUN_STYLE",
+    "division": "CM_MLPERF_SUBMISSION_DIVISION",
+    "category": "CM_MLPERF_SUBMISSION_SYSTEM_TYPE",
+    "device": "CM_MLPERF_DEVICE",
+    "implementation": "CM_MLPERF_IMPLEMENTATION",
+    "submitter": "CM_MLPERF_SUBMITTER",
+    "output_dir": "OUTPUT_BASE_DIR",
+    "api_server": "CM_MLPERF_INFERENCE_API_SERVER",
+    "vllm_model_name": "CM_VLLM_SERVER_MODEL_NAME",
+    "model_source": "CM_ML_MODEL_SOURCE",
+    "dataset_source": "CM_DATASET_SOURCE",
+    "offline_target_qps": "CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS",
+    "server_target_qps": "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS",
+    "test_query_count": "CM_TEST_QUERY_COUNT",
+    "max_test_duration": "CM_MLPERF_MAX_DURATION_TEST",
+    "num_workers": "CM_MLPERF_INFERENCE_NUM_WORKERS",
+    "run_checker": "CM_RUN_SUBMISSION_CHECKER",
+    "rerun": "CM_RERUN",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings, understood: what is run, under which rules, and where its files go."""
+
+    settings: CampaignSettings
+    round: Round
+    benchmark: Benchmark
+    scenarios: tuple[Scenario, ...]
+    modes: tuple[Mode, ...]
+    execution_mode: ExecutionMode
+    division: Division
+    out: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.execution_mode is ExecutionMode.TEST
+
+    @classmethod
+    def of(cls, settings: CampaignSettings) -> Job:
+        """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
+        execution_mode = ExecutionMode.parse(settings.execution_mode)
+        round_ = round_named(settings.round)
+        benchmark = benchmark_named(settings.model, round_.name)
+        _one_of("category", settings.category, CATEGORIES)
+        _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
+        if not settings.api_server:
+            _one_of("device", settings.device, DEVICES)
+        division = Division.parse(settings.division)
+        if division is Division.CLOSED:
+            raise UsageError(
+                "the closed division is not there yet",
+                cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
+                remedy="leave --division out, or give --division=open",
+            )
+        _positive("offline_target_qps", settings.offline_target_qps)
+        _positive("server_target_qps", settings.server_target_qps)
+        _positive("test_query_count", settings.test_query_count)
+        _positive("max_test_duration", settings.max_test_duration)
+        _folder_name("submitter", settings.submitter)
+        return cls(
+            settings=settings,
+            round=round_,
+            benchmark=benchmark,
+            scenarios=_scenarios(settings),
+            modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),  # type: ignore[misc]
+            execution_mode=execution_mode,  # type: ignore[arg-type]
+            division=division,  # type: ignore[arg-type]
+            out=Path(settings.output_dir) / execution_mode,
+            notes=tuple(_notes(settings)),
+        )
+
+
+def _scenarios(settings: CampaignSettings) -> tuple[Scenario, ...]:
+    chosen = Scenario.parse(settings.scenario) if settings.scenario else None
+    if chosen is None or settings.all_scenarios:
+        return tuple(Scenario)
+    return (chosen,)  # type: ignore[return-value]
+
+
+def _notes(settings: CampaignSettings) -> list[str]:
+    notes = []
+    if settings.implementation == "reference":
+        notes.append("--implementation=reference: the built-in asynchronous client takes the reference client's place")
+    if settings.num_workers is not None:
+        notes.append(f"--num_workers={settings.num_workers}: ignored, the asynchronous client needs one worker")
+    if settings.scenario and settings.all_scenarios:
+        notes.append(f"_all-scenarios goes before --scenario={settings.scenario}: all scenarios are run")
+    if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:
+        for flag, value in (("test_query_count", settings.test_query_count),
+                            ("max_test_duration", settings.max_test_duration)):
+            if value is not None:
+                notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules ask")
+    return notes
+
+
+def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"--{flag}={value} is not there", remedy=nearest(value, choices))
+
+
+def _positive(flag: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise UsageError(f"--{flag}={value} is not usable", cause="it must be above zero")
+
+
+def _folder_name(flag: str, value: str) -> None:
+    if not value or value.startswith(".") or not all(c.isalnum() or c in "-_." for c in value):
+        raise UsageError(
+            f"--{flag}={value!r} is not usable",
+            cause="it names a folder of the submission, where the official checker allows no spaces",
+            remedy="use letters, digits, '-', '_' and '.'",
+        )
