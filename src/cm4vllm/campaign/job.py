@@ -7,7 +7,6 @@ which steps, in which order, and what happens when one fails.
 from __future__ import annotations
 
 import fcntl
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -23,6 +22,7 @@ from cm4vllm.common.files import require_space, writable_folder, write_text
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
@@ -42,17 +42,17 @@ class Recipes(Protocol):
     def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
 
 
-def run(job: Job, recipes: Recipes, command: str, commit: str) -> Report:
+def run(job: Job, recipes: Recipes, command: str) -> Report:
     """Do the whole job and print its table. Raises CmError for what failed, after all that can be shown was shown.
 
-    `command` is the line that started it and `commit` the state of this repository, both for the records.
+    `command` is the line that started it, for the records.
     """
     for note in job.notes:
         say(f"note: {note}")
     out = writable_folder(job.out)
     require_space(out, SPACE_BYTES, "the results")
     with _only_one(out):
-        return _Campaign(job, recipes, out).run(command, commit)
+        return _Campaign(job, recipes, out).run(command)
 
 
 class _Campaign:
@@ -78,16 +78,16 @@ class _Campaign:
             if value is not None:
                 self.env[key] = str(value)
 
-    def run(self, command: str, commit: str) -> Report:
+    def run(self, command: str) -> Report:
         started = now()
         self._checker_source()
         self._assets_and_server()
         self._step("get,sut,description", CM_SUT_DIR=str(self.out / "system"))
         write_record(self.out / CAMPAIGN_FILE, CampaignRecord(
-            command=command, cm_version=metadata.version("cmind"), cm4vllm_version=__version__, commit=commit,
-            python_version=platform.python_version(), division=self.job.division, submitter=self.job.settings.submitter,
+            command=command, cm_version=metadata.version("cmind"), cm4vllm_version=__version__,
+            commit=commit_of_this_repository(), division=self.job.division, submitter=self.job.settings.submitter,
             round=self.job.round.name, benchmark=self.job.benchmark.name, execution_mode=self.job.execution_mode,
-            started_at=started,
+            started_at=started, system=self.env["CM_SUT_NAME"], model=self.env["CM_ML_MODEL_NAME"],
         ))
         self._runs()
         self._submission()

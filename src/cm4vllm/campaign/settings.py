@@ -11,7 +11,7 @@ from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
 from cm4vllm.rules.rounds import Round, round_named
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
 
-__all__ = ["KEYS", "CampaignSettings", "Job", "NOT_STATED"]
+__all__ = ["KEYS", "NOT_STATED", "CampaignSettings", "Job"]
 
 #: The submitter's name where the user gave none: a folder must have one, and no name may be made up.
 NOT_STATED = "not-stated"

@@ -74,6 +74,14 @@ class CmError(Exception):
         self.cause = cause
         self.remedy = remedy
 
+    @classmethod
+    def again(cls, exit_code: int, text: str) -> CmError:
+        """Make the error that a nested run told by its exit code and its text."""
+        kind = next((kind for kind in _subclasses(CmError) if kind.exit_code == exit_code), CmError)
+        error = kind(text)
+        error.exit_code = exit_code
+        return error
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.cause:
@@ -81,6 +89,12 @@ class CmError(Exception):
         if self.remedy:
             lines.append(f"  remedy: {_indented(self.remedy)}")
         return "\n".join(lines)
+
+
+def _subclasses(kind: type[CmError]) -> Iterator[type[CmError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
 
 
 def _indented(text: str) -> str:

@@ -1,0 +1,42 @@
+"""The error tree: its text, its exit codes, and how a nested failure is told again."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common import errors
+from cm4vllm.common.errors import CmError, DiskFull, NotWritable, ServerDied, nearest, translated_os_errors
+
+
+def test_text_names_what_cause_and_remedy():
+    error = CmError("the oven is cold", cause="no gas\nno wood", remedy="buy some")
+    assert str(error).splitlines() == [
+        "the oven is cold", "  cause:  no gas", "          no wood", "  remedy: buy some",
+    ]
+
+
+def test_every_kind_has_an_exit_code_of_its_own_and_stands_in_the_tree_on_top():
+    kinds = [getattr(errors, name) for name in errors.__all__ if name[0].isupper()]
+    codes = [kind.exit_code for kind in kinds]
+    assert len(set(codes)) == len(codes)
+    for kind in kinds:
+        assert any(line.split()[:2] == [kind.__name__, str(kind.exit_code)] for line in errors.__doc__.splitlines())
+
+
+def test_a_nested_failure_keeps_its_kind_and_its_code():
+    again = CmError.again(ServerDied.exit_code, "the server ended\n  cause:  out of memory")
+    assert isinstance(again, ServerDied)
+    assert str(again) == "the server ended\n  cause:  out of memory"
+    assert CmError.again(77, "?").exit_code == 77
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EACCES, NotWritable)])
+def test_disk_and_permission_errors_are_translated(number, kind):
+    with pytest.raises(kind), translated_os_errors("write", Path("/results/a")):
+        raise OSError(number, "?")
+
+
+def test_nearest_names_the_closest_choice_or_all():
+    assert nearest("Ofline", ["Offline", "Server"]) == "did you mean 'Offline'?"
+    assert nearest("zzz", ["b", "a"]) == "known: a, b"

@@ -1,0 +1,77 @@
+"""Files appear whole or not at all."""
+
+import os
+import stat
+
+import pytest
+
+from cm4vllm.common.errors import DiskFull, NotWritable
+from cm4vllm.common.files import (
+    require_space,
+    sha256_of_tree,
+    staged_folder,
+    writable_folder,
+    write_bytes,
+    write_text,
+)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write_text(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(DiskFull):
+        write_bytes(path, b"new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_written_files_can_be_read_by_others(tmp_path):
+    write_text(tmp_path / "a", "x")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) & 0o044 == 0o044 & ~_umask()
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_staged_folder_replaces_the_old_one_when_its_block_ends_well(tmp_path):
+    target = tmp_path / "run"
+    for content in ("one", "two"):
+        with staged_folder(target) as folder:
+            write_text(folder / "log", content)
+    assert (target / "log").read_text() == "two"
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_staged_folder_that_failed_is_kept_aside_and_never_takes_the_place(tmp_path):
+    target = tmp_path / "run"
+    with staged_folder(target) as folder:
+        write_text(folder / "log", "good")
+    with pytest.raises(KeyboardInterrupt), staged_folder(target) as folder:
+        write_text(folder / "log", "half")
+        raise KeyboardInterrupt
+    assert (target / "log").read_text() == "good"
+    assert (tmp_path / "run.failed" / "log").read_text() == "half"
+    assert not (tmp_path / "run.partial").exists()
+
+
+def test_the_digest_of_a_tree_depends_on_names_and_contents(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("1")
+    first = sha256_of_tree(tmp_path)
+    (tmp_path / "a" / "x").rename(tmp_path / "a" / "y")
+    assert sha256_of_tree(tmp_path) != first
+
+
+def test_missing_space_is_refused_with_the_figures(tmp_path):
+    with pytest.raises(DiskFull, match="MiB needed"):
+        require_space(tmp_path / "not" / "yet", 2**62, "the results")
+
+
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritable, match="is a file"):
+        writable_folder(tmp_path / "file" / "results")
