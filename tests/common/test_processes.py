@@ -27,16 +27,31 @@ def test_the_log_holds_everything_and_the_tail_its_end(tmp_path):
     assert done.tail(2) == "498\n499"
 
 
-@pytest.mark.parametrize(("status", "words"), [(7, "exit status 7"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(7, "exit status 7"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+)
 def test_exit_in_words(status, words):
     assert exit_in_words(status) == words
 
 
+CHILD = f"""
+import sys, time
+sys.path.insert(0, {str(SRC)!r})
+from cm4vllm.common.processes import die_with_parent
+die_with_parent()
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
 def test_a_child_dies_with_its_parent_even_by_kill_9():
-    child = "import sys; sys.path.insert(0, %r); from cm4vllm.common.processes import die_with_parent; " \
-            "die_with_parent(); print('ready', flush=True); import time; time.sleep(60)" % str(SRC)
-    parent = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', %r]); print(p.pid, flush=True); p.wait()" % child
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as process:
         words = {process.stdout.readline().strip(), process.stdout.readline().strip()}
         pid = int((words - {"ready"}).pop())
         process.send_signal(signal.SIGKILL)

@@ -17,7 +17,8 @@ KEYS = {"name": "CM_NAME", "heat": "CM_HEAT", "lit": "CM_LIT"}
 
 
 def test_words_become_typed_values():
-    assert read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": "9.5", "CM_LIT": "yes"}, KEYS) == Oven(name="a", heat=9.5, lit=True)
+    oven = read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": "9.5", "CM_LIT": "yes"}, KEYS)
+    assert oven == Oven(name="a", heat=9.5, lit=True)
 
 
 def test_absent_and_empty_keys_leave_the_default():

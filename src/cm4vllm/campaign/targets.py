@@ -33,10 +33,12 @@ def measured_rate(run: RunRecord) -> SamplesPerSecond:
 
 
 def offline_target(rate: SamplesPerSecond) -> TargetQps:
+    """Return the target QPS with which an Offline run at `rate` lasts long enough to be valid."""
     return TargetQps(_rounded(rate * OFFLINE_MARGIN), f"{OFFLINE_MARGIN} x the {rate} measured before it")
 
 
 def server_target(rate: SamplesPerSecond) -> TargetQps:
+    """Return a target QPS that a server of this Offline `rate` keeps up with."""
     return TargetQps(_rounded(rate * SERVER_SHARE), f"{SERVER_SHARE} x the {rate} measured Offline before it")
 
 

@@ -35,10 +35,10 @@ def read_settings(cls: type[T], env: Mapping[str, Any], keys: Mapping[str, str])
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {', '.join(keys.values())}") from error
+        given_by = ", ".join(keys.values())
+        raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
 
 
 def _boolean(value: Any) -> Any:
-    return {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}.get(
-        str(value).lower(), value
-    )
+    word = str(value).lower()
+    return True if word in ("yes", "on", "true", "1") else False if word in ("no", "off", "false", "0") else value

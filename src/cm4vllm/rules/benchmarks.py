@@ -30,7 +30,7 @@ class AccuracyTarget:
 
 @dataclass(frozen=True)
 class LatencyLimit:
-    """99th percentiles in ms that a Server result must stay below (constants.py, LLM_LATENCY_LIMITS; compared with <)."""
+    """99th percentiles in ms that a Server result must stay below (constants.py, LLM_LATENCY_LIMITS)."""
 
     ttft_ms: float
     tpot_ms: float

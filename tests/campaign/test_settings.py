@@ -1,0 +1,81 @@
+"""What the user asked for is checked against the rules before anything else happens."""
+
+import pytest
+
+from cm4vllm.campaign.settings import KEYS, CampaignSettings, Job
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.settings import read_settings
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+
+
+def job(**fields):
+    return Job.of(CampaignSettings(**fields))
+
+
+def test_the_default_is_a_rehearsal_of_both_scenarios_and_modes():
+    default = job()
+    assert default.rehearsal
+    assert default.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
+    assert default.modes == (Mode.ACCURACY, Mode.PERFORMANCE)
+    assert default.out.parts == ("mlperf-results", "test")
+
+
+def test_rehearsals_and_results_never_share_a_folder():
+    assert job(execution_mode="valid").out != job(execution_mode="test").out
+    assert job(execution_mode="valid").execution_mode is ExecutionMode.VALID
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"model": "llama3.1-8B"}, "llama3.1-8b"),
+        ({"scenario": "Ofline"}, "Offline"),
+        ({"execution_mode": "vald"}, "valid"),
+        ({"division": "opn"}, "open"),
+        ({"category": "datacentre"}, "datacenter"),
+        ({"device": "cpuu"}, "cpu"),
+        ({"implementation": "vlm"}, "vllm"),
+        ({"round": "v6.2"}, "v6.1"),
+    ],
+)
+def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
+    with pytest.raises(UsageError) as error:
+        job(**fields)
+    assert remedy in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offline_target_qps": 0.0},
+        {"server_target_qps": -1.0},
+        {"test_query_count": 0},
+        {"max_test_duration": 0.0},
+        {"submitter": "Red Hat"},
+        {"submitter": "../up"},
+        {"division": "closed"},
+    ],
+)
+def test_unusable_values_are_refused(fields):
+    with pytest.raises(UsageError):
+        job(**fields)
+
+
+def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_reason():
+    env = {
+        "CM_MLPERF_MODEL": "llama2-70b-99", "CM_MLPERF_ROUND": "v4.1", "CM_MLPERF_IMPLEMENTATION": "reference",
+        "CM_MLPERF_LOADGEN_SCENARIO": "Server", "CM_MLPERF_LOADGEN_ALL_SCENARIOS": "yes", "CM_RERUN": "yes",
+        "CM_MLPERF_INFERENCE_NUM_WORKERS": "12", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
+    }
+    settings = read_settings(CampaignSettings, env, KEYS)
+    with pytest.raises(UsageError, match="round v4.1 is not there yet"):
+        Job.of(settings)
+    same = Job.of(CampaignSettings(num_workers=12, implementation="reference", scenario="Server", all_scenarios=True))
+    assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
+    assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
+        "--implementation", "--num_workers", "_all-scenarios goes before --scenario",
+    ]
+
+
+def test_every_field_has_an_environment_key():
+    assert set(KEYS) == set(CampaignSettings.__struct_fields__)
