@@ -1,0 +1,110 @@
+"""The command line as a user types it, in the CM home that `make setup` prepared."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Finished:
+    """A `cm` command that ended: its exit code and what it printed."""
+
+    code: int
+    output: str
+
+    def refused_with(self, code: int, *words: str) -> None:
+        """Assert the exit code, one message with the words in it, and no traceback."""
+        assert self.code == code, self.output
+        assert self.output.count("CM error:") == 1, self.output
+        assert "Traceback" not in self.output, self.output
+        for word in words:
+            assert word in self.output, self.output
+
+
+@dataclass
+class Running:
+    """A `cm` command under way in a process group of its own."""
+
+    process: subprocess.Popen
+    log: Path
+    started: set[int] = field(default_factory=set)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        """Wait until `text` was printed; remember every process that was started until then."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output():
+            assert self.process.poll() is None, f"ended before {text!r} was printed:\n{self.output()}"
+            assert time.monotonic() < deadline, f"{text!r} was not printed in {timeout_s} s:\n{self.output()}"
+            time.sleep(0.2)
+        self.started = {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+
+    def finish(self, timeout_s: float = 60) -> Finished:
+        self.process.wait(timeout_s)
+        return Finished(self.process.returncode, self.output())
+
+    def no_orphans(self, timeout_s: float = 15) -> None:
+        """Assert that all processes that were started are gone within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while left := [pid for pid in self.started if _alive(pid)]:
+            assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in left if _alive(pid)]
+            time.sleep(0.2)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Cm:
+    """The `cm` of this environment, started in a folder of the test's own."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.running: list[Running] = []
+
+    def __call__(self, *words: str, timeout_s: float = 120) -> Finished:
+        return self.start(*words).finish(timeout_s)
+
+    def start(self, *words: str) -> Running:
+        log = self.cwd / f"cm-{len(self.running)}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [Path(sys.executable).with_name("cm"), *words], cwd=self.cwd, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )
+        running = Running(process, log)
+        self.running.append(running)
+        return running
+
+    def main_job(self, *flags: str, tags: str = "", **kwargs: float) -> Finished:
+        return self("run", "script", f"--tags=run-mlperf,inference{tags}", "--quiet", *flags, **kwargs)
+
+    def start_main_job(self, *flags: str, tags: str = "") -> Running:
+        return self.start("run", "script", f"--tags=run-mlperf,inference{tags}", "--quiet", *flags)
+
+
+@pytest.fixture
+def cm(tmp_path):
+    """Give the `cm` command; end what a failed test left running."""
+    if not os.environ.get("CM_REPOS"):
+        pytest.skip("CM_REPOS names no CM home: run by `make test`")
+    command = Cm(tmp_path)
+    yield command
+    for running in command.running:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGINT)
+            running.process.wait(60)

@@ -1,0 +1,114 @@
+"""What bad input gets: one message with cause and remedy, an exit code of its own, no traceback, nothing left behind."""
+
+import http.server
+import shutil
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from cm4vllm.common.errors import (
+    DiskFull,
+    ModelError,
+    NotWritable,
+    PortInUse,
+    ServerUnreachable,
+    ServerUnsuitable,
+    UsageError,
+)
+
+
+@pytest.mark.parametrize(
+    ("flag", "tags", "words"),
+    [
+        ("--modell=llama3.1-8b", "", ["modell", "model"]),
+        ("--model=llama3-8b", "", ["llama3-8b", "llama3.1-8b"]),
+        ("--scenario=Ofline", "", ["Ofline", "Offline"]),
+        ("--execution_mode=vaild", "", ["vaild", "valid"]),
+        ("--server_target_qps=fast", "", ["CM_MLPERF_LOADGEN_SERVER_TARGET_QPS", "fast"]),
+        ("--quiet", ",_vlm", ["vlm", "vllm"]),
+        ("--quiet", ",_r4.1", ["v4.1", "not there yet", "4.1.30"]),
+    ],
+)
+def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):
+    done = cm.main_job(flag, tags=tags)
+    done.refused_with(UsageError.exit_code, *words)
+    assert not (cm.cwd / "mlperf-results").exists()
+
+
+PUBLISHED = [
+    # Two command lines of the v4.1 round: of a 2xRTX4090 and of a 4xH100 system.
+    [
+        "--tags=run-mlperf,inference,_full,_r4.1,_all-scenarios", "--model=llama2-70b-99", "--implementation=reference",
+        "--division=open", "--category=datacenter", "--device=cpu", "--quiet", "--api_server=http://localhost:8000",
+        "--adr.mlperf-implementation.tags=_repo.https://github.com/gateoverflow/inference_temp,_branch.vllm",
+        "--vllm_model_name=neuralmagic/Llama-2-7b-chat-hf-FP8", "--server_target_qps=9.2", "--test_query_count=600",
+        "--max_test_duration=500", "--execution_mode=valid", "--scenario=Server", "--num_workers=12",
+        "--offline_target_qps=10",
+    ],
+    [
+        "--tags=run-mlperf,inference,_full,_r4.1,_all-scenarios", "--model=llama2-70b-99", "--implementation=reference",
+        "--division=open", "--category=datacenter", "--device=cpu", "--quiet", "--api_server=http://localhost:8000",
+        "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm",
+        "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8", "--rerun", "--execution_mode=valid",
+        "--offline_target_qps=10", "--server_target_qps=5",
+    ],
+]
+
+
+@pytest.mark.parametrize("words", PUBLISHED)
+def test_the_published_command_lines_are_understood_and_refused_only_for_their_round(cm, words):
+    done = cm("run", "script", *words)
+    done.refused_with(UsageError.exit_code, "round v4.1 is not there yet", "_r6.1")
+    assert "the built-in client replaces" in done.output
+
+
+def test_an_unreachable_server(cm):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = cm.main_job(f"--api_server=http://127.0.0.1:{port}")
+    done.refused_with(ServerUnreachable.exit_code, str(port), "remedy")
+
+
+def test_a_server_that_is_not_vllm(cm):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = cm.main_job(f"--api_server=http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    done.refused_with(ServerUnsuitable.exit_code, "remedy")
+
+
+def test_a_model_folder_without_config_json(cm):
+    (cm.cwd / "model").mkdir()
+    done = cm.main_job(f"--vllm_model_name={cm.cwd / 'model'}")
+    done.refused_with(ModelError.exit_code, "config.json", "remedy")
+
+
+@pytest.mark.e2e
+def test_a_port_in_use(cm):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = cm.main_job(f"--port={port}", timeout_s=600)
+    done.refused_with(PortInUse.exit_code, str(port), "remedy")
+
+
+def test_results_that_cannot_be_written(cm):
+    (cm.cwd / "file").write_text("")
+    done = cm.main_job(f"--output_dir={cm.cwd / 'file' / 'results'}")
+    done.refused_with(NotWritable.exit_code, "is a file", "--output_dir")
+
+
+def test_a_full_disk(cm):
+    mount = shutil.which("mount")
+    disk = cm.cwd / "disk"
+    disk.mkdir()
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1M", "none", disk], check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        done = cm.main_job(f"--output_dir={disk / 'results'}")
+        done.refused_with(DiskFull.exit_code, "MiB free", "remedy")
+        assert not any(disk.rglob("run.json"))
+    finally:
+        subprocess.run(["umount", disk], check=True)

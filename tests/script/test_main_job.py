@@ -1,0 +1,66 @@
+"""The main job with the real vLLM: a whole rehearsal, and what is left when it is cut short."""
+
+import json
+import os
+import re
+import signal
+
+import psutil
+import pytest
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import Interrupted, ServerDied
+
+pytestmark = pytest.mark.e2e
+
+#: Seconds that a first run may take until its server is ready: vLLM's installation and the model's training included.
+FIRST_START_S = 900
+
+
+def test_a_rehearsal_from_assets_to_report(cm):
+    done = cm.main_job("--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S + 300)
+    assert done.code == 0, done.output
+    out = cm.cwd / "results" / "test"
+    runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in out.glob("runs/*/*/*/*/run.json")}
+    assert set(runs) == {(s, m) for s in ("Offline", "Server") for m in ("accuracy", "performance")}
+    for run in runs.values():
+        assert run["notice"] == REHEARSAL_NOTICE
+        assert run["client"]["failed"] == 0
+        assert run["client"]["completed"] == run["client"]["requests"] > 0
+    scores = json.loads(next(out.glob("runs/*/*/Offline/accuracy/accuracy.json")).read_text())
+    assert scores["values"]["rouge1"] > 80  # the tiny model answers its own kind of question, and is not a stub
+    assert (out / "submission/open/Tester/model_mapping.json").exists()
+    for page in [out / "summary.html", *out.glob("submission/open/Tester/results/*/*/*/README.md")]:
+        assert REHEARSAL_NOTICE in page.read_text()
+    assert re.search(r"Offline.*tokens/s", done.output)
+    assert REHEARSAL_NOTICE in done.output
+    assert "Traceback" not in done.output
+
+
+def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
+    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running.wait_for("Server performance", FIRST_START_S)
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.finish().refused_with(Interrupted.exit_code)
+    running.no_orphans()
+    assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
+
+
+def test_kill_9_of_cm_ends_the_server_too(cm):
+    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running.wait_for("Server performance", FIRST_START_S)
+    running.process.kill()
+    running.process.wait()
+    running.no_orphans()
+    assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
+
+
+def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
+    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running.wait_for("Server performance", FIRST_START_S)
+    server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
+    for process in psutil.Process(server["supervisor_pid"]).children(recursive=True):
+        process.kill()
+    running.finish().refused_with(ServerDied.exit_code, "server.log", "remedy")
+    running.no_orphans()
+    assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
