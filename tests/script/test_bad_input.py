@@ -1,4 +1,4 @@
-"""What bad input gets: one message with cause and remedy, an exit code of its own, no traceback, nothing left behind."""
+"""What bad input gets: a message with cause and remedy, an exit code of its own, no traceback, nothing left over."""
 
 import http.server
 import shutil

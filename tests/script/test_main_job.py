@@ -21,7 +21,8 @@ def test_a_rehearsal_from_assets_to_report(cm):
     done = cm.main_job("--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S + 300)
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
-    runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in out.glob("runs/*/*/*/*/run.json")}
+    records = list(out.glob("runs/*/*/*/*/run.json"))
+    runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in records}
     assert set(runs) == {(s, m) for s in ("Offline", "Server") for m in ("accuracy", "performance")}
     for run in runs.values():
         assert run["notice"] == REHEARSAL_NOTICE
