@@ -1,0 +1,117 @@
+"""The system file: what a machine cannot tell of itself, stated once by its owner (YAML, MLPerf's keys)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.hardware.description import KEYS, NOT_STATED
+
+__all__ = ["STATUSES", "read_system_file", "template"]
+
+STATUSES = ("available", "preview", "rdi")
+
+#: Keys that the command line gives, and by which input.
+_FROM_FLAGS = {"submitter": "--submitter", "division": "--division", "system_type": "--category"}
+_COUNTS = frozenset({"number_of_nodes", "host_processors_per_node", "host_processor_core_count",
+                     "host_network_card_count", "accelerators_per_node"})
+
+#: What each key means, for the template.
+_MEANINGS = {
+    "status": "can others have this system? available, preview, or rdi (research, development, internal)",
+    "system_name": "the name under which results are published",
+    "system_type_detail": "a remark on the kind of system, for example: rack server",
+    "number_of_nodes": "how many machines serve together",
+    "host_processor_frequency": "for example: 2.6 GHz",
+    "host_processor_interconnect": "between the processors, for example: UPI",
+    "host_memory_configuration": "modules and their speed, for example: 12x 64 GB DDR5-4800",
+    "host_networking": "for example: 100 GbE, or: none, client and server are one machine",
+    "host_networking_topology": "for example: one switch, or: N/A",
+    "host_network_card_count": "a whole number",
+    "accelerator_memory_configuration": "the kind of memory, for example: HBM3e",
+    "accelerator_host_interconnect": "for example: PCIe Gen5 x16",
+    "accelerator_interconnect": "between the accelerators, for example: NVLink 900 GB/s",
+    "accelerator_interconnect_topology": "for example: NVSwitch, fully connected",
+    "accelerator_on-chip_memories": "for example: L2 50 MB",
+    "cooling": "for example: air, liquid",
+    "hw_notes": "remarks on the hardware; what was detected is added to them",
+    "sw_notes": "remarks on the software",
+}
+_HEAD = """\
+# What this machine cannot tell of itself. Fill in what you know, leave the rest empty, and give the file with
+#   --system_file=<this file>
+# It is published with the results: no user names, host names, addresses or serial numbers.
+# What is left empty is published as "not stated".
+"""
+_DETECTED = "\n# Detected. Remove the # to say otherwise.\n"
+
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+_MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
+
+
+def read_system_file(path: Path) -> dict[str, str]:
+    """Return what a system file states; keys left empty are left out.
+
+    Raises UsageError for an unreadable file, an unknown key (naming the nearest), a key that an input gives, and a
+    value of the wrong kind.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the system file {path}", cause=str(error.strerror),
+                         remedy="the template beside the results, system/system.template.yaml, is a start") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"the system file {path} is not a list of `key: value` lines")
+    values = {str(key): _value(path, str(key), value) for key, value in content.items()}
+    return {key: value for key, value in values.items() if value}
+
+
+def _value(path: Path, key: str, value: Any) -> str:
+    where = f"{key} in the system file {path}"
+    if key in _FROM_FLAGS:
+        raise UsageError(f"{where} is given by {_FROM_FLAGS[key]}", remedy="remove it from the file")
+    if key not in KEYS:
+        raise UsageError(f"unknown key {where}", remedy=nearest(key, set(KEYS) - set(_FROM_FLAGS)))
+    if value is None or value == "":
+        return ""
+    if key in _COUNTS:
+        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+            raise UsageError(f"{where} is {value!r}", remedy="it is a whole number")
+        return str(value)
+    if not isinstance(value, str):
+        raise UsageError(f"{where} is {value!r}", remedy='it is text; a number needs its unit: "1980 MHz"')
+    text = " ".join(value.replace('"', "'").split())  # the checkers write CSV without escaping quotation marks
+    if key == "status" and text.lower() not in STATUSES:
+        raise UsageError(f"{where} is {value!r}", remedy=f"{nearest(text.lower(), STATUSES)} It is one of "
+                         f"{', '.join(STATUSES)}")
+    if _IPV4.search(text) or _MAC.search(text):
+        raise UsageError(f"{where} names an address", cause="the description is published with the results",
+                         remedy="leave addresses out")
+    return text.lower() if key == "status" else text
+
+
+def template(description: Mapping[str, str]) -> str:
+    """Return a system file to fill in: first what `description` does not state, then what it does, commented out."""
+    asked, known = [], []
+    for key in KEYS:
+        if key in _FROM_FLAGS:
+            continue
+        meaning = f"  # {_MEANINGS[key]}" if key in _MEANINGS else ""
+        if description[key] in ("", NOT_STATED) or key in ("status", "hw_notes", "sw_notes"):
+            asked.append(f"{key}: {'rdi' if key == 'status' else ''}{meaning}")
+        else:
+            known.append(f"#{key}: {_plain(description[key])}")
+    return _HEAD + "\n".join(asked) + "\n" + _DETECTED + "\n".join(known) + "\n"
+
+
+def _plain(text: str) -> str:
+    return yaml.safe_dump(text, width=1000, default_flow_style=True).splitlines()[0].strip()

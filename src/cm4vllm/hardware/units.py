@@ -1,0 +1,28 @@
+"""Sizes and frequencies as people write them on a page: '24 GB', '1.92 TB', '2.6 GHz'."""
+
+from __future__ import annotations
+
+__all__ = ["disk_size", "frequency", "memory_size"]
+
+
+def memory_size(size: int) -> str:
+    """Word a number of bytes of memory: powers of 2, called GB as vendors of memory do."""
+    gib = size / 2**30
+    return f"{gib:.0f} GB" if gib >= 10 else f"{gib:.1f}".removesuffix(".0") + " GB"
+
+
+def disk_size(size: int) -> str:
+    """Word a number of bytes of disk: powers of 10 as vendors of disks do, powers of 2 where they come out whole."""
+    if size and size % 2**30 == 0:
+        return f"{size // 2**30} GB"
+    value, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
+    digits = 2 if unit == "TB" else 0
+    text = f"{value:.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if digits else text) + f" {unit}"
+
+
+def frequency(mhz: float | None) -> str:
+    """Word a frequency given in MHz; empty where it is not known."""
+    if mhz is None:
+        return ""
+    return f"{mhz / 1000:.2f}".rstrip("0").rstrip(".") + " GHz" if mhz >= 1000 else f"{mhz:.0f} MHz"
