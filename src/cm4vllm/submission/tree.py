@@ -1,0 +1,139 @@
+"""The submission tree of round v6.1, built only from what is on disk.
+
+Paths: mlcommons/inference tools/submission/submission_checker/constants.py (SRC_PATH, MEASUREMENTS_PATH and the
+others of v6.0 and later; submission_structure.md still names `code/` where both checkers look for `src/`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import staged_folder, write_json, write_text
+from cm4vllm.hardware.description import KEYS, folder_name
+from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.submission.measurements import measurements
+from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
+from cm4vllm.submission.sources import source_files
+from cm4vllm.submission.system import SYSTEM_FILE
+
+__all__ = ["TreeAsked", "build_tree"]
+
+SUPPORTED_ROUND = "v6.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeAsked:
+    """What a tree is built of.
+
+    `out` holds runs/ and system/; `model` names the folder below runs/<system>. `readmes` gives the scenarios and their
+    README texts, `extra_files` other texts by their path below the submitter's folder. `command` is the line that
+    started the campaign.
+    """
+
+    out: Path
+    submitter: str
+    model: str
+    readmes: Mapping[Scenario, str]
+    command: str
+    commit: str = ""
+    division: Division = Division.OPEN
+    extra_files: Mapping[str, str] | None = None
+
+
+def build_tree(asked: TreeAsked) -> Path:
+    """Build OUT/submission anew and return it; what was there before is replaced only by a whole tree.
+
+    Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when a record is missing,
+    contradicts another, or cannot be published.
+    """
+    if asked.division is not Division.OPEN:
+        raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
+                              cause="it needs compliance tests, which are not built yet")
+    system = _system(asked)
+    name = folder_name(system)
+    runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes)
+    settings = runs[0].performance.settings
+    if settings.round != SUPPORTED_ROUND:
+        raise SubmissionError(f"the runs are of round {settings.round}",
+                              cause=f"this tree is that of {SUPPORTED_ROUND}")
+    if settings.model.name != asked.model:
+        raise SubmissionError(f"the runs of {asked.model} are those of {settings.model.name}",
+                              remedy="measure again: --rerun")
+    if settings.server.version not in system["framework"]:
+        raise SubmissionError(f"{SYSTEM_FILE} describes a system with {system['framework']}",
+                              cause=f"the runs were served by vLLM {settings.server.version}",
+                              remedy="measure again with --rerun, or correct `framework` in the system file")
+    submission = asked.out / "submission"
+    with staged_folder(submission) as staging:
+        home = staging / asked.division / asked.submitter
+        write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.notice))
+        if settings.model.name != settings.benchmark:
+            write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
+        for run in runs:
+            _scenario(home / "results" / name / asked.model / run.scenario, run, asked.readmes[run.scenario])
+        for path, text in source_files(asked.model, asked.command, asked.commit, runs[0].performance).items():
+            write_text(home / "src" / path, text)
+        for path, text in (asked.extra_files or {}).items():
+            write_text(home / _inside(path), text)
+    return submission
+
+
+def _system(asked: TreeAsked) -> dict[str, str]:
+    path = asked.out / "system" / SYSTEM_FILE
+    try:
+        system = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise SubmissionError(f"no submission without {path}", cause=str(error),
+                              remedy="describe the system first: --tags=get,sut,description") from error
+    missing = [key for key in KEYS if not isinstance(system.get(key), str)]
+    if missing:
+        raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy="describe the system again")
+    for key, wanted in (("submitter", asked.submitter), ("division", str(asked.division))):
+        if system[key] != wanted:
+            raise SubmissionError(f"{path} has {key} {system[key]!r}", cause=f"the submission's is {wanted!r}",
+                                  remedy="describe the system again: --tags=get,sut,description")
+    return {key: system[key] for key in KEYS}
+
+
+def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
+    """Return the description with the notice of a rehearsal in its remarks, and refuse one in a result's."""
+    marked = [key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in system[key]]
+    if marked and not notice:
+        raise SubmissionError(f"{SYSTEM_FILE} is that of a rehearsal, the runs are not",
+                              remedy="describe the system again: --tags=get,sut,description")
+    return system | {key: f"{notice} {system[key]}".strip() for key in ("hw_notes", "sw_notes") if key not in marked}
+
+
+def _scenario(folder: Path, run: ScenarioRuns, readme: str) -> None:
+    notice = run.performance.notice
+    if not readme.strip():
+        raise SubmissionError(f"the README text of {run.scenario} is empty")
+    write_text(folder / "README.md", _noticed(readme, notice, "> **{}**\n\n"))
+    write_text(folder / "user.conf", _noticed(run.performance.settings.user_conf, notice, "# {}\n"))
+    write_json(folder / "measurements.json", measurements(run.performance))
+    accuracy, performance = folder / "accuracy", folder / "performance" / "run_1"
+    for source, target, names in ((run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
+                                  (run.performance_folder, performance, LOGS)):
+        target.mkdir(parents=True)
+        for name in names:
+            shutil.copyfile(source / name, target / name)
+    scores = (run.accuracy_folder / "accuracy.txt").read_text()
+    write_text(accuracy / "accuracy.txt", _noticed(scores, notice, "{}\n"))
+
+
+def _noticed(text: str, notice: str, line: str) -> str:
+    """Put a rehearsal's notice before a text that does not carry it yet."""
+    return text if notice in text else line.format(notice) + text
+
+
+def _inside(path: str) -> PurePosixPath:
+    inside = PurePosixPath(path)
+    if inside.is_absolute() or ".." in inside.parts or not inside.parts:
+        raise SubmissionError(f"{path} is not a path below the submitter's folder")
+    return inside
