@@ -18,6 +18,8 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     `user_conf` is the text of user.conf. `samples` is the size of the query sample library: the whole dataset, or its
     first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the Offline scenario alone.
+    `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
+    the first always comes alone.
     """
 
     rehearsal: bool
@@ -31,6 +33,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     max_tokens: int
     min_tokens: int
     max_in_flight: int
+    stream_interval: int = 1
     target_qps: float
     target_qps_source: str
     model: ModelRecord

@@ -1,0 +1,39 @@
+"""What the LoadGen process tells the process that started it: JSON lines on standard output."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cm4vllm.loadgen.records import ClientRecord
+
+__all__ = ["Ended", "Failed", "Message", "Progress"]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
+    """How far the run is: samples answered, of a total where it is known, seconds since the test began, tokens."""
+
+    done: int
+    total: int | None
+    elapsed_s: float
+    tokens: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
+    """The test ended with every sample answered. `duration_s` is that of the test, without what goes before it."""
+
+    client: ClientRecord
+    duration_s: float
+    versions: dict[str, str]
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
+    """The run failed: an error of the tree in common.errors, and what the client saw where it had started."""
+
+    exit_code: int
+    what: str
+    cause: str
+    remedy: str
+    client: ClientRecord | None = None
+
+
+Message = Progress | Ended | Failed

@@ -1,0 +1,161 @@
+"""The parent's side of a LoadGen run: starts the process, shows its progress, keeps its folder whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import CmError, RunFailed, ServerDied
+from cm4vllm.common.files import sha256_of, staged_folder, write_text
+from cm4vllm.common.processes import exit_in_words, last_lines
+from cm4vllm.common.progress import Step, step
+from cm4vllm.common.records import now, write_record
+from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version
+from cm4vllm.loadgen.messages import Ended, Failed, Message, Progress
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.loadgen.settings import require_room
+
+__all__ = ["USER_CONF", "run", "settings_sha256"]
+
+USER_CONF = "user.conf"
+CONSOLE_LOG = "console.log"
+SETTINGS_FILE = "settings.json"
+
+#: Seconds between two looks at whether the server still lives.
+ALIVE_INTERVAL_S = 0.5
+
+Alive = Callable[[], str | None]
+
+
+def run(settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None) -> RunRecord:
+    """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
+
+    `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
+    dead, or returns None while it lives. Raises ServerDied, RunFailed and the errors of the process; what was written
+    until then is kept as `<folder>.failed`.
+    """
+    require_room(settings, settings.dataset.max_input_tokens)
+    title = f"{settings.scenario} {settings.mode} run"
+    with staged_folder(folder) as staging, step(title) as shown:
+        write_text(staging / USER_CONF, settings.user_conf)
+        started_at = now()
+        ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown)
+        record = _record(settings, staging, ended, started_at)
+        write_record(staging / RUN_FILE, record)
+    return record
+
+
+def settings_sha256(settings: RunSettings) -> str:
+    """Return the digest of all that a run depends on."""
+    return hashlib.sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()
+
+
+def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step) -> Ended:
+    """Run the LoadGen process to its end and return what it said last."""
+    settings_file = folder / SETTINGS_FILE
+    settings_file.write_bytes(msgspec.json.encode(settings))
+    console = folder / CONSOLE_LOG
+    with console.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
+        )
+        try:
+            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), alive, shown, settings)
+            status = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            cast(IO[bytes], child.stdout).close()
+    settings_file.unlink()
+    if isinstance(last, Ended) and status == 0:
+        return last
+    # A server that ends takes its connections along: then its end is the cause, not the failed requests.
+    reason = alive()
+    if reason is not None:
+        raise _died(settings, reason)
+    if isinstance(last, Failed):
+        raise _error(last)
+    raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}", cause=last_lines(console, 20))
+
+
+def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: RunSettings) -> Message | None:
+    """Read the child's standard output to its end; return the last message that is not progress."""
+    last: Message | None = None
+    pending = b""
+    looked = time.monotonic()
+    os.set_blocking(output.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            if selector.select(ALIVE_INTERVAL_S):
+                data = output.read(65536)
+                if not data:
+                    return last
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    last = _take(line, log, shown) or last
+            if time.monotonic() - looked >= ALIVE_INTERVAL_S:
+                looked = time.monotonic()
+                reason = alive()
+                if reason is not None:
+                    raise _died(settings, reason)
+
+
+def _take(line: bytes, log: int, shown: Step) -> Message | None:
+    try:
+        message: Message = msgspec.json.decode(line, type=Message)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        os.write(log, line + b"\n")
+        return None
+    if isinstance(message, Progress):
+        total = f" of {message.total:,}" if message.total else ""
+        rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
+        shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
+        return None
+    return message
+
+
+def _record(settings: RunSettings, folder: Path, ended: Ended, started_at: str) -> RunRecord:
+    version = loadgen_version(folder)
+    (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
+    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF]
+    missing = [name for name in logs if not (folder / name).is_file()]
+    client = ended.client
+    if missing or client.completed != client.requests:
+        raise RunFailed("the run ended, but it is not whole",
+                        cause=f"missing: {', '.join(missing)}" if missing else
+                        f"{client.completed} of {client.requests} requests were completed")
+    return RunRecord(
+        notice=REHEARSAL_NOTICE if settings.rehearsal else "", settings=settings,
+        settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,
+        loadgen_version=version, versions=ended.versions, client=client,
+        files={name: sha256_of(folder / name) for name in logs},
+    )
+
+
+def _environment(pythonpath: str) -> dict[str, str]:
+    ours = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in (ours, pythonpath, os.environ.get("PYTHONPATH", "")) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def _error(failed: Failed) -> CmError:
+    error = CmError.again(failed.exit_code, failed.what)
+    error.cause, error.remedy = failed.cause, failed.remedy
+    return error
+
+
+def _died(settings: RunSettings, reason: str) -> ServerDied:
+    return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
+                      remedy="its log says why" + (f": {settings.server.log}" if settings.server.log else ""))

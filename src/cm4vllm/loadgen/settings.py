@@ -1,0 +1,71 @@
+"""The settings of one run, composed from the rules, the assets, the server and user.conf."""
+
+from __future__ import annotations
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.rules.benchmarks import Benchmark
+from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["in_flight_of", "require_room", "run_settings"]
+
+#: Requests in flight Offline where the server's batch size is not known: enough to fill vLLM's usual 256 sequences
+#: twice, so that the next request is always at hand when a sequence ends.
+DEFAULT_IN_FLIGHT = 512
+#: Requests in flight for each sequence the server runs at a time.
+IN_FLIGHT_PER_SEQUENCE = 2
+
+
+def run_settings(
+    conf: UserConf, benchmark: Benchmark, round_name: str, *, model: ModelRecord, dataset: DatasetRecord,
+    server: ServerRecord, user_conf_text: str = "", target_qps_source: str = "", max_in_flight: int | None = None,
+    stream_interval: int | None = None, target_qps: float | None = None,
+) -> RunSettings:
+    """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
+
+    Offline answers come whole, because nobody waits for their first token; in Server each token is sent as it comes.
+    Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short.
+    """
+    if dataset.samples < conf.samples:
+        raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
+    if stream_interval is None:
+        stream_interval = 0 if conf.scenario is Scenario.OFFLINE else 1
+    if stream_interval < 0 or (stream_interval == 0 and conf.scenario is not Scenario.OFFLINE):
+        raise UsageError(f"stream_interval={stream_interval} is not usable in the {conf.scenario} scenario",
+                         cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
+    settings = RunSettings(
+        rehearsal=conf.rehearsal, round=round_name, benchmark=benchmark.name, loadgen_name=conf.loadgen_name,
+        scenario=conf.scenario, mode=conf.mode, user_conf=user_conf_text or conf.text, samples=conf.samples,
+        max_tokens=benchmark.max_tokens, min_tokens=max(benchmark.min_tokens, model.min_tokens),
+        max_in_flight=max_in_flight or in_flight_of(server), stream_interval=stream_interval,
+        target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
+        model=model, dataset=dataset, server=server,
+    )
+    require_room(settings, dataset.max_input_tokens)
+    return settings
+
+
+def in_flight_of(server: ServerRecord) -> int:
+    """Return how many requests keep `server` busy: a multiple of the sequences it runs at a time, where it says so."""
+    for index, word in enumerate(server.argv):
+        flag, _, value = word.partition("=")
+        if flag == "--max-num-seqs":
+            value = value or (server.argv[index + 1] if index + 1 < len(server.argv) else "")
+            if value.isdigit() and int(value) > 0:
+                return IN_FLIGHT_PER_SEQUENCE * int(value)
+    return DEFAULT_IN_FLIGHT
+
+
+def require_room(settings: RunSettings, longest: int) -> None:
+    """Raise ServerUnsuitable when a prompt of `longest` tokens and its answer do not fit the server's context."""
+    room, needed = settings.server.max_model_len, longest + settings.max_tokens
+    if needed > room:
+        raise ServerUnsuitable(
+            f"the server takes {room} tokens a request, the run needs {needed}",
+            cause=f"the longest prompt has {longest} tokens and up to {settings.max_tokens} are generated; vLLM would "
+            "cut the answers short without a word",
+            remedy=f"serve the model with --max-model-len={needed} or more",
+        )

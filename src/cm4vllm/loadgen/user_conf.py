@@ -1,0 +1,117 @@
+"""user.conf: what LoadGen is told beyond the mlperf.conf that is compiled into it.
+
+LoadGen reads a key in this order: model.scenario, *.scenario, model.*, *.* (loadgen/test_settings_internal.cc,
+FromConfig); what user.conf sets replaces what mlperf.conf sets. Times are in ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.rules.benchmarks import Benchmark
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+
+__all__ = ["UserConf", "user_conf"]
+
+#: The least duration by the rules, in both scenarios (loadgen/mlperf.conf; the checker reads the configured value).
+VALID_MIN_DURATION_MS = 600_000
+#: How long a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
+REHEARSAL_DURATION_S = 10.0
+#: Samples of the query sample library in a rehearsal: what its accuracy run covers.
+REHEARSAL_SAMPLES = 256
+#: LoadGen makes an Offline query this much longer than the minimum duration (test_settings_internal.cc, kSlack).
+OFFLINE_SLACK = 1.1
+
+
+@dataclass(frozen=True)
+class UserConf:
+    """The settings of one run. `samples` is the size of its query sample library; None leaves a key to mlperf.conf."""
+
+    loadgen_name: str
+    scenario: Scenario
+    mode: Mode
+    rehearsal: bool
+    samples: int
+    target_qps: float | None
+    min_duration_ms: int
+    min_query_count: int | None = None
+    performance_sample_count: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of user.conf."""
+        name, scenario = self.loadgen_name, self.scenario
+        lines = ["# A rehearsal: shorter than the rules ask, not for submission."] if self.rehearsal else []
+        if self.target_qps is not None:
+            lines.append(f"{name}.{scenario}.target_qps = {self.target_qps!r}")
+        lines.append(f"{name}.{scenario}.min_duration = {self.min_duration_ms}")
+        if self.min_query_count is not None:
+            lines.append(f"{name}.{scenario}.min_query_count = {self.min_query_count}")
+        if self.performance_sample_count is not None:
+            lines.append(f"{name}.*.performance_sample_count_override = {self.performance_sample_count}")
+        return "\n".join(lines) + "\n"
+
+    @property
+    def offline_samples(self) -> int:
+        """The number of samples LoadGen puts into the one query of an Offline performance run."""
+        by_rate = int(OFFLINE_SLACK * (self.min_duration_ms / 1000) * (self.target_qps or 1.0))
+        return max(self.min_query_count or 0, by_rate)
+
+
+def user_conf(
+    benchmark: Benchmark, scenario: Scenario, mode: Mode, execution: ExecutionMode, *, target_qps: float | None = None,
+    test_query_count: int | None = None, max_test_duration_s: float | None = None, dataset_samples: int | None = None,
+) -> UserConf:
+    """Return the settings of a run.
+
+    `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it. `test_query_count` and
+    `max_test_duration_s` bound a rehearsal alone. `dataset_samples` is the size of the dataset at hand.
+    Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
+    """
+    if scenario is Scenario.OFFLINE and mode is Mode.ACCURACY:
+        target_qps = None  # one query holds every sample: nothing depends on a rate
+    _require_positive(target_qps=target_qps, test_query_count=test_query_count, max_test_duration=max_test_duration_s,
+                      samples_of_the_dataset=dataset_samples)
+    if execution is ExecutionMode.VALID:
+        if dataset_samples is not None and dataset_samples != benchmark.samples:
+            raise DatasetError(
+                f"the dataset has {dataset_samples} samples, a valid run of {benchmark.name} needs {benchmark.samples}",
+                remedy="use the benchmark's dataset, or rehearse with --execution_mode=test",
+            )
+        _require_qps(scenario, mode, target_qps)
+        return UserConf(benchmark.loadgen_name, scenario, mode, False, benchmark.samples, target_qps,
+                        VALID_MIN_DURATION_MS)
+    samples = min(REHEARSAL_SAMPLES, dataset_samples or benchmark.samples)
+    if test_query_count is None or scenario is Scenario.SERVER:
+        _require_qps(scenario, mode, target_qps)
+    queries, duration_s = _rehearsal_size(scenario, target_qps, test_query_count, max_test_duration_s)
+    return UserConf(benchmark.loadgen_name, scenario, mode, True, samples, target_qps, round(duration_s * 1000),
+                    min_query_count=queries, performance_sample_count=min(samples, test_query_count or samples))
+
+
+def _rehearsal_size(
+    scenario: Scenario, target_qps: float | None, test_query_count: int | None, max_duration_s: float | None
+) -> tuple[int, float]:
+    """Return the least number of queries (Offline: samples) and the least duration in s of a rehearsal."""
+    if test_query_count is None:
+        # At least two: with one query LoadGen has no rate to compute.
+        return 2, min(REHEARSAL_DURATION_S, max_duration_s or REHEARSAL_DURATION_S)
+    if max_duration_s is None or target_qps is None:
+        return test_query_count, 0.0
+    return max(2, min(test_query_count, int(max_duration_s * target_qps))), 0.0
+
+
+def _require_qps(scenario: Scenario, mode: Mode, target_qps: float | None) -> None:
+    if target_qps is None and not (scenario is Scenario.OFFLINE and mode is Mode.ACCURACY):
+        raise UsageError(
+            f"no target_qps for the {scenario} {mode} run",
+            cause="LoadGen sizes an Offline run and paces a Server run by it",
+            remedy="give the samples/s to aim at: --target_qps, or --offline_target_qps and --server_target_qps",
+        )
+
+
+def _require_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise UsageError(f"{name}={value} is not usable", cause="it must be greater than 0")

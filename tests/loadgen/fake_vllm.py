@@ -1,0 +1,217 @@
+"""A test peer: an HTTP server on loopback that speaks vLLM's /v1/completions with tokens known beforehand, and misbehaves.
+
+It copies the field layout of vLLM 0.32: one HTTP chunk for each event, `prompt_token_ids` in the first event alone, a
+last event without choices for the usage, and `data: [DONE]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import TracebackType
+from typing import Any
+
+
+class Fault(Enum):
+    NONE = auto()
+    STATUS_500 = auto()
+    STATUS_400 = auto()
+    CLOSE_BEFORE = auto()
+    CLOSE_MIDSTREAM = auto()
+    STALL_THEN_CLOSE = auto()
+    STALL = auto()
+    WRONG_USAGE = auto()
+    WRONG_PROMPT = auto()
+    NO_IDS = auto()
+    NO_DONE = auto()
+    ERROR_EVENT = auto()
+
+
+def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list[int]:
+    """Return the tokens that the peer answers `prompt` with."""
+    count = min_tokens + (sum(prompt) * 7919) % max(1, max_tokens - min_tokens + 1)
+    return [(sum(prompt) * 31 + 97 * i + i * i) % 768 for i in range(max(1, count))]
+
+
+@dataclass
+class Behaviour:
+    """`fault` says what happens to the n-th request (from 0); `split` cuts everything sent into pieces of so many bytes."""
+
+    fault: Callable[[int], Fault] = lambda number: Fault.NONE
+    token_delay_s: float = 0.0
+    tokens_per_chunk: int = 1
+    split: int = 0
+    stall_s: float = 0.3
+    text: str = "w"
+
+
+@dataclass
+class FakeVllm:
+    """Use as a context manager; `endpoint` is its base URL."""
+
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    connections: int = 0
+    most_in_flight: int = 0
+    port: int = 0
+    _in_flight: int = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> FakeVllm:
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
+        self._thread.start()
+        assert started.wait(10)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server and drop all its connections, as when its process dies."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        writers: set[asyncio.StreamWriter] = set()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.connections += 1
+            writers.add(writer)
+            try:
+                while True:
+                    await self._one(reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, asyncio.CancelledError):
+                pass
+            finally:
+                writer.close()
+                writers.discard(writer)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", self.port, backlog=2048)
+        self.port = server.sockets[0].getsockname()[1]
+        started.set()
+        await self._stop.wait()
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed
+            head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
+        body = json.loads(await reader.readexactly(length))
+        number = len(self.bodies)
+        self.bodies.append(body)
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            await self._answer(body, self.behaviour.fault(number), writer)
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, body: dict[str, Any], fault: Fault, writer: asyncio.StreamWriter) -> None:
+        if fault is Fault.CLOSE_BEFORE:
+            writer.transport.abort()
+            raise ConnectionResetError
+        if fault in (Fault.STATUS_500, Fault.STATUS_400):
+            status = "500 Internal Server Error" if fault is Fault.STATUS_500 else "400 Bad Request"
+            content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
+            await self._write(writer, f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+            return
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        if body.get("stream"):
+            await self._stream(body, tokens, fault, writer)
+        else:
+            await self._whole(body, tokens, fault, writer)
+
+    async def _whole(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self.behaviour.token_delay_s * len(tokens))
+        choice = self._choice(body, tokens, "length", first=True)
+        if fault is Fault.NO_IDS:
+            choice["token_ids"] = None
+        content = _compact({"id": "cmpl-1", "choices": [choice], "usage": self._usage(body, tokens, fault)})
+        if fault is Fault.CLOSE_MIDSTREAM:
+            writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content[:40])
+            await writer.drain()
+            writer.close()
+            raise ConnectionResetError
+        await self._write(writer, f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+
+    async def _stream(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
+        await self._write(writer, b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                                  b"transfer-encoding: chunked\r\n\r\n")
+        for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault)):
+            if index == 1 and fault in (Fault.CLOSE_MIDSTREAM, Fault.STALL_THEN_CLOSE, Fault.STALL):
+                await asyncio.sleep({Fault.STALL_THEN_CLOSE: self.behaviour.stall_s, Fault.STALL: 3600}.get(fault, 0))
+                writer.transport.abort()
+                raise ConnectionResetError
+            await self._write(writer, b"%x\r\n%s\r\n" % (len(event), event))
+            if self.behaviour.token_delay_s:
+                await asyncio.sleep(self.behaviour.token_delay_s)
+        await self._write(writer, b"0\r\n\r\n")
+
+    async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        size = self.behaviour.split or len(data)
+        for start in range(0, len(data), size):
+            writer.write(data[start:start + size])
+            await writer.drain()
+            if self.behaviour.split:
+                await asyncio.sleep(0.0005)  # so that the pieces arrive apart
+
+    def _choice(self, body: dict[str, Any], ids: list[int], reason: str | None, *, first: bool) -> dict[str, Any]:
+        return _choice(body, ids, reason, self.behaviour.text, first=first)
+
+    @staticmethod
+    def _usage(body: dict[str, Any], tokens: list[int], fault: Fault) -> dict[str, int]:
+        return _usage(body, tokens, fault)
+
+
+def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour, fault: Fault) -> list[bytes]:
+    """Return the events of a streamed answer, each with its `data:` prefix and blank line."""
+    groups = [tokens[:1]]
+    step = behaviour.tokens_per_chunk
+    groups += [tokens[i:i + step] for i in range(1, len(tokens), step)]
+    events = []
+    for index, group in enumerate(groups):
+        reason = "length" if index == len(groups) - 1 else None
+        choice = _choice(body, group, reason, behaviour.text, first=index == 0)
+        if fault is Fault.NO_IDS:
+            choice["token_ids"] = None
+        events.append(_event({"id": "cmpl-1", "object": "text_completion", "model": body["model"],
+                              "choices": [choice], "usage": None}))
+    if fault is Fault.ERROR_EVENT:
+        events[1:] = [_event({"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}})]
+    else:
+        events.append(_event({"id": "cmpl-1", "choices": [], "usage": _usage(body, tokens, fault)}))
+    if fault is not Fault.NO_DONE:
+        events.append(b"data: [DONE]\n\n")
+    return events
+
+
+def _choice(body: dict[str, Any], ids: list[int], reason: str | None, text: str, *, first: bool) -> dict[str, Any]:
+    return {"index": 0, "text": text * len(ids), "logprobs": None, "finish_reason": reason, "stop_reason": None,
+            "prompt_token_ids": body["prompt"] if first else None, "token_ids": ids}
+
+
+def _usage(body: dict[str, Any], tokens: list[int], fault: Fault) -> dict[str, int]:
+    completion = len(tokens) + (1 if fault is Fault.WRONG_USAGE else 0)
+    prompt = len(body["prompt"]) - (1 if fault is Fault.WRONG_PROMPT else 0)
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + _compact(value) + b"\n\n"
+
+
+def _compact(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
