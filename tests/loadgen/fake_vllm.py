@@ -1,4 +1,4 @@
-"""A test peer: an HTTP server on loopback that speaks vLLM's /v1/completions with tokens known beforehand, and misbehaves.
+"""A test peer: an HTTP server on loopback that speaks vLLM's /v1/completions with known tokens, and misbehaves.
 
 It copies the field layout of vLLM 0.32: one HTTP chunk for each event, `prompt_token_ids` in the first event alone, a
 last event without choices for the usage, and `data: [DONE]`.
@@ -39,7 +39,7 @@ def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list
 
 @dataclass
 class Behaviour:
-    """`fault` says what happens to the n-th request (from 0); `split` cuts everything sent into pieces of so many bytes."""
+    """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes."""
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
     token_delay_s: float = 0.0
@@ -147,7 +147,9 @@ class FakeVllm:
             raise ConnectionResetError
         await self._write(writer, f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
 
-    async def _stream(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
+    async def _stream(
+        self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
+    ) -> None:
         await self._write(writer, b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                                   b"transfer-encoding: chunked\r\n\r\n")
         for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied
@@ -56,8 +57,27 @@ def run(settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Ali
 
 
 def settings_sha256(settings: RunSettings) -> str:
-    """Return the digest of all that a run depends on."""
-    return hashlib.sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()
+    """Return the digest of all that a run's result depends on.
+
+    Where files lie, and when and where a server of our own was started, do not count; a server that is not ours is
+    known by its address alone.
+    """
+    server = settings.server
+    if server.owned:
+        server = replace(server, endpoint="", log="", supervisor_pid=None, started_at="", ready_after_s=None,
+                         argv=_without_address(server.argv))
+    stable = replace(settings, server=server, model=replace(settings.model, path=""),
+                     dataset=replace(settings.dataset, path=""))
+    return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
+
+
+def _without_address(argv: list[str]) -> list[str]:
+    """Leave out the flags that say where the server listens."""
+    flags = ("--port", "--host")
+    return [
+        word for before, word in zip(["", *argv], argv, strict=False)
+        if before not in flags and word.partition("=")[0] not in flags
+    ]
 
 
 def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step) -> Ended:

@@ -1,0 +1,14 @@
+"""Provides the LoadGen wheel whose compiled-in seeds are those of the round."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.loadgen.wheel import provide
+    from cm4vllm.rules.rounds import round_named
+
+    env = i["env"]
+    wheel = provide(round_named(env["CM_MLPERF_ROUND"]), Path.cwd())
+    env["CM_MLPERF_LOADGEN_VERSION"] = wheel.version
+    env["CM_MLPERF_LOADGEN_PYTHONPATH"] = wheel.pythonpath
+    return {"return": 0, "version": wheel.version}

@@ -1,0 +1,127 @@
+"""The accuracy of one run: its log scored against the dataset, as accuracy.txt and accuracy.json."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.accuracy.rouge import TYPES, score_pairs
+from cm4vllm.accuracy.text import Detokenizer
+from cm4vllm.common.errors import DatasetError, RunFailed
+from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.progress import step
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.rules.benchmarks import BENCHMARKS, AccuracyTarget
+from cm4vllm.rules.scenarios import Mode
+
+__all__ = ["ACCURACY_TEXT", "score_run"]
+
+#: The name of the file that the checker reads the scores from.
+ACCURACY_TEXT = "accuracy.txt"
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    output: str
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """The first answer to each sample, in the order of the log: index in the dataset, token ids."""
+
+    indices: list[int]
+    tokens: list[npt.NDArray[np.int32]]
+
+    @property
+    def token_count(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+def score_run(folder: Path, *, workers: int | None = None) -> AccuracyRecord:
+    """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
+
+    Raises RunFailed when the folder holds no accuracy run, its log was changed, or answers are missing; DatasetError,
+    ModelError and InstallError when what scoring needs is not there.
+    """
+    run = read_record(folder / RUN_FILE, RunRecord)
+    log = folder / ACCURACY_LOG
+    if run.settings.mode is not Mode.ACCURACY:
+        raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
+    digest = sha256_of(log) if log.exists() else ""
+    if digest != run.files[ACCURACY_LOG]:
+        raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
+                        remedy="remove the run's folder and run it again")
+    with step(f"scoring the {run.settings.scenario} accuracy run"):
+        begin = time.monotonic()
+        answers = _answers(log, run.settings.samples)
+        values = _values(run, answers, workers)
+        record = AccuracyRecord(
+            notice=run.notice, scores=[_score(target, values) for target in _targets(run)],
+            values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
+            samples_expected=run.settings.samples, tokens=answers.token_count, scorer="rouge-score",
+            sentences=run.settings.dataset.sentences, log_sha256=digest, duration_s=time.monotonic() - begin,
+        )
+        write_text(folder / ACCURACY_TEXT, accuracy_text(values))
+        write_record(folder / ACCURACY_FILE, record)
+    return record
+
+
+def accuracy_text(values: dict[str, float | int]) -> str:
+    """Return what the reference script prints of `values`; the checker finds the numbers in it by their labels."""
+    shown = {key: f"{value}" if key in TYPES else value for key, value in values.items()}
+    return f"\nResults\n\n{shown}\n"
+
+
+def _answers(log: Path, expected: int) -> _Answers:
+    first: dict[int, npt.NDArray[np.int32]] = {}
+    for index, tokens, _ in read_accuracy_log(log):
+        first.setdefault(index, tokens)
+    if len(first) != expected or not all(0 <= index < expected for index in first):
+        raise RunFailed(f"{log} does not cover the dataset", cause=f"{len(first)} of {expected} samples are answered",
+                        remedy="run the accuracy run again")
+    return _Answers(list(first), list(first.values()))
+
+
+def _values(run: RunRecord, answers: _Answers, workers: int | None) -> dict[str, float | int]:
+    """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
+    settings = run.settings
+    references = _references(Path(settings.dataset.path), answers.indices)
+    predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
+    pairs = score_pairs(predictions, references, settings.dataset.sentences, workers=workers)
+    values: dict[str, float | int] = {
+        type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES
+    }
+    values["gen_len"] = sum(pairs.lengths)
+    values["gen_num"] = len(predictions)
+    values["gen_tok_len"] = answers.token_count
+    values["tokens_per_sample"] = round(answers.token_count / len(predictions), 1)
+    return values
+
+
+def _references(path: Path, indices: Sequence[int]) -> list[str]:
+    try:
+        samples = msgspec.json.decode(path.read_bytes(), type=list[_Sample])
+        return [samples[index].output for index in indices]
+    except OSError as error:
+        raise DatasetError(f"cannot read the dataset {path}", cause=str(error.strerror)) from error
+    except (msgspec.DecodeError, IndexError) as error:
+        raise DatasetError(f"{path} does not fit the accuracy log", cause=str(error)) from error
+
+
+def _targets(run: RunRecord) -> tuple[AccuracyTarget, ...]:
+    return BENCHMARKS[run.settings.benchmark].targets
+
+
+def _score(target: AccuracyTarget, values: dict[str, float | int]) -> Score:
+    value = float(values.get(target.label, math.nan))
+    return Score(metric=target.metric, label=target.label, value=value, lower=target.lower, upper=target.upper,
+                 met=target.met(value))

@@ -1,0 +1,77 @@
+"""From token ids to the text that is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.errors import InstallError, ModelError, UsageError
+
+__all__ = ["Detokenizer", "sentence_splitter"]
+
+#: What transformers mends in a decoded text when a tokenizer asks for clean_up_tokenization_spaces.
+_CLEAN_UP = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
+    (" 've", "'ve"), (" 're", "'re"),
+)
+
+
+class Detokenizer:
+    """Decodes token ids with a model folder's tokenizer.json, leaving special tokens out."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ModelError(f"cannot read the tokenizer {path}", cause=str(error),
+                             remedy="the model's folder must hold its tokenizer.json") from error
+        self._clean_up = _asks_for_clean_up(folder / "tokenizer_config.json")
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each sequence of ids."""
+        texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=True)
+        return [_cleaned(text) for text in texts] if self._clean_up else texts
+
+
+def sentence_splitter(name: str) -> Callable[[str], list[str]]:
+    """Return the function that splits a text into sentences (DatasetRecord.sentences).
+
+    Raises InstallError when nltk's English model is asked for and not there: it is never fetched without being asked.
+    """
+    from nltk.tokenize import punkt
+
+    if name == "punkt-untrained":
+        untrained: Callable[[str], list[str]] = punkt.PunktSentenceTokenizer().tokenize
+        return untrained
+    if name != "punkt_tab":
+        raise UsageError(f"unknown way to split sentences: {name!r}", remedy="known: punkt_tab, punkt-untrained")
+    try:
+        trained: Callable[[str], list[str]] = punkt.PunktTokenizer("english").tokenize
+    except LookupError as error:
+        raise InstallError(
+            "nltk's English sentence model punkt_tab is not installed",
+            cause="ROUGE-Lsum splits sentences with it, as the reference script does",
+            remedy="python -m nltk.downloader punkt_tab",
+        ) from error
+    return trained
+
+
+def _asks_for_clean_up(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ModelError(f"{path} is not a tokenizer's configuration", cause=str(error)) from error
+    return config.get("clean_up_tokenization_spaces") is True
+
+
+def _cleaned(text: str) -> str:
+    for spaced, joined in _CLEAN_UP:
+        text = text.replace(spaced, joined)
+    return text

@@ -1,0 +1,172 @@
+"""One measurement as a recipe asks for it: the records of model, dataset and server in, a LoadGen run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import sha256_of, writable_folder, write_text
+from cm4vllm.common.processes import last_lines
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.loadgen.runner import USER_CONF, run, settings_sha256
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import UserConf, user_conf
+from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
+from cm4vllm.rules.rounds import round_named
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["KEYS", "RunInputs", "measure", "write_user_conf"]
+
+
+class RunInputs(Record, frozen=True, kw_only=True):
+    """What the recipes read from their environment. Paths are those of records that other recipes wrote."""
+
+    scenario: str
+    mode: str
+    round: str = "v6.1"
+    model: str = "llama3.1-8b"
+    execution_mode: str = "test"
+    target_qps: float | None = None
+    target_qps_source: str = "given by --target_qps"
+    test_query_count: int | None = None
+    max_test_duration: float | None = None
+    max_in_flight: int | None = None
+    stream_interval: int | None = None
+    model_record: str = ""
+    dataset_record: str = ""
+    server_record: str = ""
+    user_conf: str = ""
+    output_dir: str = ""
+    pythonpath: str = ""
+    rerun: bool = False
+
+
+#: The environment key of each field: the upstream names where upstream has one.
+KEYS = {
+    "scenario": "CM_MLPERF_LOADGEN_SCENARIO",
+    "mode": "CM_MLPERF_LOADGEN_MODE",
+    "round": "CM_MLPERF_ROUND",
+    "model": "CM_MLPERF_MODEL",
+    "execution_mode": "CM_MLPERF_RUN_STYLE",
+    "target_qps": "CM_MLPERF_LOADGEN_TARGET_QPS",
+    "target_qps_source": "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE",
+    "test_query_count": "CM_TEST_QUERY_COUNT",
+    "max_test_duration": "CM_MLPERF_MAX_DURATION_TEST",
+    "max_in_flight": "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT",
+    "stream_interval": "CM_VLLM_STREAM_INTERVAL",
+    "model_record": "CM_ML_MODEL_RECORD",
+    "dataset_record": "CM_DATASET_RECORD",
+    "server_record": "CM_VLLM_SERVER_RECORD",
+    "user_conf": "CM_MLPERF_USER_CONF",
+    "output_dir": "CM_MLPERF_OUTPUT_DIR",
+    "pythonpath": "CM_MLPERF_LOADGEN_PYTHONPATH",
+    "rerun": "CM_RERUN",
+}
+
+
+def write_user_conf(inputs: RunInputs) -> Path:
+    """Write user.conf beside the run's folder, or into the working directory, and return its path."""
+    dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
+    conf = _conf(inputs, _benchmark(inputs), dataset)
+    # Not into the run's folder itself: that one appears whole, when the run has ended.
+    folder = Path(inputs.output_dir).absolute().parent if inputs.output_dir else Path.cwd()
+    name = f"{conf.mode}.{USER_CONF}" if inputs.output_dir else USER_CONF
+    path = writable_folder(folder) / name
+    write_text(path, conf.text)
+    return path
+
+
+def measure(inputs: RunInputs) -> tuple[RunRecord, Path]:
+    """Make the run, or take over a whole one of the same settings; return its record and the record's path.
+
+    Raises UsageError when something is not given, and what the run raises.
+    """
+    folder = Path(_given(inputs.output_dir, "output_dir")).absolute()
+    settings = _settings(inputs)
+    measured = None if inputs.rerun or settings.rehearsal else _measured(folder, settings)
+    if measured is not None:
+        say(f"{settings.scenario} {settings.mode} run: already measured with these settings; --rerun=yes repeats it")
+        return measured, folder / RUN_FILE
+    writable_folder(folder.parent)
+    return run(settings, folder, pythonpath=inputs.pythonpath, alive=_alive(settings.server)), folder / RUN_FILE
+
+
+def _settings(inputs: RunInputs) -> RunSettings:
+    benchmark = _benchmark(inputs)
+    dataset = read_record(Path(_given(inputs.dataset_record, "dataset_record")), DatasetRecord)
+    text = ""
+    if inputs.user_conf:
+        try:
+            text = Path(inputs.user_conf).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {KEYS['user_conf']}={inputs.user_conf}", cause=str(error)) from error
+    return run_settings(
+        _conf(inputs, benchmark, dataset), benchmark, round_named(inputs.round).name,
+        model=read_record(Path(_given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
+        server=read_record(Path(_given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
+        target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
+        stream_interval=inputs.stream_interval,
+    )
+
+
+def _benchmark(inputs: RunInputs) -> Benchmark:
+    return benchmark_named(inputs.model, round_named(inputs.round).name)
+
+
+def _conf(inputs: RunInputs, benchmark: Benchmark, dataset: DatasetRecord | None) -> UserConf:
+    return user_conf(
+        benchmark, Scenario(Scenario.parse(inputs.scenario)), Mode(Mode.parse(inputs.mode)),
+        ExecutionMode(ExecutionMode.parse(inputs.execution_mode)), target_qps=inputs.target_qps,
+        test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
+        dataset_samples=dataset.samples if dataset else None,
+    )
+
+
+def _given(value: str, field: str) -> str:
+    if not value:
+        raise UsageError(f"{KEYS[field]} is not given", remedy="run the recipe that exports it first")
+    return value
+
+
+def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
+    """Return the record of the run in `folder` when it is whole, valid, and of the same settings."""
+    path = folder / RUN_FILE
+    if not path.exists():
+        return None
+    record = read_record(path, RunRecord)
+    if record.settings_sha256 != settings_sha256(settings):
+        return None
+    if any(not (folder / name).exists() or sha256_of(folder / name) != digest for name, digest in record.files.items()):
+        return None
+    if settings.mode is Mode.PERFORMANCE and not read_performance(folder).valid:
+        return None
+    return record
+
+
+def _alive(server: ServerRecord) -> Callable[[], str | None] | None:
+    """Return what tells why a server of our own is dead, None while it lives; None for a server that is not ours."""
+    if not server.owned or server.supervisor_pid is None:
+        return None
+    pid = server.supervisor_pid
+
+    def reason() -> str | None:
+        if _runs(pid):
+            return None
+        return last_lines(Path(server.log), 12) or "its process ended"
+
+    return reason
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie (proc(5), the field after the command's name)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -1,0 +1,72 @@
+"""The LoadGen wheel of a round: seeds are compiled into it, so a round can only be run with its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from cm4vllm.common.errors import InstallError
+from cm4vllm.common.processes import run
+from cm4vllm.common.progress import step
+from cm4vllm.rules.rounds import Round
+
+__all__ = ["DISTRIBUTION", "LoadGenWheel", "provide"]
+
+DISTRIBUTION = "mlcommons-loadgen"
+
+
+@dataclass(frozen=True)
+class LoadGenWheel:
+    """A usable LoadGen: its version, and the folder to put on PYTHONPATH, empty where the running Python has it."""
+
+    version: str
+    pythonpath: str
+
+
+def provide(round_: Round, folder: Path) -> LoadGenWheel:
+    """Return the running Python's LoadGen when it is of the round, else install the round's wheel into `folder`.
+
+    Raises InstallError when it cannot be installed or does not load.
+    """
+    present = _present()
+    if present is not None and _in_range(present, round_):
+        _load("", round_)
+        return LoadGenWheel(present, "")
+    requirement = f"{DISTRIBUTION}=={round_.loadgen}"
+    target = folder / "site"
+    with step(f"installing {requirement}"):
+        done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
+    if not done.ok:
+        raise InstallError(
+            f"{requirement} cannot be installed", cause=done.tail(10),
+            remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
+        )
+    _load(str(target), round_)
+    return LoadGenWheel(round_.loadgen, str(target))
+
+
+def _present() -> str | None:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _in_range(version: str, round_: Round) -> bool:
+    return _numbers(round_.loadgen_first) <= _numbers(version) <= _numbers(round_.loadgen_last)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+
+
+def _load(pythonpath: str, round_: Round) -> None:
+    """Prove in a process of its own that LoadGen loads."""
+    paths = os.pathsep.join(path for path in (pythonpath, os.environ.get("PYTHONPATH", "")) if path)
+    done = run([sys.executable, "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
+    if not done.ok:
+        raise InstallError(f"the LoadGen of round {round_.name} does not load", cause=done.tail(5),
+                           remedy=f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_.loadgen}")
