@@ -1,0 +1,21 @@
+"""What cmind loads for `cm <action> cache`: a shell over cm4vllm.engine."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+_SRC = Path(__file__).resolve().parents[2] / "src"
+if importlib.util.find_spec("cm4vllm") is None and _SRC.is_dir():
+    sys.path.insert(0, str(_SRC))
+
+from cm4vllm.engine.automation import CacheAutomation  # noqa: E402
+
+
+class CAutomation(CacheAutomation):
+    def show(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Show cache entries: tags, path and version.
+
+        tags (str): tags of the entries; env (bool): also show what they export
+        """
+        return super().show(i)

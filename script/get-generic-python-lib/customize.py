@@ -1,0 +1,28 @@
+"""Python packages in the Python that runs cm.
+
+Nothing of cm4vllm is imported before it is clear whose engine this is: as the first dependency of our recipes, this is
+where another engine that found them is told of.
+"""
+
+
+def preprocess(i):
+    if getattr(i["automation"], "engine", "") != "cm4vllm":
+        return {"return": 3, "error": (
+            f"another script engine ({getattr(i['automation'], 'path', 'unknown')}) runs a recipe of cm4vllm\n"
+            "  cause:  its repository comes before cm4vllm in the order of CM's repositories\n"
+            "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=...")}
+    from cm4vllm.engine import pythons
+
+    env = i["env"]
+    options = pythons.PipOptions(
+        index_url=env.get("CM_GENERIC_PYTHON_PIP_INDEX_URL", ""),
+        extra_index_url=env.get("CM_GENERIC_PYTHON_PIP_EXTRA_INDEX_URL", ""),
+        force=env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL", "") == "yes")
+    if env.get("CM_GENERIC_PYTHON_REQUIREMENTS") == "yes":
+        versions = pythons.require_file(pythons.requirements_of(i["artifact"].path), options)
+    else:
+        name = env.get("CM_GENERIC_PYTHON_PACKAGE_NAME", "")
+        versions = pythons.require_package(name, env.get("CM_TMP_PIP_VERSION_STRING", ""), options)
+    for name, version in versions.items():
+        env[f"CM_PYTHONLIB_{pythons.env_name(name)}_VERSION"] = version
+    return {"return": 0, "version": next(iter(versions.values())) if len(versions) == 1 else ""}

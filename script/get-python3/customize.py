@@ -1,0 +1,16 @@
+"""Which Python recipes use: the one given, or the one that runs cm."""
+
+
+def preprocess(i):
+    from cm4vllm.engine.pythons import inspect_python
+
+    env = i["env"]
+    python = inspect_python(env.get("CM_PYTHON_BIN_WITH_PATH", ""))
+    major, minor, patch = python.version.split(".")[:3]
+    env["CM_PYTHON_BIN_WITH_PATH"] = str(python.path)
+    env["CM_PYTHON_BIN"] = python.path.name
+    env["CM_PYTHON_BIN_PATH"] = str(python.path.parent)
+    env["CM_PYTHON_VERSION"] = python.version
+    env["CM_PYTHON_MAJOR_VERSION"], env["CM_PYTHON_MINOR_VERSION"], env["CM_PYTHON_PATCH_VERSION"] = major, minor, patch
+    env["CM_PYTHON_CACHE_TAGS"] = f"version-{python.version},{'virtual' if python.is_virtual else 'non-virtual'}"
+    return {"return": 0, "version": python.version}

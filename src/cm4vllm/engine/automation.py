@@ -1,0 +1,96 @@
+"""What `cm` calls: the actions of the automations `script` and `cache`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cmind.automation import Automation
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.execution import run
+from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.session import Session
+
+__all__ = ["CacheAutomation", "ScriptAutomation"]
+
+Result = dict[str, Any]
+
+#: Where the run under way is kept on the CM object: cmind makes a new automation for every call that goes through it.
+_SESSION = "cm4vllm.session"
+
+
+class ScriptAutomation(Automation):  # type: ignore[misc]
+    """The actions on scripts. Each takes cmind's input dictionary and returns {'return': 0, ...} or an error."""
+
+    #: By this hooks know that the engine that runs them is this one.
+    engine = "cm4vllm"
+
+    def run(self, i: Result) -> Result:
+        """Run a script: from the command line, from Python, or from a hook of a script that runs."""
+        if flag(i, "help", "h"):
+            from cm4vllm.engine.help import script_help
+
+            return script_help(self, i)
+        session = self.cmind.state.get(_SESSION)
+        if session is not None:
+            return self._nested(session, i)
+        return self._top_level(i)
+
+    def _nested(self, session: Session, i: Result) -> Result:
+        try:
+            return run(session, Request.of(i, Path.cwd())).as_result()
+        except CmError as error:
+            return {"return": error.exit_code, "error": str(error)}
+
+    def _top_level(self, i: Result) -> Result:
+        from_person = bool(i.get("cmd"))
+        session = Session(self, i)
+        redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
+        self.cmind.state[_SESSION] = session
+        try:
+            with redirected, session.supervised():
+                outcome = run(session, Request.of(i, Path.cwd(), from_person=from_person))
+        except CmError as error:
+            return {"return": error.exit_code, "error": session.explained(error)}
+        finally:
+            del self.cmind.state[_SESSION]
+        result = outcome.as_result()
+        if flag(i, "j", "json"):
+            print(json.dumps(result, indent=2, default=str))
+        return result
+
+    def show(self, i: Result) -> Result:
+        """Print what a script is: its tags, variations and inputs."""
+        from cm4vllm.engine.help import script_help
+
+        return script_help(self, i)
+
+    def test(self, i: Result) -> Result:
+        """Run the test inputs that the metas of the scripts found give (tests.run_inputs)."""
+        from cm4vllm.engine.testing import test_scripts
+
+        return test_scripts(self, i)
+
+
+class CacheAutomation(Automation):  # type: ignore[misc]
+    """The actions on cache entries; search and rm are cmind's own."""
+
+    def show(self, i: Result) -> Result:
+        """Print the entries found: tags, path, version and, with --env, what they export."""
+        found = self.search({key: value for key, value in i.items() if key != "out"})
+        if found["return"]:
+            return dict(found)
+        for entry in found["list"]:
+            meta: Mapping[str, Any] = entry.meta
+            print(f"* Tags: {','.join(meta.get('tags', []))}")
+            print(f"  Path: {entry.path}\n  Version: {meta.get('version', '')}")
+            if flag(i, "env"):
+                with contextlib.suppress(OSError, ValueError):
+                    saved = json.loads((Path(entry.path) / "cm-cached-state.json").read_bytes())
+                    print("".join(f"    {key}={value}\n" for key, value in sorted(saved["new_env"].items())), end="")
+        return {"return": 0, "list": found["list"]}

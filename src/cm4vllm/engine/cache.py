@@ -1,0 +1,243 @@
+"""The cache: what a script made, kept in a folder of the local repository as a CM artifact of automation `cache`.
+
+A folder is an entry from the moment its `_cm.json` is there: that file is written last, and whole. The folder has its
+final name from the beginning, because what is made in it (a Python environment, a build) holds absolute paths. A run
+that is killed leaves a folder without `_cm.json`, which no search finds and which the next run of its key empties.
+
+An entry is found by what was asked for, all variations that were on, defaults included, and all declared inputs; then
+by its version. A lock of that key makes a second run wait for the first and use its entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError, translated_os_errors
+from cm4vllm.common.files import write_bytes, write_json
+from cm4vllm.engine.environment import secret_key
+from cm4vllm.engine.versions import Wanted
+
+__all__ = ["CACHE_AUTOMATION", "Cache", "Entry", "Identity"]
+
+CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
+STATE_FILE = "cm-cached-state.json"
+_META_FILE = "_cm.json"
+_KEY = "cm4vllm_key"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes two runs of a script the same, versions aside."""
+
+    script: str
+    variations: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    tags: tuple[str, ...]
+
+    def key(self) -> str:
+        """Return the digest of all of it."""
+        parts = [self.script, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry. `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own."""
+
+    folder: Path
+    key: str
+    version: str
+    asked: str
+    made_at: float
+    tags: tuple[str, ...] = field(compare=False, default=())
+
+    def satisfies(self, wanted: Wanted) -> bool:
+        """Tell whether the entry's version fits what is wanted."""
+        if not wanted or self.asked == wanted.pip_text():
+            return True
+        return bool(self.version) and wanted.accepts(self.version)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return what the run gave: new_env, new_state, deps and version; None when parts of the entry vanished."""
+        try:
+            saved = json.loads((self.folder / STATE_FILE).read_bytes())
+        except (OSError, ValueError):
+            return None
+        old = saved.get("folder", "")
+        if old and old != str(self.folder):
+            saved = _rebased(saved, old, str(self.folder))
+        return saved if all(Path(path).exists() for path in saved.get("paths", ())) else None
+
+
+def _rebased(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return new + value[len(old):] if value == old or value.startswith(old + os.sep) else value
+    if isinstance(value, list):
+        return [_rebased(item, old, new) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _rebased(item, old, new) for key, item in value.items()}
+    return value
+
+
+class Cache:
+    """The entries under `<CM home>/repos/local/cache`."""
+
+    def __init__(self, cmind: Any) -> None:
+        self._cmind = cmind
+        self.root = Path(cmind.repos_path) / "repos" / "local" / "cache"
+        self._held: set[str] = set()
+
+    def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
+        """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
+        key = identity.key()
+        fitting = [entry for entry in self._entries() if entry.key == key and entry.satisfies(wanted)]
+        return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
+
+    def _entries(self) -> Iterator[Entry]:
+        try:
+            folders = list(self.root.iterdir())
+        except FileNotFoundError:
+            return
+        for folder in folders:
+            try:
+                meta = json.loads((folder / _META_FILE).read_bytes())
+            except (OSError, ValueError):
+                continue
+            if isinstance(meta, dict) and _KEY in meta:
+                yield Entry(folder, meta[_KEY], str(meta.get("version", "")), str(meta.get("asked_version", "")),
+                            float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
+
+    @contextmanager
+    def lock(self, identity: Identity, waiting: Any) -> Iterator[None]:
+        """Hold the key of `identity` alone; `waiting` is called with a sentence when another run holds it.
+
+        Raises RecipeError when this very run holds it already: then the script depends on itself.
+        """
+        key = identity.key()
+        if key in self._held:
+            raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
+        locks = self.root / ".locks"
+        with translated_os_errors("lock the cache in", locks):
+            locks.mkdir(parents=True, exist_ok=True)
+            handle = os.open(locks / key[:16], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+                waiting(f"another run (process {holder or 'unknown'}) is making the same; waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            self._held.add(key)
+            yield
+        finally:
+            self._held.discard(key)
+            os.close(handle)
+
+    @contextmanager
+    def new_folder(self, identity: Identity) -> Iterator[Path]:
+        """Give the empty folder of a further entry. To be called with the lock held."""
+        number = 0
+        while (folder := self._folder(identity, number)).joinpath(_META_FILE).exists():
+            number += 1
+        with translated_os_errors("make a cache entry in", self.root):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        with self._removed_unless_finished(folder):
+            yield folder
+
+    @contextmanager
+    def renewed_folder(self, entry: Entry) -> Iterator[Path]:
+        """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
+        old = entry.folder.with_name(f".{entry.folder.name}.old")
+        with translated_os_errors("renew a cache entry in", self.root):
+            shutil.rmtree(old, ignore_errors=True)
+            entry.folder.rename(old)
+            entry.folder.mkdir()
+        try:
+            with self._removed_unless_finished(entry.folder):
+                yield entry.folder
+        except BaseException:
+            old.rename(entry.folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+    @contextmanager
+    def _removed_unless_finished(self, folder: Path) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not (folder / _META_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def recover(self, identity: Identity) -> None:
+        """Bring back an entry that a killed renewal had set aside. With the lock held."""
+        number = 0
+        while True:
+            folder = self._folder(identity, number)
+            old = folder.with_name(f".{folder.name}.old")
+            if old.exists():
+                if (folder / _META_FILE).exists():
+                    shutil.rmtree(old, ignore_errors=True)
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    old.rename(folder)
+            elif not folder.exists():
+                return
+            number += 1
+
+    def drop(self, entry: Entry) -> None:
+        """Remove an entry whose parts vanished. With the lock held."""
+        (entry.folder / _META_FILE).unlink(missing_ok=True)
+        shutil.rmtree(entry.folder, ignore_errors=True)
+
+    def finish(
+        self, folder: Path, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
+        result: Mapping[str, Any],
+    ) -> None:
+        """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it."""
+        new_env = {key: value for key, value in result["new_env"].items() if not secret_key(key)}
+        paths = sorted({value for value in new_env.values() if isinstance(value, str) and value.startswith("/")
+                        and Path(value).exists()} | {str(path) for path in folder.iterdir()})
+        write_json(folder / STATE_FILE, {**result, "new_env": new_env, "folder": str(folder), "paths": paths})
+        meta = {
+            "alias": "", "uid": folder.name, "automation_alias": CACHE_AUTOMATION[0],
+            "automation_uid": CACHE_AUTOMATION[1], "tags": list(dict.fromkeys(tags)),
+            "associated_script_artifact": f"{script[0]},{script[1]}", "associated_script_artifact_uid": script[1],
+            "version": result.get("version", ""), "asked_version": asked, "made_at": time.time(), _KEY: identity.key(),
+        }
+        write_json(folder / _META_FILE, meta)
+        self._index(meta, folder)
+
+    def _index(self, meta: dict[str, Any], folder: Path) -> None:
+        """Add an entry to cmind's index on disk under a lock of our own, since cmind rewrites it from memory."""
+        index = getattr(self._cmind, "index", None)
+        if index is None or not self._cmind.use_index:
+            return
+        path = Path(index.full_path_to_index)
+        with (self.root / ".locks" / "index").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fresh = json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                fresh = index.meta
+            index.meta = fresh
+            index.add(meta, str(folder), ("local", "9a3280b14a4285c9"), update=True)
+            write_bytes(path, json.dumps(index.meta, indent=2).encode())
+            index.updated = False
+
+    def _folder(self, identity: Identity, number: int) -> Path:
+        return self.root / hashlib.sha256(f"{identity.key()}:{number}".encode()).hexdigest()[:16]
+
+

@@ -1,0 +1,74 @@
+"""YAML and JSON documents, read with the C loader where PyYAML has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError
+
+__all__ = ["has_meta", "merged", "read_json", "read_meta", "read_yaml"]
+
+_META_NAMES = ("_cm.yaml", "_cm.json")
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds. Raises RecipeError naming file and line when it is not YAML."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506 both are safe loaders
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path} is not YAML", cause=str(error)) from error
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds. Raises RecipeError naming the file when it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RecipeError(f"{path} is not JSON", cause=str(error)) from error
+
+
+def has_meta(folder: Path) -> bool:
+    """Tell whether `folder` is a CM artifact."""
+    return any((folder / name).is_file() for name in _META_NAMES)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the meta of the artifact in `folder`: `_cm.yaml`, updated by `_cm.json` where both exist.
+
+    Raises RecipeError when there is none or it is not a mapping.
+    """
+    meta: dict[str, Any] = {}
+    found = False
+    for name in _META_NAMES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        found = True
+        part = read_yaml(path) if name.endswith(".yaml") else read_json(path)
+        if not isinstance(part, Mapping):
+            raise RecipeError(f"{path} is not a mapping of keys to values")
+        meta.update(part)
+    if not found:
+        raise RecipeError(f"there is no _cm.yaml in {folder}")
+    return meta
+
+
+def merged(first: Any, second: Any) -> Any:
+    """Return `first` with `second` merged in: mappings by key, lists appended without repeats, all else replaced.
+
+    Neither argument is changed.
+    """
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        result = dict(first)
+        for key, value in second.items():
+            result[key] = merged(result[key], value) if key in result else value
+        return result
+    if isinstance(first, list) and isinstance(second, list):
+        return first + [item for item in second if item not in first]
+    return second

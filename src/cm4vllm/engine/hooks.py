@@ -1,0 +1,92 @@
+"""customize.py: loaded once a run, called at its moments, and every way it can fail turned into one error."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.engine.meta import ScriptMeta
+
+__all__ = ["Hooks", "working_in"]
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Make `folder` the working directory for a while: hooks and helpers of the public format rely on it."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+class Hooks:
+    """The functions of one script's customize.py."""
+
+    def __init__(self, script: ScriptMeta) -> None:
+        self._title = script.title()
+        self._path = script.path / "customize.py"
+        self._module = self._load() if self._path.is_file() else None
+
+    def _load(self) -> ModuleType:
+        name = f"customize_{self._path.parent.name.replace('-', '_')}"
+        spec = importlib.util.spec_from_file_location(name, self._path)
+        if spec is None or spec.loader is None:
+            raise RecipeError(f"{self._path} cannot be loaded")
+        module = importlib.util.module_from_spec(spec)
+        with self._explained("cannot be loaded"):
+            spec.loader.exec_module(module)
+        return module
+
+    def get(self, name: str) -> Callable[[dict[str, Any]], Any] | None:
+        """Return the hook of this name, if customize.py defines it."""
+        hook = getattr(self._module, name, None)
+        return hook if callable(hook) else None
+
+    def call(self, name: str, given: dict[str, Any]) -> Mapping[str, Any]:
+        """Call a hook and return its dictionary; an empty one when it is not defined.
+
+        Raises what it raises if that is a CmError, a CmError of its exit code when it returns one, and RecipeError with
+        file and line for everything else.
+        """
+        hook = self.get(name)
+        if hook is None:
+            return {}
+        with self._explained(f"{name} of {self._title} failed"):
+            result = hook(given)
+        if not isinstance(result, Mapping) or not isinstance(result.get("return"), int):
+            raise RecipeError(f"{name} of {self._title} returned {result!r}",
+                              cause=f"in {self._path}", remedy="it must return {'return': 0}")
+        if result["return"]:
+            raise CmError.again(result["return"], str(result.get("error") or f"{name} of {self._title} failed"))
+        return result
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CmError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RecipeError(f"{self._path.parent.name}: {what}", cause=self._where(error)) from error
+
+    def _where(self, error: BaseException) -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename) == self._path]
+        places = []
+        if own:
+            places.append(f"{self._path}:{own[-1].lineno}")
+        elif isinstance(error, SyntaxError):
+            places.append(f"{error.filename}:{error.lineno}")
+        last = frames[-1] if frames else None
+        if last is not None and (not own or last is not own[-1]) and not last.filename.startswith("<"):
+            places.append(f"{last.filename}:{last.lineno}")
+        return f"{type(error).__name__}: {error}\nat {', from '.join(places) or self._path}"

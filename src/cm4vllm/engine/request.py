@@ -1,0 +1,157 @@
+"""What is asked for: tags, flags and environment of one run, as cmind, a dependency or a customize.py gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.engine.conditions import is_no
+from cm4vllm.engine.environment import as_text
+from cm4vllm.engine.meta import Amendment, ScriptMeta, amendments_of, split_tags
+from cm4vllm.engine.versions import VERSION_KEYS, Wanted
+
+__all__ = ["ENGINE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs", "parse_tags"]
+
+#: Flags that become environment keys of the same meaning for every script.
+SPECIAL_INPUTS = {
+    "path": "CM_TMP_PATH", "input": "CM_INPUT", "output": "CM_OUTPUT", "outdirname": "CM_OUTDIRNAME",
+    "outbasename": "CM_OUTBASENAME", "name": "CM_NAME", "extra_cache_tags": "CM_EXTRA_CACHE_TAGS",
+    "skip_compile": "CM_SKIP_COMPILE", "skip_run": "CM_SKIP_RUN", "accept_license": "CM_ACCEPT_LICENSE",
+    "skip_system_deps": "CM_SKIP_SYSTEM_DEPS", "git_ssh": "CM_GIT_SSH", "gh_token": "CM_GH_TOKEN",
+    "quiet": "CM_QUIET", "verbose": "CM_VERBOSE", "v": "CM_VERBOSE",
+}
+
+#: Flags of the engine itself and what cmind adds; a script with strict_input knows these and its own.
+ENGINE_FLAGS = frozenset({
+    *SPECIAL_INPUTS, *VERSION_KEYS, "action", "automation", "artifact", "artifacts", "parsed_automation",
+    "parsed_artifact", "parsed_artifacts", "cmd", "unparsed_cmd", "out", "tags", "env", "const", "state", "const_state",
+    "adr", "ad", "add_deps", "add_deps_recursive", "new", "renew", "skip_cache", "force_cache", "force_skip_cache",
+    "silent", "s", "j", "json", "time", "space", "help", "h", "dirty", "debug", "debug_script", "debug_script_tags",
+    "debug_uid", "detected_versions", "fake_run", "prepare", "fake_deps", "print_deps", "print_env", "print_versions",
+    "print_readme", "save_env", "shell", "repro", "repro_prefix", "repro_dir", "dump_version_info", "pause",
+    "ignore_script_error", "skip_remembered_selections", "remembered_selections", "recursion", "recursion_spaces",
+    "run_state", "save_to_json", "save_to_yaml", "common", "ignore_inheritance", "cm_debug", "docker_cache", "verify",
+    "fail", "force", "f",
+})
+
+
+def flag(inputs: Mapping[str, Any], *names: str) -> bool:
+    """Tell whether one of these flags is given and does not say no."""
+    return any(name in inputs and not is_no(as_text(inputs[name])) for name in names)
+
+
+def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
+    """Split tags into script tags, excluded script tags, variations and excluded variations.
+
+    Raises UsageError for one that is both asked for and excluded.
+    """
+    kinds: tuple[list[str], list[str], list[str], list[str]] = ([], [], [], [])
+    for tag in split_tags(tags):
+        for prefix, kind in (("-_", 3), ("_-", 3), ("_", 2), ("-", 1), ("", 0)):
+            if tag.startswith(prefix):
+                kinds[kind].append(tag[len(prefix):])
+                break
+    for wanted, excluded in ((kinds[0], kinds[1]), (kinds[2], kinds[3])):
+        if both := set(wanted) & set(excluded):
+            raise UsageError(f"{min(both)!r} is both asked for and excluded", remedy="leave one of the two out")
+    return tuple(tuple(kind) for kind in kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One run of one script. `inputs` is all that was given, as given; `folder` is where it works unless cached.
+
+    `explicit` names the environment keys that a person gave on the command line.
+    """
+
+    tags: tuple[str, ...] = ()
+    excluded_tags: tuple[str, ...] = ()
+    variations: tuple[str, ...] = ()
+    excluded_variations: tuple[str, ...] = ()
+    name: str = ""
+    repo: str = ""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    const: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    const_state: Mapping[str, Any] = field(default_factory=dict)
+    adr: tuple[Amendment, ...] = ()
+    ad: tuple[Amendment, ...] = ()
+    wanted: Wanted = field(default_factory=Wanted)
+    extra_cache_tags: tuple[str, ...] = ()
+    force_new_env_keys: tuple[str, ...] = ()
+    explicit: frozenset[str] = frozenset()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path
+    is_dependency: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], folder: Path, *, from_person: bool = False) -> Request:
+        """Read the input dictionary of an action. Raises UsageError when it names no script."""
+        tags, name, repo = given.get("tags"), "", ""
+        parsed = given.get("parsed_artifact") or []
+        artifact = str(given.get("artifact") or "")
+        if " " in artifact.strip():
+            tags = [*split_tags(tags), *artifact.split()]
+        elif parsed:
+            name = parsed[0][1] or parsed[0][0]
+            repo = (parsed[1][1] or parsed[1][0]) if len(parsed) > 1 else ""
+        elif artifact:
+            name = artifact
+        env = _mapping(given, "env")
+        script_tags, excluded_tags, variations, excluded_variations = parse_tags(tags)
+        if not script_tags and not name:
+            raise UsageError("which script?", cause="neither tags nor a name are given",
+                             remedy="for example: cm run script --tags=detect,os")
+        return cls(
+            tags=script_tags, excluded_tags=excluded_tags, variations=variations,
+            excluded_variations=excluded_variations, name=name, repo=repo, env=env, const=_mapping(given, "const"),
+            state=_mapping(given, "state"), const_state=_mapping(given, "const_state"),
+            adr=amendments_of(_mapping(given, "adr")) + amendments_of(_mapping(given, "add_deps_recursive")),
+            ad=amendments_of(_mapping(given, "ad")) + amendments_of(_mapping(given, "add_deps")),
+            wanted=Wanted.of(given), extra_cache_tags=split_tags(given.get("extra_cache_tags")),
+            explicit=frozenset(env) if from_person else frozenset(), inputs=given, folder=folder,
+        )
+
+    def title(self) -> str:
+        """Return the request as its tags would be typed."""
+        words = [*self.tags, *(f"-{tag}" for tag in self.excluded_tags), *(f"_{name}" for name in self.variations),
+                 *(f"-_{name}" for name in self.excluded_variations)]
+        return ",".join(words) or self.name
+
+
+def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = given.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"--{key} needs a key, as in --{key}.KEY=value", cause=f"got {value!r}")
+    return value
+
+
+def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that neither the engine nor a script with strict_input knows."""
+    if not script.strict_input:
+        return
+    own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
+    for key in inputs:
+        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_"):
+            raise UsageError(f"{script.title()} has no input --{key}", remedy=nearest(key, own)
+                             if own else "it takes no inputs of its own")
+
+
+def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what flags say in the environment: the special ones of all scripts, and those of input_mapping.
+
+    A list (`--key,=a,b`) becomes comma-separated text, as the same flag without the comma would give.
+    """
+    special = {SPECIAL_INPUTS[key]: _text(value) for key, value in inputs.items()
+               if key in SPECIAL_INPUTS and value not in (None, "")}
+    mapping = {key.replace("-", "_"): target for key, target in script.input_mapping.items()}
+    mapped = {mapping[key]: _text(value) for key, value in inputs.items() if key in mapping and value is not None}
+    return special, mapped
+
+
+def _text(value: Any) -> Any:
+    text = as_text(value)
+    return ",".join(text) if isinstance(text, list) else text

@@ -1,0 +1,96 @@
+"""Versions: how they compare, which one is wanted, and which one a script falls back to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["VERSION_KEYS", "Wanted", "version_key"]
+
+#: Input and meta keys, in the order of Wanted's fields; in the environment they are CM_<UPPER>.
+VERSION_KEYS = ("version", "version_min", "version_max", "version_max_usable")
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key: numbers compare as numbers, a number is newer than a word (1.0 > 1.0rc1), 1.0 equals 1.0.0."""
+    parts = [(1, int(part), "") if part.isdigit() else (-1, 0, part)
+             for part in re.findall(r"\d+|[a-zA-Z]+", version.partition("+")[0])]
+    while parts and parts[-1] == (1, 0, ""):
+        parts.pop()
+    # The end of a version stands between a word (pre-release) and a further number.
+    return (*parts, (0, 0, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The versions that a request accepts; empty strings stand for no limit."""
+
+    version: str = ""
+    minimum: str = ""
+    maximum: str = ""
+    max_usable: str = ""
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any]) -> Wanted:
+        """Read the version keys of an input, a dependency or a meta."""
+        return cls(*(_text(source.get(key)) for key in VERSION_KEYS))
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, Any]) -> Wanted:
+        """Read the CM_VERSION* keys."""
+        return cls(*(_text(env.get(f"CM_{key.upper()}")) for key in VERSION_KEYS))
+
+    def or_else(self, other: Wanted) -> Wanted:
+        """Return this with what it leaves open taken from `other`."""
+        return Wanted(self.version or other.version, self.minimum or other.minimum, self.maximum or other.maximum,
+                      self.max_usable or other.max_usable)
+
+    def __bool__(self) -> bool:
+        return bool(self.version or self.minimum or self.maximum)
+
+    def accepts(self, version: str) -> bool:
+        """Tell whether a known version fits."""
+        key = version_key(version)
+        if self.version and key != version_key(self.version):
+            return False
+        if self.minimum and key < version_key(self.minimum):
+            return False
+        return not (self.maximum and key > version_key(self.maximum))
+
+    def with_default(self, default: str) -> Wanted:
+        """Return what is wanted once nothing suitable is at hand: the default, moved into the limits."""
+        if self.version or not default:
+            return self
+        key = version_key(default)
+        if self.minimum and key < version_key(self.minimum):
+            default = self.minimum
+        elif self.maximum and key > version_key(self.maximum):
+            default = self.max_usable or self.maximum
+        return replace(self, version=default)
+
+    def environment(self) -> dict[str, str]:
+        """Return the CM_VERSION* keys and the limits in pip's notation."""
+        env = {f"CM_{key.upper()}": value for key, value in zip(
+            VERSION_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True) if value}
+        if pip := self.pip_text():
+            env["CM_TMP_PIP_VERSION_STRING"] = pip
+        return env
+
+    def pip_text(self) -> str:
+        """Return `==1.2`, `>=1,<=2`, or nothing."""
+        if self.version:
+            return f"=={self.version}"
+        limits = [f">={self.minimum}"] if self.minimum else []
+        if self.maximum:
+            limits.append(f"<={self.maximum}")
+        return ",".join(limits)
+
+    def __str__(self) -> str:
+        return self.pip_text() or "any"
+
+
+def _text(value: Any) -> str:
+    # `--version` without a value arrives as True; it asks for nothing.
+    return "" if value is None or isinstance(value, bool) else str(value)
