@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
@@ -20,7 +21,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.submission.source import Source, extract_checker
 
-__all__ = ["check_submission", "run_checkers", "unexpected_findings"]
+__all__ = ["check_submission", "is_rehearsal", "run_checkers", "unexpected_findings"]
 
 #: Each checker's name and how it is started from tools/submission, for rounds v6.0 and v6.1.
 _CHECKERS = {
@@ -54,21 +55,27 @@ _SUMS = tuple(re.compile(pattern) for pattern in (
 ))  # fmt: skip
 
 
-def check_submission(out: Path, submitter: str, round_name: str, source: Source, *, rehearsal: bool) -> CheckerRecord:
-    """Check OUT/submission, write OUT/checker.json and OUT/checker/*.log, and judge.
+def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
+    """Check a tree, write checker.json and checker/*.log beside it, and judge.
 
     Raises CheckerFailed when a result does not pass, and for a rehearsal when the checkers find what a short run does
-    not explain. SubmissionError when there is no tree.
+    not explain; the tree itself says which it is. SubmissionError when there is no tree.
     """
-    tree = out / "submission"
     if not tree.is_dir():
-        raise SubmissionError(f"no submission in {out}",
+        raise SubmissionError(f"no submission in {tree}",
                               remedy="build it first: --tags=generate,mlperf,inference,submission")
+    logs = tree.parent / "checker"
     with step("official submission checkers"):
-        record = run_checkers(tree, submitter, round_name, source, out / "checker")
-    write_record(out / CHECKER_FILE, record)
-    _judge(record, out / "checker", rehearsal=rehearsal)
+        record = run_checkers(tree, submitter, round_name, source, logs)
+    write_record(tree.parent / CHECKER_FILE, record)
+    _judge(record, logs, rehearsal=is_rehearsal(tree, submitter))
     return record
+
+
+def is_rehearsal(tree: Path, submitter: str) -> bool:
+    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    files = list(tree.glob(f"*/{submitter}/results/*/*/*/measurements.json"))
+    return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace") for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -99,11 +106,10 @@ def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: 
          logs: Path) -> CheckerRun:
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
     table.unlink(missing_ok=True)
-    # -s and -E: neither the user's packages nor PYTHON* change what the checker does; -B leaves no __pycache__.
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
-    argv = [sys.executable, "-s", "-B", *words, *options]
+    argv = [sys.executable, "-B", *words, *options]
     try:
-        done = run(argv, cwd=tools, env={"PYTHONPATH": "", "PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
+        done = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
         status = done.status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
@@ -114,7 +120,7 @@ def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: 
     if crashed:
         errors.append(f"crashed: {lines[-1] if lines else exit_in_words(status)}")
     return CheckerRun(
-        name=name, argv=["python", *argv[1:3], *words, "--input", tree.name, *options[2:6]], status=status,
+        name=name, argv=["python", "-B", *words, "--input", tree.name, *options[2:6]], status=status,
         results=results, errors=errors, warnings=warnings, crashed=crashed,
         passed=status == 0 and results >= 1 and not crashed,
     )

@@ -23,7 +23,10 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 
 
 class SystemSettings(Record, frozen=True, kw_only=True):
-    """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none."""
+    """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none.
+
+    `name` overrides the system's name.
+    """
 
     folder: str
     server_record: str
@@ -32,6 +35,7 @@ class SystemSettings(Record, frozen=True, kw_only=True):
     category: str = "datacenter"
     execution_mode: str = "test"
     system_file: str = ""
+    name: str = ""
 
 
 #: The environment key of each field.
@@ -43,6 +47,7 @@ KEYS = {
     "category": "CM_MLPERF_SUBMISSION_SYSTEM_TYPE",
     "execution_mode": "CM_MLPERF_RUN_STYLE",
     "system_file": "CM_MLPERF_SYSTEM_FILE",
+    "name": "CM_HW_NAME",
 }
 
 
@@ -65,6 +70,9 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     folder = Path(settings.folder)
     server = read_record(Path(settings.server_record), ServerRecord)
     facts = detect_machine()
+    stated = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else {}
+    if settings.name:
+        stated["system_name"] = settings.name
     asked = SystemAsked(
         submitter=settings.submitter,
         division=settings.division,
@@ -74,7 +82,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         accelerators=accelerators_of(server),
         here=runs_here(server.endpoint),
         rehearsal=settings.execution_mode == "test",
-        stated=read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else {},
+        stated=stated,
     )
     description = describe_system(facts, asked)
     write_record(folder / "machine.json", facts)

@@ -22,9 +22,10 @@ from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.sources import source_files
 from cm4vllm.submission.system import SYSTEM_FILE
 
-__all__ = ["TreeAsked", "build_tree"]
+__all__ = ["TreeAsked", "build_tree", "system_folder"]
 
 SUPPORTED_ROUND = "v6.1"
+_DESCRIBE = "describe the system again: --tags=get,sut,description"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,8 @@ def build_tree(asked: TreeAsked) -> Path:
     if asked.division is not Division.OPEN:
         raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
                               cause="it needs compliance tests, which are not built yet")
-    system = _system(asked)
-    name = folder_name(system)
+    system = _checked_system(asked)
+    name = system_folder(asked.out)
     runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes)
     settings = runs[0].performance.settings
     if settings.round != SUPPORTED_ROUND:
@@ -84,21 +85,30 @@ def build_tree(asked: TreeAsked) -> Path:
     return submission
 
 
-def _system(asked: TreeAsked) -> dict[str, str]:
-    path = asked.out / "system" / SYSTEM_FILE
+def system_folder(out: Path) -> str:
+    """Return the name of the system's folder below results/ in the tree made of `out`."""
+    return folder_name(_system(out))
+
+
+def _system(out: Path) -> dict[str, str]:
+    path = out / "system" / SYSTEM_FILE
     try:
         system = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise SubmissionError(f"no submission without {path}", cause=str(error),
-                              remedy="describe the system first: --tags=get,sut,description") from error
-    missing = [key for key in KEYS if not isinstance(system.get(key), str)]
+        raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_DESCRIBE) from error
+    missing = [key for key in KEYS if not isinstance(system, dict) or not isinstance(system.get(key), str)]
     if missing:
-        raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy="describe the system again")
+        raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy=_DESCRIBE)
+    return {key: system[key] for key in KEYS}
+
+
+def _checked_system(asked: TreeAsked) -> dict[str, str]:
+    system = _system(asked.out)
     for key, wanted in (("submitter", asked.submitter), ("division", str(asked.division))):
         if system[key] != wanted:
-            raise SubmissionError(f"{path} has {key} {system[key]!r}", cause=f"the submission's is {wanted!r}",
-                                  remedy="describe the system again: --tags=get,sut,description")
-    return {key: system[key] for key in KEYS}
+            raise SubmissionError(f"the system description has {key} {system[key]!r}",
+                                  cause=f"the submission's is {wanted!r}", remedy=_DESCRIBE)
+    return system
 
 
 def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
@@ -106,7 +116,7 @@ def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
     marked = [key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in system[key]]
     if marked and not notice:
         raise SubmissionError(f"{SYSTEM_FILE} is that of a rehearsal, the runs are not",
-                              remedy="describe the system again: --tags=get,sut,description")
+                              remedy=_DESCRIBE)
     return system | {key: f"{notice} {system[key]}".strip() for key in ("hw_notes", "sw_notes") if key not in marked}
 
 

@@ -1,0 +1,10 @@
+"""Gives the operating system of this machine."""
+
+
+def preprocess(i):
+    from cm4vllm.hardware.os_release import os_env
+
+    found = os_env()
+    i["env"].update({key: value for key, value in found.items() if value})
+    i["state"]["os_uname_machine"] = found["CM_HOST_OS_MACHINE"]
+    return {"return": 0}

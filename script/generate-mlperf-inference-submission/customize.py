@@ -1,0 +1,30 @@
+"""Builds the submission tree from a campaign's records, with the texts of the report."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.progress import say
+    from cm4vllm.common.records import read_record
+    from cm4vllm.report.readme import measurement_readmes
+    from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+    from cm4vllm.report.summary import summary_html
+    from cm4vllm.rules.scenarios import Division
+    from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
+
+    env = i["env"]
+    out = Path(env.get("CM_MLPERF_RESULTS_DIR", "")).absolute()
+    campaign = read_record(out / CAMPAIGN_FILE, CampaignRecord)
+    tree = build_tree(TreeAsked(
+        out=out,
+        submitter=env.get("CM_MLPERF_SUBMITTER") or campaign.submitter,
+        model=campaign.model or env.get("CM_ML_MODEL_NAME", ""),
+        readmes=measurement_readmes(out),
+        command=campaign.command,
+        commit=campaign.commit,
+        division=Division.parse(env.get("CM_MLPERF_SUBMISSION_DIVISION") or campaign.division),
+        extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out)},
+    ))
+    say(f"submission tree: {tree}")
+    env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)
+    return {"return": 0}

@@ -1,0 +1,18 @@
+"""Writes the system description of a submission, and says what it leaves open."""
+
+
+def preprocess(i):
+    from cm4vllm.common.progress import say
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.submission.system import KEYS, SystemSettings, write_system
+
+    env = i["env"]
+    files = write_system(read_settings(SystemSettings, env, KEYS))
+    if files.not_stated:
+        say(f"system description: not stated: {', '.join(files.not_stated)}")
+    if files.template is not None:
+        say(f"system description: fill in {files.template} and give it with --system_file to state them")
+    env["CM_SUT_DESCRIPTION"] = str(files.description)
+    env["CM_SUT_NAME"] = files.name
+    env["CM_SUT_NOT_STATED"] = ",".join(files.not_stated)
+    return {"return": 0}

@@ -1,0 +1,132 @@
+"""A campaign's results on disk: logs of real LoadGen runs, and the records that the other rooms write beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of, write_json, write_text
+from cm4vllm.common.records import write_record
+from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name
+from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
+from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.source import Source, open_source
+from cm4vllm.submission.tree import TreeAsked
+
+SUBMITTER = "Nobody"
+MODEL = "tiny-llama"
+VLLM = "0.32.0"
+SAMPLES = 200
+#: A server run lasts one pass over the samples, 2 s here. The Offline run keeps the rules' duration, and misses it.
+CONF = "*.Server.target_qps = 100\n*.Server.min_duration = 1000\n" \
+    "*.Offline.target_qps = 0.3\n*.Offline.min_query_count = 200\n"
+
+
+def run_loadgen(out: Path, scenario: str, mode: str, *, samples: int = SAMPLES, spread_s: float = 1.5,
+                conf: str = CONF) -> None:
+    out.mkdir(parents=True)
+    (out / "user.conf").write_text(conf)
+    subprocess.run([sys.executable, str(Path(__file__).with_name("loadgen_sut.py")), str(out), scenario, mode,
+                    str(samples), str(spread_s)], check=True, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LoadGen's own logs of four short runs: <scenario>/<mode>/."""
+    folder = tmp_path_factory.mktemp("loadgen")
+    for scenario in Scenario:
+        for mode in Mode:
+            run_loadgen(folder / scenario / mode, scenario, mode)
+    return folder
+
+
+def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) -> TreeAsked:
+    """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
+    asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
+                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, accelerators=0, rehearsal=rehearsal)
+    system = describe_system(detect_machine(), asked)
+    write_json(out / "system" / "system.json", system)
+    for scenario in Scenario:
+        for mode in Mode:
+            folder = out / "runs" / folder_name(system) / MODEL / scenario / mode
+            folder.mkdir(parents=True)
+            for log in (logs / scenario / mode).iterdir():
+                os.link(log, folder / log.name)
+            record = run_record(folder, scenario, mode, rehearsal=rehearsal, samples=samples)
+            write_record(folder / "run.json", record)
+            if mode is Mode.ACCURACY:
+                write_scores(folder, record, samples)
+    return TreeAsked(out=out, submitter=SUBMITTER, model=MODEL, command="cm run script --tags=run-mlperf,inference",
+                     readmes={scenario: f"# {scenario}: measured\n" for scenario in Scenario},
+                     extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"})
+
+
+def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int) -> RunRecord:
+    benchmark = BENCHMARKS["llama3.1-8b"]
+    settings = RunSettings(
+        rehearsal=rehearsal, round="v6.1", benchmark=benchmark.name, loadgen_name=benchmark.loadgen_name,
+        scenario=scenario, mode=mode, user_conf=(folder / "user.conf").read_text(), samples=samples, max_tokens=128,
+        min_tokens=2, max_in_flight=64, target_qps=100, target_qps_source="given",
+        model=ModelRecord(name=MODEL, path="/models/tiny-llama", source="trained in /models/tiny-llama",
+                          sha256="1" * 64, weight_data_types="bf16"),
+        dataset=DatasetRecord(name="tiny", path="/data/tiny.json", source="made here", sha256="2" * 64, samples=samples,
+                              max_input_tokens=100),
+        server=ServerRecord(endpoint="http://127.0.0.1:8000", model_name=MODEL, max_model_len=2048, version=VLLM,
+                            owned=True, packages={"torch": "2.13.0+cpu"}),
+    )
+    files = {path.name: sha256_of(path) for path in folder.glob("mlperf_log_*")}
+    return RunRecord(
+        notice=REHEARSAL_NOTICE if rehearsal else "", settings=settings, settings_sha256="3" * 64,
+        started_at="2026-01-01T00:00:00+00:00", ended_at="2026-01-01T00:10:00+00:00", duration_s=600,
+        loadgen_version="6.0.17", versions={"mlcommons-loadgen": "6.0.17"}, files=files,
+        client=ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1,
+                            completion_tokens=8 * samples),
+    )
+
+
+def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
+    values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples}
+    write_text(folder / "accuracy.txt", f"{values}\n")
+    write_record(folder / "accuracy.json", AccuracyRecord(
+        notice=record.notice, scores=[], values=values, samples=samples, samples_expected=samples, tokens=8 * samples,
+        scorer="rouge", sentences="punkt_tab", log_sha256=record.files["mlperf_log_accuracy.json"], duration_s=1,
+    ))
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
+    """Lay out a campaign's results over short real runs."""
+    return lambda *, rehearsal=True: make_out(tmp_path / "out", loadgen_logs, rehearsal=rehearsal)
+
+
+@pytest.fixture(scope="session")
+def inference() -> Source:
+    """mlcommons/inference, from the git directory that INFERENCE_GIT names."""
+    folder = os.environ.get("INFERENCE_GIT")
+    if not folder:
+        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+    return open_source(Path(folder))
+
+
+@pytest.fixture
+def rewrite() -> Callable[[Path, Callable[[dict], object]], None]:
+    """Change a JSON file in place."""
+
+    def change_file(path: Path, change: Callable[[dict], object]) -> None:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return change_file

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+import cm4vllm
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import sha256_of
+from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.submission.tree import build_tree, system_folder
+
+
+def measurement(asked, scenario=Scenario.OFFLINE):
+    home = asked.out / "submission" / "open" / asked.submitter
+    return home / "results" / system_folder(asked.out) / asked.model / scenario
+
+
+def runs(asked, scenario="Offline", mode="performance"):
+    return asked.out / "runs" / system_folder(asked.out) / asked.model / scenario / mode
+
+
+def test_the_tree_has_every_file_of_the_round(campaign):
+    asked = campaign()
+    build_tree(asked)
+    for scenario in Scenario:
+        found = {path.relative_to(measurement(asked, scenario)).as_posix()
+                 for path in measurement(asked, scenario).rglob("*") if path.is_file()}
+        assert found == {
+            "measurements.json", "user.conf", "README.md", "accuracy/accuracy.txt", "accuracy/mlperf_log_accuracy.json",
+            "accuracy/mlperf_log_detail.txt", "accuracy/mlperf_log_summary.txt",
+            "performance/run_1/mlperf_log_detail.txt", "performance/run_1/mlperf_log_summary.txt",
+        }
+    home = asked.out / "submission" / "open" / asked.submitter
+    assert (home / "systems" / f"{system_folder(asked.out)}.json").is_file()
+    assert json.loads((home / "model_mapping.json").read_text()) == {asked.model: "llama3.1-8b"}
+    assert (measurement(asked).parents[1] / "summary.html").read_text() == "<html></html>\n"
+
+
+def test_logs_are_those_of_the_runs_byte_for_byte(campaign):
+    asked = campaign()
+    build_tree(asked)
+    copied = [path for path in measurement(asked).rglob("mlperf_log_*")]
+    assert len(copied) == 5
+    for path in copied:
+        mode = "accuracy" if path.parent.name == "accuracy" else "performance"
+        assert sha256_of(path) == sha256_of(runs(asked, mode=mode) / path.name)
+
+
+def test_a_rehearsal_says_so_in_every_file_that_may_carry_text(campaign):
+    asked = campaign(rehearsal=True)
+    tree = build_tree(asked)
+    marked = [path for path in tree.rglob("*") if path.name in
+              ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
+    marked += list(tree.glob("*/*/systems/*.json"))
+    assert len(marked) == 2 * 4 + 2
+    for path in marked:
+        assert REHEARSAL_NOTICE in path.read_text(), path
+
+
+def test_a_result_carries_no_notice_of_a_rehearsal(campaign):
+    tree = build_tree(campaign(rehearsal=False))
+    program = tree / "open" / "Nobody" / "src" / "cm4vllm"
+    for path in tree.rglob("*"):
+        if path.is_file() and program not in path.parents:
+            assert REHEARSAL_NOTICE not in path.read_text(), path
+
+
+def test_measurements_state_the_five_keys_and_no_path_of_the_machine(campaign):
+    asked = campaign()
+    build_tree(asked)
+    content = json.loads((measurement(asked) / "measurements.json").read_text())
+    assert content["input_data_types"] == "int32"
+    assert content["weight_data_types"] == "bf16"
+    assert content["starting_weights_filename"] == "tiny-llama"
+    assert content["retraining"] == "not the benchmark's weights: trained in tiny-llama"
+    assert content["weight_transformations"] == "none"
+
+
+def test_the_source_page_names_version_command_and_commit(campaign):
+    asked = dataclasses.replace(campaign(), commit="0123abc", command=f"cm run script --output_dir={Path.home()}/r")
+    build_tree(asked)
+    page = (asked.out / "submission" / "open" / asked.submitter / "src" / asked.model / "README.md").read_text()
+    assert f"cm4vllm {cm4vllm.__version__}, commit 0123abc" in page
+    assert "cm run script --output_dir=~/r" in page
+
+
+def test_the_program_in_the_tree_is_a_cm_repository_that_imports(campaign):
+    asked = campaign()
+    build_tree(asked)
+    program = asked.out / "submission" / "open" / asked.submitter / "src" / "cm4vllm"
+    assert (program / "cmr.yaml").is_file()
+    assert (program / "script" / "detect-os" / "_cm.yaml").is_file()
+    for source in (program / "src").rglob("*.py"):
+        compile(source.read_text(), str(source), "exec")
+
+
+def test_nothing_private_reaches_the_tree(campaign):
+    asked = campaign()
+    tree = build_tree(asked)
+    private = [re.escape(str(asked.out)), rf"\b{re.escape(socket.gethostname())}\b", r"/models/"]
+    for path in tree.rglob("*"):
+        if path.is_file() and "src/cm4vllm" not in path.as_posix():
+            for word in private:
+                assert not re.search(word, path.read_text()), f"{word} in {path}"
+
+
+@pytest.mark.parametrize(("path", "what"), [
+    ("Offline/performance/run.json", "no submission without"),
+    ("Server/accuracy/run.json", "no submission without"),
+    ("Server/accuracy/accuracy.json", "no submission without"),
+    ("Server/accuracy/accuracy.txt", "accuracy.txt is missing"),
+    ("Server/accuracy/mlperf_log_accuracy.json", "mlperf_log_accuracy.json is missing"),
+    ("Offline/performance/mlperf_log_detail.txt", "mlperf_log_detail.txt is missing"),
+])  # fmt: skip
+def test_a_missing_file_is_refused(campaign, path, what):
+    asked = campaign()
+    (runs(asked).parents[1] / path).unlink()
+    with pytest.raises(SubmissionError, match=what):
+        build_tree(asked)
+
+
+def change_settings(rewrite, path, **values):
+    rewrite(path, lambda record: record["settings"].update(values))
+
+
+@pytest.mark.parametrize(("values", "what"), [
+    ({"benchmark": "llama2-70b-99.9"}, "benchmark"),
+    ({"round": "v6.0"}, "round"),
+])  # fmt: skip
+def test_runs_of_different_settings_are_refused(campaign, rewrite, values, what):
+    asked = campaign()
+    change_settings(rewrite, runs(asked, "Server") / "run.json", **values)
+    with pytest.raises(SubmissionError, match="do not belong together") as refused:
+        build_tree(asked)
+    assert f"differ in their {what}" in refused.value.cause
+
+
+@pytest.mark.parametrize("part", ["model", "dataset"])
+def test_runs_of_different_models_or_datasets_are_refused(campaign, rewrite, part):
+    asked = campaign()
+    rewrite(runs(asked, "Server", "accuracy") / "run.json",
+            lambda record: record["settings"][part].update(sha256="f" * 64))
+    with pytest.raises(SubmissionError, match="do not belong together") as refused:
+        build_tree(asked)
+    assert f"differ in their {part}" in refused.value.cause
+
+
+def test_runs_of_different_servers_are_refused(campaign, rewrite):
+    asked = campaign()
+    rewrite(runs(asked, "Server") / "run.json", lambda record: record["settings"]["server"].update(version="0.31.0"))
+    with pytest.raises(SubmissionError, match="do not belong together"):
+        build_tree(asked)
+
+
+def test_a_rehearsal_among_results_is_refused(campaign, rewrite):
+    asked = campaign(rehearsal=False)
+
+    def rehearse(record):
+        record["settings"]["rehearsal"] = True
+        record["notice"] = REHEARSAL_NOTICE
+
+    rewrite(runs(asked, "Server") / "run.json", rehearse)
+    with pytest.raises(SubmissionError, match="do not belong together"):
+        build_tree(asked)
+
+
+def test_a_rehearsal_that_lost_its_notice_is_refused(campaign, rewrite):
+    asked = campaign(rehearsal=True)
+    for mode in ("performance", "accuracy"):
+        for scenario in Scenario:
+            rewrite(runs(asked, scenario, mode) / "run.json", lambda record: record.update(notice=""))
+    with pytest.raises(SubmissionError, match="contradicts itself"):
+        build_tree(asked)
+
+
+def test_the_description_of_a_rehearsal_is_refused_for_a_result(campaign, rewrite):
+    asked = campaign(rehearsal=False)
+    rewrite(asked.out / "system" / "system.json", lambda system: system.update(sw_notes=REHEARSAL_NOTICE))
+    with pytest.raises(SubmissionError, match="is that of a rehearsal"):
+        build_tree(asked)
+
+
+def test_a_record_in_the_wrong_place_is_refused(campaign):
+    asked = campaign()
+    (runs(asked) / "run.json").write_text((runs(asked, "Server") / "run.json").read_text())
+    with pytest.raises(SubmissionError, match="record of a Server performance run"):
+        build_tree(asked)
+
+
+def test_a_changed_log_is_refused(campaign):
+    asked = campaign()
+    log = runs(asked) / "mlperf_log_detail.txt"
+    changed = log.read_text().replace("INVALID", "VALID")
+    log.unlink()
+    log.write_text(changed)
+    with pytest.raises(SubmissionError, match="is not the log that the run wrote"):
+        build_tree(asked)
+
+
+def test_scores_of_another_log_are_refused(campaign, rewrite):
+    asked = campaign()
+    rewrite(runs(asked, mode="accuracy") / "accuracy.json", lambda record: record.update(log_sha256="0" * 64))
+    with pytest.raises(SubmissionError, match="those of another log"):
+        build_tree(asked)
+
+
+def test_scores_of_a_part_of_the_samples_are_refused_for_a_result(campaign, rewrite):
+    asked = campaign(rehearsal=False)
+    rewrite(runs(asked, mode="accuracy") / "accuracy.json", lambda record: record.update(samples=7))
+    with pytest.raises(SubmissionError, match="is not whole"):
+        build_tree(asked)
+
+
+def test_a_model_whose_weights_are_unknown_is_refused(campaign, rewrite):
+    asked = campaign()
+    for scenario in Scenario:
+        for mode in ("performance", "accuracy"):
+            rewrite(runs(asked, scenario, mode) / "run.json",
+                    lambda record: record["settings"]["model"].update(weight_data_types=""))
+    with pytest.raises(SubmissionError, match="type of its weights"):
+        build_tree(asked)
+
+
+def test_a_description_of_another_server_is_refused(campaign, rewrite):
+    asked = campaign()
+    rewrite(asked.out / "system" / "system.json", lambda system: system.update(framework="vLLM 0.9.0"))
+    with pytest.raises(SubmissionError, match=r"vLLM 0\.9\.0"):
+        build_tree(asked)
+
+
+@pytest.mark.parametrize("change", [{"submitter": "Other"}, {"division": Division.CLOSED}])
+def test_another_submitter_or_division_than_described_is_refused(campaign, change):
+    with pytest.raises(SubmissionError):
+        build_tree(dataclasses.replace(campaign(), **change))
+
+
+def test_a_text_outside_the_submitters_folder_is_refused(campaign):
+    with pytest.raises(SubmissionError, match="not a path below"):
+        build_tree(dataclasses.replace(campaign(), extra_files={"../calibration.md": "x"}))
+
+
+def test_an_empty_readme_is_refused(campaign):
+    asked = campaign()
+    with pytest.raises(SubmissionError, match="README text of Server"):
+        build_tree(dataclasses.replace(asked, readmes={**asked.readmes, Scenario.SERVER: " \n"}))
+
+
+def test_a_refused_tree_leaves_the_earlier_one_as_it_was(campaign):
+    asked = campaign()
+    tree = build_tree(asked)
+    before = sorted((path.name, path.stat().st_size) for path in tree.rglob("*"))
+    (runs(asked, "Server") / "run.json").unlink()
+    with pytest.raises(SubmissionError):
+        build_tree(asked)
+    assert sorted((path.name, path.stat().st_size) for path in tree.rglob("*")) == before
+
+
+def test_one_scenario_alone_makes_a_tree(campaign):
+    asked = campaign()
+    build_tree(dataclasses.replace(asked, readmes={Scenario.OFFLINE: "# Offline\n"}))
+    assert measurement(asked).is_dir()
+    assert not measurement(asked, Scenario.SERVER).exists()
