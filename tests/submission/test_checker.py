@@ -92,8 +92,7 @@ MUTATIONS = {
         home(tree) / "accuracy" / "mlperf_log_accuracy.json"),
     "another round's seed": lambda tree, _: swap(
         home(tree) / "performance/run_1/mlperf_log_detail.txt", "2085463073848966840", "6023615788873153749"),
-    "error in the log": lambda tree, _: swap(
-        home(tree) / "performance/run_1/mlperf_log_detail.txt", '"is_error": false', '"is_error": true'),
+    "error in the log": lambda tree, _: add_error(home(tree) / "performance/run_1/mlperf_log_detail.txt"),
     "file that does not belong": lambda tree, _: (home(tree) / "accuracy" / "notes.txt").write_text("x"),
     "no src": lambda tree, _: shutil.rmtree(next(tree.glob("open/*/src"))),
     "no model mapping": lambda tree, _: next(tree.glob("open/*/model_mapping.json")).unlink(),
@@ -103,7 +102,15 @@ MUTATIONS = {
 def swap(path, old, new):
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new))
+
+
+def add_error(path):
+    """Let the log say that its first message was an error, and that there was one."""
+    lines = path.read_text().splitlines()
+    lines[0] = lines[0].replace('"is_error": false', '"is_error": true')
+    path.write_text("\n".join(lines))
+    swap(path, '"key": "num_errors", "value": 0', '"key": "num_errors", "value": 1')
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

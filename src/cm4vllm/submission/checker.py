@@ -38,7 +38,7 @@ _EXPECTED_OF_A_REHEARSAL = tuple(re.compile(pattern) for pattern in (
     r"Early stopping condition was not met",
     r"Required minimum samples per query not met by user config",
     r"accurcy run does not cover all dataset",
-    r"performance_sample_count, found \d+, needs to be >= \d+",
+    r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
     r"Failed extra check for TTFT and TPOT\. Obtained",
     r"Ending early: Max (test duration|query count) reached",
     r"has loadgen errors, number of errors",
