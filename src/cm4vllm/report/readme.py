@@ -1,0 +1,70 @@
+"""README.md of each measurement: what was run, on what, how to run it again, and what came out."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from cm4vllm.report import wording
+from cm4vllm.report.model import Measurement, Report, load
+from cm4vllm.report.verdict import missing
+from cm4vllm.report.versions import versions
+from cm4vllm.rules.scenarios import Scenario
+
+__all__ = ["measurement_readmes"]
+
+
+def measurement_readmes(out: Path, *, system: str = "", model: str = "") -> dict[Scenario, str]:
+    """Return the README of each measured scenario, as Markdown.
+
+    Raises what report.model.load raises.
+    """
+    report = load(out, system=system, model=model)
+    return {measurement.scenario: _text(report, measurement) for measurement in report.measurements}
+
+
+def _text(report: Report, measurement: Measurement) -> str:
+    run = measurement.run
+    text = _template().render(
+        report=report, m=measurement, run=run, settings=run.settings, server=run.settings.server,
+        command=wording.typed_command(report.campaign.command) if report.campaign else "",
+        server_command=wording.server_command(run.settings.server, run.settings.model.path),
+        versions=versions(report, run), missing=missing(report), w=wording,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@cache
+def _template() -> jinja2.Template:
+    # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=False,  # noqa: S701
+        trim_blocks=True, lstrip_blocks=True,
+    )
+    environment.filters.update(code=code, plain=plain, block=block)
+    return environment.get_template("measurement.md.j2")
+
+
+def code(value: Any) -> str:
+    """Put a value in a code span that nothing in it can close, fit for a table's cell."""
+    text = " ".join(str(value).split()).replace("|", "\\|")
+    fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
+
+
+def plain(value: Any) -> str:
+    """Escape what Markdown or HTML would take for markup."""
+    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
+
+
+def block(value: Any) -> str:
+    """Put text in a fenced block of shell that nothing in it can close."""
+    text = str(value)
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    return f"{fence}bash\n{text}\n{fence}"

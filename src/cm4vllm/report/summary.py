@@ -1,0 +1,48 @@
+"""summary.html: all that is known of a campaign on one page, in one file that loads nothing."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from cm4vllm.report import charts, wording
+from cm4vllm.report.model import Report, load
+from cm4vllm.report.system import groups
+from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios
+from cm4vllm.report.versions import versions
+
+__all__ = ["MAX_BYTES", "render", "summary_html"]
+
+#: The page stays below this, whatever a checker has to say.
+MAX_BYTES = 200_000
+
+#: So many findings of one checker are shown; the rest is counted, and stands in the checker's own log.
+MAX_FINDINGS = 50
+
+
+def summary_html(out: Path, *, system: str = "", model: str = "") -> str:
+    """Return the page of the campaign whose results are in `out`. Raises what report.model.load raises."""
+    return render(load(out, system=system, model=model))
+
+
+def render(report: Report) -> str:
+    """Return the page of a report: HTML without scripts and without anything to load."""
+    return _template().render(
+        report=report, run=report.run, settings=report.run.settings, server=report.server,
+        headline=headline(report), findings=findings(report), missing=missing(report),
+        missing_scenarios=missing_scenarios(report), groups=groups(report.system),
+        versions=versions(report, report.run), charts=charts, w=wording, max_findings=MAX_FINDINGS,
+        command=wording.typed_command(report.campaign.command) if report.campaign else "",
+        server_command=wording.server_command(report.server, report.model.path),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )
+    return environment.get_template("summary.html.j2")

@@ -1,0 +1,86 @@
+"""The system description as tables: which of its keys stand together, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Group", "groups", "label"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A titled table of the description: label, value, and whether anybody stated it."""
+
+    title: str
+    rows: tuple[tuple[str, str, bool], ...]
+    note: str = ""
+
+
+_GROUPS: dict[str, dict[str, str]] = {
+    "System": {
+        "system_name": "System", "submitter": "Submitter", "division": "Division", "status": "Status",
+        "system_type": "Category", "system_type_detail": "Category, in detail", "number_of_nodes": "Nodes",
+    },
+    "Accelerators": {
+        "accelerators_per_node": "Accelerators a node", "accelerator_model_name": "Accelerator",
+        "accelerator_memory_capacity": "Accelerator memory",
+        "accelerator_memory_configuration": "Accelerator memory type",
+        "accelerator_frequency": "Accelerator frequency",
+        "accelerator_on-chip_memories": "Accelerator on-chip memories",
+        "accelerator_host_interconnect": "Accelerator to host",
+        "accelerator_interconnect": "Accelerator to accelerator",
+        "accelerator_interconnect_topology": "Accelerator topology",
+    },
+    "Processor and memory": {
+        "host_processor_model_name": "Processor", "host_processors_per_node": "Processors a node",
+        "host_processor_core_count": "Cores a processor", "host_processor_frequency": "Processor frequency",
+        "host_processor_caches": "Processor caches", "host_processor_interconnect": "Processor interconnect",
+        "host_memory_capacity": "Memory", "host_memory_configuration": "Memory configuration",
+    },
+    "Other hardware": {
+        "host_storage_capacity": "Storage", "host_storage_type": "Storage type", "cooling": "Cooling",
+        "hw_notes": "Hardware notes",
+    },
+    "Network": {
+        "host_networking": "Network", "host_networking_topology": "Network topology",
+        "host_network_card_count": "Network cards",
+    },
+    "Software": {
+        "framework": "Framework", "operating_system": "Operating system", "other_software_stack": "Other software",
+        "sw_notes": "Software notes",
+    },
+}  # fmt: skip
+
+_LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
+
+#: Remarks: nobody misses them where there is nothing to remark.
+_REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
+
+
+def label(key: str) -> str:
+    """Return what a key of the description is called; the key itself where it has no other name."""
+    return _LABELS.get(key, key)
+
+
+def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
+    """Return the description as tables: all its keys, those that we have no name for in a last one."""
+    found = [_group(title, list(rows), description) for title, rows in _GROUPS.items()]
+    others = [key for key in description if key not in _LABELS]
+    if others:
+        found.append(_group("Further keys", others, description))
+    return tuple(group for group in found if group.rows or group.note)
+
+
+def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group:
+    if title == "Accelerators" and description.get("accelerators_per_node") == "0":
+        rows = (("accelerators_per_node", "0", True),)
+        return Group(title, tuple((label(k), v, s) for k, v, s in rows), "None: the model is served by the processor.")
+    rows_of = []
+    for key in keys:
+        value = description.get(key)
+        if value is None or (value == "" and key in _REMARKS):
+            continue
+        stated = value not in ("", "not stated")
+        rows_of.append((label(key), value if stated else "not stated", stated))
+    return Group(title, tuple(rows_of))

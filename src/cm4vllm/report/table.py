@@ -1,0 +1,119 @@
+"""The table that ends a campaign: on a terminal in colour, elsewhere as aligned plain text."""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import TextIO
+
+from cm4vllm.report.model import Measurement, Performance, Report
+from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
+from cm4vllm.report.wording import headroom, ms, number, rate
+
+__all__ = ["final_table"]
+
+_COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
+_COLOURS = {"valid": "green", "INVALID": "bold red"}
+
+
+def final_table(report: Report, *, stream: TextIO | None = None) -> str:
+    """Return the table of a report's results and where they are, fit for `stream` (standard output by default)."""
+    target = stream or sys.stdout
+    rows = [_row(report, m) for m in report.measurements]
+    rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
+    if target.isatty():
+        return _coloured(report, rows)
+    title = [f"*** {report.notice} ***"] if report.rehearsal else []
+    return "\n".join([*title, headline(report), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
+
+
+def _row(report: Report, measurement: Measurement) -> tuple[str, ...]:
+    performance = measurement.performance
+    if performance is None:
+        first: tuple[str, ...] = ("not measured", "", "", "", "")
+    else:
+        first = (
+            f"{rate(performance.result.tokens_per_second)} tokens/s",
+            rate(performance.result.samples_per_second),
+            "valid" if performance.valid else "INVALID",
+            _latency(performance, "TTFT"), _latency(performance, "TPOT"),
+        )
+    return (measurement.scenario, *first, _accuracy(measurement))
+
+
+def _latency(performance: Performance, name: str) -> str:
+    for latency in performance.latencies:
+        if latency.name == name:
+            if latency.limit is None or latency.headroom is None:
+                return f"{ms(latency.p99)} ms (no limit)"
+            return f"{ms(latency.p99)} < {ms(latency.limit)} ms ({headroom(latency.headroom)})" if latency.met else (
+                f"{ms(latency.p99)} > {ms(latency.limit)} ms ({headroom(latency.headroom)})")
+    return "no limit"
+
+
+def _accuracy(measurement: Measurement) -> str:
+    if measurement.accuracy is None:
+        return "not measured"
+    record = measurement.accuracy.record
+    if record is None:
+        return "not scored"
+    return f"{sum(score.met for score in record.scores)} of {len(record.scores)} targets met"
+
+
+def _below(report: Report) -> list[str]:
+    """Return the lines below the table: reasons, scores, where things are, what is not stated."""
+    lines: list[str] = []
+    for measurement in report.measurements:
+        for reason in measurement.performance.reasons if measurement.performance else ():
+            lines.append(f"{measurement.scenario} is INVALID: {reason}")
+        record = measurement.accuracy.record if measurement.accuracy else None
+        if record:
+            lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "
+                         f"{number(report.benchmark.samples)} samples:")
+            lines += [f"  {score_in_words(score)}" for score in record.scores]
+    if report.mapped:
+        lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
+    checker = findings(report)[-1]
+    lines.append(f"checker: {checker.text}")
+    for run in report.checker.runs if report.checker else ():
+        lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
+        if len(run.errors) > 5:
+            lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
+    lines.append(f"logs:    {report.folder}")
+    lines.append(f"tree:    {report.tree or 'not built'}")
+    lines.append(f"report:  {report.page}")
+    gaps = missing(report)
+    if gaps:
+        lines += textwrap.wrap(f"not stated: {', '.join(gaps)}", 110, subsequent_indent="  ")
+    return lines
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    table = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=headline(report), title_justify="left", title_style="bold")
+    for column in _COLUMNS:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(Text(str(cell), style=_COLOURS.get(cell, "")) for cell in row))
+    console = Console(file=io.StringIO(), force_terminal=True)
+    if report.rehearsal:
+        console.print(Text(f" {report.notice} ", style="bold black on yellow"))
+    console.print(table)
+    styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}
+    for line in _below(report):
+        style = styles[findings(report)[-1].kind] if line.startswith("checker:") else (
+            "red" if "INVALID" in line else "")
+        console.print(Text(line, style=style), soft_wrap=True)
+    return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

@@ -1,0 +1,138 @@
+"""What can be said of a campaign in a few lines: what holds, what does not, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cm4vllm.accuracy.records import Score
+from cm4vllm.hardware.description import not_stated
+from cm4vllm.report.model import Measurement, Report
+from cm4vllm.report.system import label
+from cm4vllm.report.wording import headroom, ms, number, rate, target
+from cm4vllm.rules.scenarios import Division, Scenario
+
+__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words"]
+
+#: The submitter's name that stands where the user gave none.
+_NO_SUBMITTER = "not-stated"
+
+
+class Kind(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the verdict: of what, whether it is well (OPEN: neither), and what it is."""
+
+    subject: str
+    kind: Kind
+    text: str
+
+
+def headline(report: Report) -> str:
+    """Return the verdict in one sentence."""
+    if report.rehearsal:
+        return "A rehearsal, not a result"
+    found = findings(report)
+    bad = list(dict.fromkeys(f.subject for f in found if f.kind is Kind.BAD))
+    if bad:
+        return f"Not a valid submission: see {', '.join(bad)}"
+    where = f" in the {report.division} division" if report.division else ""
+    incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
+    if incomplete:
+        return f"No error found{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
+    return f"A valid result{where}"
+
+
+def findings(report: Report) -> list[Finding]:
+    """Return the verdict's lines: scenario by scenario, then the checker."""
+    found: list[Finding] = []
+    for measurement in report.measurements:
+        found += [_performance(measurement), _accuracy(report, measurement)]
+    found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    return [*found, _checker(report)]
+
+
+def missing_scenarios(report: Report) -> list[Scenario]:
+    """Return the scenarios of which there is no run."""
+    measured = {measurement.scenario for measurement in report.measurements}
+    return [scenario for scenario in Scenario if scenario not in measured]
+
+
+def missing(report: Report) -> list[str]:
+    """Return what nobody stated or recorded, in words; these are gaps, not findings."""
+    gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
+    if report.submitter in ("", _NO_SUBMITTER) and label("submitter") not in gaps:
+        gaps.append(label("submitter"))
+    if report.campaign is None:
+        gaps.append("the command that started the runs")
+    if not report.model.sha256:
+        gaps.append("the model's SHA-256: its files were not at hand")
+    if report.model.parameters is None:
+        gaps.append("the model's number of parameters")
+    if not report.model.weight_data_types:
+        gaps.append("the data types of the model's weights")
+    if not report.server.argv:
+        gaps.append("the server's command: it was started by somebody else")
+    return gaps
+
+
+def score_in_words(score: Score) -> str:
+    """Return a metric, its value, its target and whether it is met."""
+    verdict = "met" if score.met else "not met"
+    return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {verdict}"
+
+
+def _performance(measurement: Measurement) -> Finding:
+    subject = f"{measurement.scenario} performance"
+    part = measurement.performance
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    text = f"{rate(part.result.tokens_per_second)} tokens/s"
+    text += "".join(
+        f"; {latency.name} p99 {ms(latency.p99)} ms"
+        + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "") for latency in part.latencies
+    )
+    if part.valid:
+        return Finding(subject, Kind.GOOD, f"valid: {text}")
+    return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+
+
+def _accuracy(report: Report, measurement: Measurement) -> Finding:
+    subject = f"{measurement.scenario} accuracy"
+    part = measurement.accuracy
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    if part.record is None:
+        return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
+    scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"
+    missed = [score.metric for score in scores if not score.met]
+    if not missed:
+        return Finding(subject, Kind.GOOD, f"meets all {len(scores)} targets on {covered}")
+    text = f"misses {len(missed)} of {len(scores)} closed-division targets on {covered}: {', '.join(missed)}"
+    if report.division is Division.OPEN:
+        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, and asks that it be said")
+    return Finding(subject, Kind.BAD, text)
+
+
+def _checker(report: Report) -> Finding:
+    subject, checker = "Official checker", report.checker
+    if checker is None:
+        return Finding(subject, Kind.OPEN, "not run")
+    if checker.unavailable:
+        return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
+    said = ", ".join(f"{run.name}: {_said(run.passed, run.crashed, len(run.errors))}" for run in checker.runs)
+    return Finding(subject, Kind.GOOD if checker.passed else Kind.BAD,
+                   f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})")
+
+
+def _said(passed: bool, crashed: bool, errors: int) -> str:
+    if crashed:
+        return "crashed"
+    return "passed" if passed else f"refused with {errors} error{'' if errors == 1 else 's'}"
+
+

@@ -1,0 +1,23 @@
+"""The versions that took part in a run, each once."""
+
+from __future__ import annotations
+
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.report.model import Report
+
+__all__ = ["versions"]
+
+
+def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
+    """Return versions by where they worked: the harness (cm4vllm, CM, LoadGen, its packages) and the server."""
+    harness: dict[str, str] = {}
+    if report.campaign:
+        harness["cm4vllm"] = report.campaign.cm4vllm_version
+        if report.campaign.commit:
+            harness["cm4vllm commit"] = report.campaign.commit
+        harness["Collective Mind (cmind)"] = report.campaign.cm_version
+    harness["MLPerf LoadGen"] = run.loadgen_version
+    harness |= dict(sorted(run.versions.items()))
+    server = {"vLLM": run.settings.server.version}
+    server |= {name: version for name, version in sorted(run.settings.server.packages.items()) if name != "vllm"}
+    return {"Harness": harness, "Server": server}

@@ -1,0 +1,233 @@
+"""Real folders of results: LoadGen's own logs, and records written through their types."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cm4vllm import REHEARSAL_NOTICE, __version__
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of, write_json, write_text
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
+from cm4vllm.loadgen.logs import loadgen_version, read_performance
+from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, RunRecord, RunSettings
+from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.rules.benchmarks import BENCHMARKS, Benchmark
+from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NEURAL_MAGIC = REPOSITORY.parent / "shared" / "data" / "neuralmagic-v4.1" / "open" / "NeuralMagic"
+SYSTEM = "1xXeon_vLLM-0.32.0"
+MODEL = "tiny-llama"
+SAMPLES = 64
+
+USER_CONF = """\
+*.Offline.target_qps = 100
+*.Offline.min_duration = 1
+*.Offline.min_query_count = 64
+*.Server.target_qps = 250
+*.Server.min_duration = 2000
+*.Server.min_query_count = 480
+*.*.performance_sample_count_override = 64
+"""
+
+MODEL_RECORD = ModelRecord(
+    name=MODEL, path="/srv/models/tiny", source="trained by cm4vllm on text made by cm4vllm", sha256="ab" * 32,
+    parameters=1_234_567, architecture="LlamaForCausalLM", weight_data_types="bf16", min_tokens=2,
+    recipe={"seed": "7", "steps": "300"},
+)
+DATASET_RECORD = DatasetRecord(
+    name="tiny-news", path="/srv/data/tiny.json", source="made by cm4vllm", sha256="cd" * 32, samples=13368,
+    max_input_tokens=256, tokenizer_sha256="ef" * 32, sentences="punkt-untrained", recipe={"seed": "11"},
+)
+SERVER = ServerRecord(
+    endpoint="http://127.0.0.1:8123", model_name=MODEL, max_model_len=512, version="0.32.0", owned=True,
+    argv=["/srv/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model=/srv/models/tiny", "--port=8123",
+          "--served-model-name", MODEL, "--dtype=bfloat16"],
+    env={"VLLM_CPU_KVCACHE_SPACE": "1"}, packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
+    started_at="2026-11-20T10:00:00+00:00", ready_after_s=31.5,
+)
+COMMAND = "cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test --division=open"
+
+
+def client_of(folder: Path) -> ClientRecord:
+    seen = json.loads((folder / "client.json").read_text())
+    return ClientRecord(requests=seen["requests"], completed=seen["requests"], failed=0, retries=0,
+                        prompt_tokens=seen["requests"] * 111, completion_tokens=seen["completion_tokens"])
+
+
+def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
+    values: dict[str, object] = {
+        "rehearsal": True, "round": "v6.1", "benchmark": "llama3.1-8b", "loadgen_name": "llama3_1-8b",
+        "scenario": scenario, "mode": mode, "user_conf": USER_CONF, "samples": SAMPLES, "max_tokens": 128,
+        "min_tokens": 2, "max_in_flight": 8, "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
+        "target_qps_source": "0.8 of the rate of the Offline accuracy run", "model": MODEL_RECORD,
+        "dataset": DATASET_RECORD, "server": SERVER, **settings,
+    }
+    made = RunSettings(**values)
+    return RunRecord(
+        notice=REHEARSAL_NOTICE if made.rehearsal else "", settings=made, settings_sha256="12" * 32,
+        started_at="2026-11-20T10:01:00+00:00", ended_at="2026-11-20T10:01:03+00:00", duration_s=3.25,
+        loadgen_version=loadgen_version(folder) or "4.1", versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
+        client=client, files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},
+    )
+
+
+def accuracy_record(benchmark: Benchmark, values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
+    return AccuracyRecord(
+        notice=run.notice, values=values, samples=run.client.completed, samples_expected=run.settings.samples,
+        scores=[Score(metric=t.metric, label=t.label, value=values[t.label], lower=t.lower, upper=t.upper,
+                      met=t.met(values[t.label])) for t in benchmark.targets],
+        tokens=run.client.completion_tokens, scorer="rouge-score 0.1.2", sentences="punkt-untrained",
+        log_sha256=sha256_of(log), duration_s=1.5,
+    )
+
+
+def describe(out: Path, *, division: Division, submitter: str, **more: str) -> None:
+    write_json(out / "system" / "system.json", {
+        "division": division, "submitter": submitter, "status": "rdi", "system_type": "datacenter",
+        "system_type_detail": "", "system_name": SYSTEM, "number_of_nodes": "1",
+        "host_processor_model_name": "Intel(R) Xeon(R) Processor", "host_processors_per_node": "1",
+        "host_processor_core_count": "2", "host_processor_frequency": "", "host_processor_caches": "L2: 2 MiB",
+        "host_processor_interconnect": "N/A", "host_memory_capacity": "8 GiB",
+        "host_memory_configuration": "not stated", "host_storage_capacity": "100 GB", "host_storage_type": "SSD",
+        "host_networking": "not stated", "host_networking_topology": "not stated",
+        "host_network_card_count": "not stated", "accelerators_per_node": "0", "accelerator_model_name": "N/A",
+        "accelerator_memory_capacity": "N/A", "accelerator_memory_configuration": "N/A",
+        "accelerator_frequency": "N/A", "accelerator_host_interconnect": "N/A", "accelerator_interconnect": "N/A",
+        "accelerator_interconnect_topology": "N/A", "accelerator_on-chip_memories": "N/A", "cooling": "not stated",
+        "hw_notes": "Virtual machine.", "framework": "vLLM 0.32.0", "operating_system": "Debian 12",
+        "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu", "sw_notes": "", **more,
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rehearsal's whole folder of results, around four short runs of the real LoadGen."""
+    out = tmp_path_factory.mktemp("campaign") / "test"
+    root = out / "runs" / SYSTEM / MODEL
+    jobs = []
+    for scenario in Scenario:
+        for mode in Mode:
+            folder = root / scenario / mode
+            folder.mkdir(parents=True)
+            (folder / "user.conf").write_text(USER_CONF)
+            argv = [sys.executable, str(Path(__file__).parent / "loadgen_sut.py"), str(folder), scenario, mode,
+                    str(SAMPLES)]
+            jobs.append((folder, scenario, mode, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
+    for folder, scenario, mode, process in jobs:
+        assert process.wait(timeout=120) == 0
+        run = run_record(folder, scenario, mode, client_of(folder))
+        write_record(folder / RUN_FILE, run)
+        if mode is Mode.ACCURACY:
+            values = {"rouge1": 41.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
+            write_record(folder / ACCURACY_FILE, accuracy_record(
+                BENCHMARKS["llama3.1-8b"], values, run, folder / "mlperf_log_accuracy.json"))
+    write_record(out / CAMPAIGN_FILE, CampaignRecord(
+        command=COMMAND, cm_version="4.2.0", cm4vllm_version=__version__, commit="0123abcd", division=Division.OPEN,
+        submitter="not-stated", round="v6.1", benchmark="llama3.1-8b", execution_mode=ExecutionMode.TEST,
+        started_at="2026-11-20T09:59:00+00:00", system=SYSTEM, model=MODEL,
+    ))
+    describe(out, division=Division.OPEN, submitter="not-stated")
+    write_record(out / "system" / "machine.json", MachineFacts(
+        host=HostFacts(os_name="Debian", os_version="12", kernel="6.1", machine="x86_64", python="3.11.2",
+                       virtualised=True, memory_bytes=8 * 2**30, disk_bytes=10**11, disk_type="SSD"),
+        cpu=CpuFacts(model_name="Intel(R) Xeon(R) Processor", sockets=1, cores_per_socket=2, threads_per_core=1,
+                     logical_cpus=2, max_mhz=None, caches={"L2": "2 MiB"}, numa_nodes=1, flags=["avx2"]),
+        gpus=[],
+    ))
+    write_record(out / "server" / "server.json", SERVER)
+    write_record(out / CHECKER_FILE, CheckerRecord(
+        commit="b66003e1", round="v6.1", passed=True,
+        runs=[CheckerRun(name="submission_checker", argv=["python", "-m", "submission_checker.main"], status=0,
+                         results=2, errors=[], warnings=["accuracy below the closed target"], crashed=False, passed=True),
+              CheckerRun(name="submission_checker_old", argv=["python", "submission_checker_old.py"], status=0,
+                         results=2, errors=[], warnings=[], crashed=False, passed=True)],
+    ))
+    return out
+
+
+@pytest.fixture
+def out(real_runs: Path, tmp_path: Path) -> Path:
+    """A copy of the rehearsal's folder that a test may change."""
+    return Path(shutil.copytree(real_runs, tmp_path / "test"))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The real v4.1 entry whose pages carried tokens/s as samples/s: a 7B model in the open division."""
+    model = "neuralmagic_Llama-2-7b-chat-hf-FP8"
+    system = "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
+    source = NEURAL_MAGIC / "results" / system / model
+    if not source.is_dir():
+        pytest.skip(f"the published logs are not here: {source}")
+    out = tmp_path / "valid"
+    benchmark = BENCHMARKS["llama2-70b-99.9"]
+    for scenario in Scenario:
+        for mode in Mode:
+            folder = out / "runs" / "GO_2xRTX4090" / model / scenario / mode
+            folder.mkdir(parents=True)
+            logs = source / scenario.lower() / mode
+            for log in (logs / "run_1" if mode is Mode.PERFORMANCE else logs).glob("mlperf_log_*"):
+                shutil.copy(log, folder / log.name)
+            _published_records(folder, scenario, mode, benchmark, model)
+    write_record(out / CAMPAIGN_FILE, CampaignRecord(
+        command="cm run script --tags=run-mlperf,inference,_vllm --model=llama2-70b-99.9 --division=open",
+        cm_version="2.3.1", cm4vllm_version=__version__, division=Division.OPEN, submitter="NeuralMagic", round="v4.1",
+        benchmark="llama2-70b-99.9", execution_mode=ExecutionMode.VALID, started_at="2024-07-26T00:00:00+00:00",
+    ))
+    write_text(out / "system" / "system.json",
+               (NEURAL_MAGIC / "systems" / f"{system}.json").read_text())
+    return out
+
+
+def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: Benchmark, model: str) -> None:
+    scores = {
+        Scenario.OFFLINE: ({"rouge1": 41.6468, "rouge2": 19.5564, "rougeL": 26.4202, "tokens_per_sample": 296.5}, 7287767),
+        Scenario.SERVER: ({"rouge1": 42.0442, "rouge2": 19.8615, "rougeL": 26.7971, "tokens_per_sample": 283.5}, 6966434),
+    }
+    values, tokens = scores[scenario]
+    samples, qps = 24576, {Scenario.OFFLINE: 10.0, Scenario.SERVER: 6.9}[scenario]
+    if mode is Mode.PERFORMANCE:
+        result = read_performance(folder)
+        samples = result.samples
+        counted = samples - (1 if scenario is Scenario.SERVER else 0)
+        # The client of that time kept no count; the rules' own relation gives it back.
+        tokens = round(result.tokens_per_second / result.samples_per_second * counted)
+    client = ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=0,
+                          completion_tokens=tokens)
+    run = run_record(
+        folder, scenario, mode, client, rehearsal=False, round="v4.1", benchmark=benchmark.name,
+        loadgen_name=benchmark.loadgen_name, samples=24576, max_tokens=1024, min_tokens=1, target_qps=qps,
+        target_qps_source=f"given by --{scenario.lower()}_target_qps",
+        model=ModelRecord(name=model, path="neuralmagic/Llama-2-7b-chat-hf-FP8", source="Hugging Face", sha256=""),
+        server=ServerRecord(endpoint="http://localhost:8000", model_name="neuralmagic/Llama-2-7b-chat-hf-FP8",
+                            max_model_len=4096, version="0.5.2", owned=False),
+    )
+    write_record(folder / RUN_FILE, run)
+    if mode is Mode.ACCURACY:
+        log = folder / "mlperf_log_accuracy.json"
+        write_record(folder / ACCURACY_FILE, accuracy_record(benchmark, values, run, log))
+
+
+def change(path: Path, cls: type, **fields: object) -> None:
+    """Rewrite a record with other fields; a dotted name, with __ for the dot, reaches into a record in it."""
+    record = read_record(path, cls)
+    for name, value in fields.items():
+        record = _replaced(record, name.split("__"), value)
+    write_record(path, record)
+
+
+def _replaced(record: object, names: list[str], value: object) -> object:
+    inner = value if len(names) == 1 else _replaced(getattr(record, names[0]), names[1:], value)
+    return msgspec.structs.replace(record, **{names[0]: inner})
