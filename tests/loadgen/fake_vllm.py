@@ -31,6 +31,11 @@ class Fault(Enum):
     ERROR_EVENT = auto()
 
 
+def prompt(index: int) -> list[int]:
+    """Return the prompt of sample `index` in the tests' dataset."""
+    return [1 + (index * 37 + position * 11) % 700 for position in range(3 + index % 40)]
+
+
 def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list[int]:
     """Return the tokens that the peer answers `prompt` with."""
     count = min_tokens + (sum(prompt) * 7919) % max(1, max_tokens - min_tokens + 1)

@@ -91,6 +91,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._incoming: deque[tuple[int, Request]] = deque()
         self._woken = False
+        self._connections: set[Connection] = set()
         self._idle: list[Connection] = []
         self._open: set[_Exchange] = set()
         self._done: list[Completion] = []
@@ -110,11 +111,10 @@ class Client:
             self._loop.call_soon_threadsafe(self._send_waiting)
 
     def close(self) -> None:
-        """Close all connections. To be called in the event loop's thread, with nothing in flight."""
+        """Close all connections. To be called in the event loop's thread, with nothing being connected."""
         self._watch.cancel()
-        for connection in self._idle:
+        for connection in self._connections:
             connection.close()
-        self._idle.clear()
 
     def _send_waiting(self) -> None:
         # Cleared before the queue is read: what is appended from now on wakes the loop again.
@@ -143,12 +143,15 @@ class Client:
 
     async def _connect_and_send(self, exchange: _Exchange) -> None:
         address = self._address
+        connection = Connection(self._connections.discard)
+        self._connections.add(connection)
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await self._loop.create_connection(
-                    Connection, address.host, address.port, ssl=address.tls, server_hostname=address.server_name
+                await self._loop.create_connection(
+                    lambda: connection, address.host, address.port, ssl=address.tls, server_hostname=address.server_name
                 )
         except OSError as error:
+            self._connections.discard(connection)
             reason = error.strerror or type(error).__name__
             exchange.broken(f"cannot connect to the server: {reason}", answered=False)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -61,16 +62,18 @@ async def resolve(endpoint: str) -> Address:
             refused = error
             continue
         writer.close()
+        await writer.wait_closed()
         return Address(str(where[0]), port, parts.netloc.rpartition("@")[2], tls)
     raise refused or OSError(f"no address for {endpoint}")
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time."""
+    """Carries one exchange at a time; `lost` is called when the connection has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[Connection], None]) -> None:
         self.open = False
         self.idle_since = 0.0
+        self._lost = lost
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -106,6 +109,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
+        self._lost(self)
         cause = "the server closed the connection" if exc is None else f"the connection broke: {type(exc).__name__}"
         self._break(cause)
 

@@ -117,8 +117,8 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
 
 def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.NDArray[np.int32]]) -> None:
     """Refuse 64-bit tokens read as 32-bit ones: every second word is zero, and there are twice as many."""
-    long_enough = [ids for ids in tokens if len(ids) >= 2]
-    halves_are_zero = bool(long_enough) and not any(ids[1::2].any() for ids in long_enough)
+    even = bool(tokens) and all(len(ids) % 2 == 0 for ids in tokens)
+    halves_are_zero = even and any(map(len, tokens)) and not any(ids[1::2].any() for ids in tokens)
     counted = [(e.token_count, len(ids)) for e, ids in zip(entries, tokens, strict=True) if e.token_count]
     if halves_are_zero or any(count != found for count, found in counted):
         cause = "every second 32-bit word is zero: the tokens have 64 bits" if halves_are_zero else (

@@ -1,0 +1,52 @@
+"""A dataset of short prompts and the settings of runs against the test peer."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_vllm import prompt
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules.benchmarks import benchmark_named
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+
+SAMPLES = 64
+
+MakeSettings = Callable[..., RunSettings]
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    """A dataset file of 64 samples, and its record."""
+    path = tmp_path_factory.mktemp("dataset") / "dataset.json"
+    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
+    path.write_text(json.dumps(samples))
+    return DatasetRecord(name="short", path=str(path), source="made by the test", sha256="0" * 64, samples=SAMPLES,
+                         max_input_tokens=42, sentences="punkt-untrained")
+
+
+@pytest.fixture
+def make_settings(dataset) -> MakeSettings:
+    """Make the settings of a rehearsal of llama3.1-8b against an endpoint."""
+
+    def make(endpoint: str, scenario: str, mode: str, *, target_qps: float = 100, test_query_count: int = 64,
+             max_model_len: int = 2048, **more) -> RunSettings:
+        benchmark = benchmark_named("llama3.1-8b", "v6.1")
+        conf = user_conf(benchmark, Scenario(scenario), Mode(mode), ExecutionMode.TEST, target_qps=target_qps,
+                         test_query_count=test_query_count, dataset_samples=dataset.samples)
+        server = ServerRecord(endpoint=endpoint, model_name="tiny", max_model_len=max_model_len, version="0",
+                              owned=False)
+        model = ModelRecord(name="tiny", path="", source="made by the test", sha256="", min_tokens=2)
+        return run_settings(conf, benchmark, "v6.1", model=model, dataset=dataset, server=server,
+                            target_qps=target_qps, target_qps_source="the test's", **more)
+
+    return make

@@ -1,0 +1,171 @@
+"""The client alone, against a server on loopback."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+
+from cm4vllm.loadgen import client as client_module
+from cm4vllm.loadgen.client import Client, Request
+from cm4vllm.loadgen.connection import resolve
+from cm4vllm.loadgen.wire import Sampling, completion_body
+
+
+class Ledger:
+    """A sink that remembers everything it is told."""
+
+    def __init__(self):
+        self.events = Counter()
+        self.firsts = {}
+        self.tokens = {}
+        self.causes = {}
+        self.batches = []
+
+    def first_token(self, key, token):
+        self.events["first", key] += 1
+        self.firsts[key] = token
+
+    def completed(self, completions):
+        self.batches.append(len(completions))
+        for completion in completions:
+            self.events["end", completion.key] += 1
+            self.tokens[completion.key] = completion.tokens.tolist()
+
+    def failed(self, key, cause, *, first_token_seen):
+        assert first_token_seen == (key in self.firsts)
+        self.events["end", key] += 1
+        self.causes[key] = cause
+
+
+def drive(server, keys, *, stream_interval=1, timeout_s=10, script=None, **more):
+    """Send the prompts `keys` and return the client and its ledger when each has ended."""
+
+    async def main():
+        ledger = Ledger()
+        address = await resolve(server.endpoint)
+        client = Client(address, ledger, streamed=stream_interval > 0, **more)
+
+        def request(key):
+            body = completion_body(Sampling("tiny", 128, 2, stream_interval), prompt(key))
+            return Request(address.head("/v1/completions", len(body)) + body, len(prompt(key)))
+
+        async def send(some):
+            client.submit([(key, request(key)) for key in some])
+            while sum(count for (kind, _), count in ledger.events.items() if kind == "end") < client.counts.requests \
+                    or client.waiting:
+                await asyncio.sleep(0.005)
+
+        async with asyncio.timeout(timeout_s):
+            await (script(send, client) if script else send(keys))
+        client.close()
+        await asyncio.sleep(0.02)
+        return client, ledger
+
+    return asyncio.run(main())
+
+
+def exactly_once(ledger, keys):
+    assert {key: ledger.events["end", key] for key in keys} == dict.fromkeys(keys, 1)
+    assert all(count == 1 for count in ledger.events.values())
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_each_request_is_answered_once_with_its_own_tokens(stream_interval):
+    with FakeVllm() as server:
+        client, ledger = drive(server, range(200), stream_interval=stream_interval)
+    exactly_once(ledger, range(200))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(200)}
+    assert ledger.firsts == ({key: tokens[0] for key, tokens in ledger.tokens.items()} if stream_interval else {})
+    assert client.in_flight == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.STATUS_500, Fault.CLOSE_BEFORE])
+def test_a_request_is_sent_again_at_most_twice(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault)) as server:
+        client, ledger = drive(server, [1])
+    assert len(server.bodies) == 3
+    assert client.counts.retries == 2
+    exactly_once(ledger, [1])
+    assert client.counts.failures == {ledger.causes[1]: 1}
+
+
+def test_a_second_retry_can_still_succeed():
+    with FakeVllm(Behaviour(fault=lambda n: (Fault.STATUS_500, Fault.CLOSE_BEFORE, Fault.NONE)[min(n, 2)])) as server:
+        client, ledger = drive(server, [1])
+    assert ledger.tokens[1] == expected_tokens(prompt(1), 128, 2)
+    assert client.counts.retries == 2
+    assert client.counts.failed == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.STATUS_400, Fault.CLOSE_MIDSTREAM, Fault.WRONG_USAGE, Fault.ERROR_EVENT])
+def test_what_was_answered_once_is_never_sent_again(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault)) as server:
+        client, ledger = drive(server, [1, 2])
+    assert len(server.bodies) == 2
+    assert client.counts.retries == 0
+    exactly_once(ledger, [1, 2])
+    assert client.counts.failed == 2
+
+
+def test_a_server_that_goes_away_fails_what_is_open_and_what_follows_within_seconds():
+    with FakeVllm(Behaviour(token_delay_s=0.02)) as server:
+        async def script(send, client):
+            sending = asyncio.create_task(send(range(20)))
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.stop)
+            await sending
+            await send(range(20, 30))
+
+        begin = time.monotonic()
+        client, ledger = drive(server, [], script=script)
+    exactly_once(ledger, range(30))
+    assert client.counts.failed == 30
+    assert any("cannot connect" in cause for cause in client.counts.failures)
+    assert time.monotonic() - begin < 4
+
+
+def test_connections_are_used_again_the_last_one_first():
+    with FakeVllm() as server:
+        async def script(send, client):
+            await send(range(4))
+            for key in range(4, 12):
+                await send([key])
+
+        drive(server, [], script=script)
+    assert server.connections == 1 + 4
+
+
+def test_a_connection_that_the_server_may_close_is_not_used_again(monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.2)
+    with FakeVllm() as server:
+        async def script(send, client):
+            await send([1])
+            await asyncio.sleep(0.3)
+            await send([2])
+
+        client, _ = drive(server, [], script=script)
+    assert server.connections == 1 + 2
+    assert client.counts.retries == 0
+
+
+def test_a_server_that_sends_nothing_is_given_up():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STALL)) as server:
+        client, ledger = drive(server, [1, 2], stall_s=0.3)
+    exactly_once(ledger, [1, 2])
+    assert set(client.counts.failures) == {"the server sent nothing for 0.3 s"}
+
+
+def test_requests_beyond_the_bound_wait_in_order():
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as server:
+        drive(server, range(30), max_in_flight=3)
+    assert server.most_in_flight == 3
+    assert [body["prompt"] for body in server.bodies] == [prompt(key) for key in range(30)]
+
+
+def test_an_endpoint_where_nothing_listens_is_an_os_error():
+    with FakeVllm() as server:
+        endpoint = server.endpoint
+    with pytest.raises(OSError, match="onnect"):
+        asyncio.run(resolve(endpoint))

@@ -1,0 +1,220 @@
+"""Whole runs: the real LoadGen in its process, against a server on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerUnreachable, ServerUnsuitable
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.runner import run, settings_sha256
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def answers_in_the_log(folder):
+    return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
+
+
+@pytest.mark.parametrize("behaviour", [
+    Behaviour(),
+    Behaviour(tokens_per_chunk=5),
+    Behaviour(split=997),
+    Behaviour(fault=lambda n: Fault.STATUS_500 if n % 10 == 3 else Fault.NONE),
+    Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n % 10 == 3 else Fault.NONE),
+], ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"])
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path, make_settings, scenario, behaviour):
+    with FakeVllm(behaviour) as server:
+        record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
+    sent = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
+    assert answers_in_the_log(tmp_path / "run") == sent
+    assert record.client.completed == record.client.requests == 64
+    assert record.client.completion_tokens == sum(map(len, sent.values()))
+    assert record.client.prompt_tokens == sum(len(prompt(index)) for index in range(64))
+    assert record.client.failed == 0
+    assert (record.client.retries > 0) == (len(server.bodies) > 64)
+
+
+def test_a_streamed_offline_run_gives_the_same_log(tmp_path, make_settings):
+    with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy", stream_interval=16), tmp_path / "run")
+        assert server.bodies[0]["stream_interval"] == 16
+    assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
+
+
+def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
+        run(make_settings(server.endpoint, "Server", "performance", target_qps=40), tmp_path / "run")
+    result = read_performance(tmp_path / "run")
+    assert result.queries == result.samples == 64
+    assert result.errors == 0
+    assert result.ttft_mean < 40
+    assert 4.9 < result.tpot_mean < 12
+    assert result.target_qps == 40
+
+
+def test_an_offline_run_keeps_its_requests_in_flight_below_the_bound(tmp_path, make_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.0005)) as server:
+        settings = make_settings(server.endpoint, "Offline", "performance", max_in_flight=8, test_query_count=256)
+        record = run(settings, tmp_path / "run")
+    assert server.most_in_flight == 8
+    assert server.connections <= 9  # one more looks at start whether anything answers
+    result = read_performance(tmp_path / "run")
+    assert result.samples == record.client.completed
+    assert result.ttft_p99 is None
+    tokens = result.tokens_per_second / result.samples_per_second * result.samples
+    assert tokens == pytest.approx(record.client.completion_tokens, rel=1e-4)
+
+
+def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    record = read_record(tmp_path / "run" / "run.json", RunRecord)
+    assert record.notice == REHEARSAL_NOTICE
+    assert "rehearsal" in (tmp_path / "run" / "user.conf").read_text()
+    assert record.loadgen_version.startswith("6.0.1")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "console.log", "mlperf_log_accuracy.json", "mlperf_log_detail.txt", "mlperf_log_summary.txt", "run.json",
+        "user.conf"]
+
+
+@pytest.mark.parametrize(("scenario", "fault", "words"), [
+    *((scenario, *case) for scenario in ("Offline", "Server") for case in (
+        (Fault.STATUS_500, "HTTP status 500: made to fail"),
+        (Fault.STATUS_400, "HTTP status 400: made to fail"),
+        (Fault.CLOSE_BEFORE, "closed the connection"),
+        (Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
+        (Fault.WRONG_USAGE, "disagree"),
+    )),
+    ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
+])
+def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, scenario, fault, words):
+    begin = time.monotonic()
+    with FakeVllm(Behaviour(fault=lambda n: fault if n >= 40 else Fault.NONE)) as server, pytest.raises(
+        RunFailed, match="requests of the .* run failed") as failure:
+        run(make_settings(server.endpoint, scenario, "performance", test_query_count=640), tmp_path / "run")
+    assert words in failure.value.cause
+    assert failure.value.exit_code == 50
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run.failed" / "run.json").exists()
+    assert time.monotonic() - begin < 6
+
+
+def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STATUS_400)) as server, pytest.raises(RunFailed):
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_a_server_that_ends_is_named_as_the_cause(tmp_path, make_settings):
+    server = FakeVllm(Behaviour(token_delay_s=0.01))
+    with server:
+        settings = make_settings(server.endpoint, "Server", "performance", test_query_count=5000)
+        begin = time.monotonic()
+
+        def alive():
+            if time.monotonic() - begin > 1.5 and server.bodies:
+                server.stop()
+                return "the last line of its log"
+            return None
+
+        with pytest.raises(ServerDied) as failure:
+            run(settings, tmp_path / "run", alive=alive)
+    assert failure.value.cause == "the last line of its log"
+    assert time.monotonic() - begin < 6
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server", "performance")
+    begin = time.monotonic()
+    with pytest.raises(ServerUnreachable, match=f"nothing answers at {settings.server.endpoint}"):
+        run(settings, tmp_path / "run")
+    assert time.monotonic() - begin < 5
+
+
+def test_a_context_that_is_too_short_is_refused_before_the_run(tmp_path, make_settings):
+    with pytest.raises(ServerUnsuitable, match="takes 169 tokens a request, the run needs 170"):
+        make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_model_len=169)
+    make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_model_len=170)
+
+
+def test_a_dataset_that_is_not_there_is_named(tmp_path, make_settings):
+    import msgspec
+
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+    lost = msgspec.structs.replace(settings, dataset=msgspec.structs.replace(settings.dataset, path="/nowhere.json"))
+    with pytest.raises(DatasetError, match="/nowhere.json"):
+        run(lost, tmp_path / "run")
+
+
+def test_an_audit_config_in_the_working_directory_has_no_effect(tmp_path, make_settings, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.config").write_text("*.*.mode = 2\n*.*.accuracy_log_sampling_target = 100\n")
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "performance"), tmp_path / "run")
+    assert list(read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)) == []
+
+
+PARENT = """
+import sys, msgspec
+from pathlib import Path
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.runner import run
+run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSettings), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signum):
+    import msgspec
+    import psutil
+
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+        settings = make_settings(server.endpoint, "Server", "performance", test_query_count=5000)
+        (tmp_path / "s.json").write_bytes(msgspec.json.encode(settings))
+        parent = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PARENT), tmp_path / "s.json", tmp_path / "run"],
+            env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while len(server.bodies) < 5:
+            assert parent.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) == 1
+        parent.send_signal(signum)
+        begin = time.monotonic()
+        parent.wait(5)
+        psutil.wait_procs(children, timeout=5)
+        assert not any(child.is_running() for child in children)
+        assert time.monotonic() - begin < 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_digest_of_settings_does_not_depend_on_where_our_server_listens(make_settings):
+    import msgspec
+
+    replace = msgspec.structs.replace
+
+    def owned(port, batch):
+        settings = make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy", max_in_flight=4)
+        argv = ["vllm", "serve", "--port", str(port), f"--host=h{port}", "--max-num-seqs", str(batch)]
+        return replace(settings, server=replace(settings.server, owned=True, argv=argv, supervisor_pid=port))
+
+    assert settings_sha256(owned(1, 8)) == settings_sha256(owned(2, 8))
+    assert settings_sha256(owned(1, 8)) != settings_sha256(owned(1, 9))

@@ -1,0 +1,91 @@
+"""user.conf as LoadGen reads it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules.benchmarks import benchmark_named
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+
+BENCHMARK = benchmark_named("llama3.1-8b", "v6.1")
+READ = """
+import sys, mlperf_loadgen as lg
+s = lg.TestSettings()
+assert s.FromConfig(sys.argv[1], "llama3_1-8b", sys.argv[2], 1) in (0, None)
+print(s.min_duration_ms, s.min_query_count, s.offline_expected_qps, s.server_target_qps,
+      s.performance_sample_count_override, s.use_token_latencies, s.ttft_latency, s.tpot_latency, s.qsl_rng_seed)
+"""
+
+
+def as_loadgen_reads(conf, tmp_path):
+    """Return what LoadGen makes of it, in a process of its own: mlperf.conf counts only once in a process."""
+    path = tmp_path / "user.conf"
+    path.write_text(conf.text)
+    done = subprocess.run([sys.executable, "-c", READ, path, conf.scenario], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
+    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.PERFORMANCE, ExecutionMode.VALID, target_qps=430.5)
+    assert as_loadgen_reads(conf, tmp_path) == [
+        "600000", "13368", "430.5", "1.0", "13368", "True", "2000000000", "100000000", "2085463073848966840"]
+    assert conf.samples == 13368
+    assert not conf.rehearsal
+
+
+def test_a_valid_server_run_has_its_rate(tmp_path):
+    conf = user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.VALID, target_qps=60)
+    read = as_loadgen_reads(conf, tmp_path)
+    assert (read[0], read[3], read[4]) == ("600000", "60.0", "13368")
+
+
+def test_a_rehearsal_is_short_small_and_says_so(tmp_path):
+    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=50)
+    assert conf.text.startswith("# A rehearsal")
+    assert as_loadgen_reads(conf, tmp_path)[:5] == ["10000", "2", "50.0", "1.0", "256"]
+    assert conf.offline_samples == 550
+
+
+def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
+    def rehearsal(**bounds):
+        return user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=20, **bounds)
+
+    assert rehearsal(max_test_duration_s=3).min_duration_ms == 3000
+    assert rehearsal(max_test_duration_s=300).min_duration_ms == 10_000
+    assert (rehearsal(test_query_count=10).min_query_count, rehearsal(test_query_count=10).min_duration_ms) == (10, 0)
+    assert rehearsal(test_query_count=10).performance_sample_count == 10
+    assert rehearsal(test_query_count=1000, max_test_duration_s=5).min_query_count == 100
+
+
+def test_a_rehearsal_never_asks_for_more_samples_than_there_are():
+    conf = user_conf(BENCHMARK, Scenario.SERVER, Mode.ACCURACY, ExecutionMode.TEST, target_qps=20, dataset_samples=100)
+    assert conf.samples == conf.performance_sample_count == 100
+
+
+def test_an_offline_accuracy_run_needs_no_rate():
+    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.VALID)
+    assert "target_qps" not in conf.text
+
+
+@pytest.mark.parametrize(("scenario", "mode"), [
+    (Scenario.OFFLINE, Mode.PERFORMANCE), (Scenario.SERVER, Mode.PERFORMANCE), (Scenario.SERVER, Mode.ACCURACY)])
+@pytest.mark.parametrize("execution", list(ExecutionMode))
+def test_where_loadgen_needs_a_rate_it_must_be_given(scenario, mode, execution):
+    with pytest.raises(UsageError, match="target_qps"):
+        user_conf(BENCHMARK, scenario, mode, execution)
+
+
+def test_a_valid_run_needs_the_whole_dataset():
+    with pytest.raises(DatasetError, match="13368"):
+        user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.VALID, dataset_samples=13367)
+
+
+@pytest.mark.parametrize("bad", [{"target_qps": 0}, {"target_qps": -1}, {"target_qps": float("nan")},
+                                 {"test_query_count": 0}, {"max_test_duration_s": 0}])
+def test_impossible_values_are_refused(bad):
+    with pytest.raises(UsageError, match="greater than 0"):
+        user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.TEST, **{"target_qps": 5, **bad})
