@@ -191,7 +191,7 @@ def _model(name: str) -> str:
 
 def _safe(name: str) -> str:
     # The older checker refuses names with spaces and dot files (submission_checker_old.py, "git unfriendly name").
-    return re.sub(r"-{2,}", "-", re.sub(r"[^A-Za-z0-9._-]+", "-", name)).strip("-.") or "system"
+    return re.sub(r"-+(?=[-_])", "", re.sub(r"[^A-Za-z0-9._-]+", "-", name)).strip("-.") or "system"
 
 
 def _joined(*texts: str) -> str:
