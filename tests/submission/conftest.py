@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.records import AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import write_record
@@ -75,10 +76,12 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) 
 
 def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int) -> RunRecord:
     benchmark = BENCHMARKS["llama3.1-8b"]
+    conf = (folder / "user.conf").read_text()
     settings = RunSettings(
         rehearsal=rehearsal, round="v6.1", benchmark=benchmark.name, loadgen_name=benchmark.loadgen_name,
-        scenario=scenario, mode=mode, user_conf=(folder / "user.conf").read_text(), samples=samples, max_tokens=128,
-        min_tokens=2, max_in_flight=64, target_qps=100, target_qps_source="given",
+        scenario=scenario, mode=mode, user_conf=conf, samples=samples, max_tokens=128,
+        min_tokens=2, max_in_flight=64, target_qps_source="given",
+        target_qps=float(re.findall(rf"{scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(name=MODEL, path="/models/tiny-llama", source="trained in /models/tiny-llama",
                           sha256="1" * 64, weight_data_types="bf16"),
         dataset=DatasetRecord(name="tiny", path="/data/tiny.json", source="made here", sha256="2" * 64, samples=samples,
@@ -99,9 +102,13 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool,
 def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
     values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples}
     write_text(folder / "accuracy.txt", f"{values}\n")
+    scores = [Score(metric=target.metric, label=target.label, value=values[target.label], lower=target.lower,
+                    upper=target.upper, met=target.met(values[target.label]))
+              for target in BENCHMARKS["llama3.1-8b"].targets]
     write_record(folder / "accuracy.json", AccuracyRecord(
-        notice=record.notice, scores=[], values=values, samples=samples, samples_expected=samples, tokens=8 * samples,
-        scorer="rouge", sentences="punkt_tab", log_sha256=record.files["mlperf_log_accuracy.json"], duration_s=1,
+        notice=record.notice, scores=scores, values=values, samples=samples, samples_expected=samples,
+        tokens=8 * samples, scorer="rouge", sentences="punkt_tab", duration_s=1,
+        log_sha256=record.files["mlperf_log_accuracy.json"],
     ))
 
 

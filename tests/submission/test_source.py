@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.submission import source
-from cm4vllm.submission.source import extract_checker, fetch, find_source, open_source
+from cm4vllm.submission.source import extract_checker, fetch, open_source
 
 
 def git(folder, *words):
@@ -88,7 +88,7 @@ def test_a_bare_git_directory_without_the_commit_is_refused(repository, tmp_path
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_a_folder_without_a_checker_is_refused_with_a_remedy(tmp_path, name):
     with pytest.raises(SourceUnavailable) as refused:
-        find_source(str(tmp_path / name), tmp_path)
+        open_source(tmp_path / name)
     assert "--inference_src=DIR" in refused.value.remedy
 
 

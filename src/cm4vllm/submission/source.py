@@ -17,7 +17,7 @@ from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import sha256_of_tree, staged_folder
 from cm4vllm.common.processes import run
 
-__all__ = ["COMMIT", "Source", "extract_checker", "find_source", "open_source"]
+__all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
 
 #: mlcommons/inference of 2026-08-20: the first with round v6.1 whose checkers this project was built against.
 COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"
@@ -38,14 +38,6 @@ class Source:
     path: Path
     git: Path | None
     commit: str
-
-
-def find_source(given: str, cache: Path) -> Source:
-    """Return the sources in the folder `given`, or fetch them into `cache` when it is empty.
-
-    Raises SourceUnavailable, within seconds where the network does not answer.
-    """
-    return open_source(Path(given).expanduser().absolute()) if given else fetch(cache / "inference")
 
 
 def open_source(path: Path) -> Source:
@@ -75,7 +67,10 @@ def open_source(path: Path) -> Source:
 
 
 def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
-    """Fetch the checker's files at `commit`, and no more, into a sparse checkout at `folder`."""
+    """Fetch the checker's files at `commit`, and no more, into a sparse checkout at `folder`.
+
+    Raises SourceUnavailable, within seconds where the network does not answer.
+    """
     if (folder / ".git").exists():
         return open_source(folder)
     if shutil.which("git") is None:

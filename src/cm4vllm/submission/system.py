@@ -28,9 +28,9 @@ class SystemSettings(Record, frozen=True, kw_only=True):
     `name` overrides the system's name.
     """
 
-    folder: str
     server_record: str
     submitter: str
+    folder: str = "."
     division: str = "open"
     category: str = "datacenter"
     execution_mode: str = "test"

@@ -1,0 +1,13 @@
+"""Fetches the sources of the official submission checker into the cache entry."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.submission.source import fetch
+
+    source = fetch(Path.cwd() / "inference")
+    i["env"]["CM_MLPERF_INFERENCE_SOURCE"] = str(source.path)
+    i["env"]["CM_MLPERF_INFERENCE_SOURCE_COMMIT"] = source.commit
+    i["env"]["CM_GET_DEPENDENT_CACHED_PATH"] = str(source.path)
+    return {"return": 0, "version": source.commit[:12]}

