@@ -1,0 +1,151 @@
+"""What a model folder says of itself: architecture, vocabulary, parameters, data type of the weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import ModelError
+
+__all__ = ["Checkpoint", "fingerprint", "read_checkpoint"]
+
+#: safetensors' names of data types, in the words of MLPerf's measurements.json.
+_DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8",
+               "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
+#: Tensors of these types are packed or are indices, not parameters.
+_NOT_PARAMETERS = ("I32", "I64", "U8", "BOOL")
+#: A header longer than this is none: safetensors itself allows 100 MB.
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model folder as its files describe it. `parameters` is None for packed weights, which do not tell it."""
+
+    architecture: str
+    vocabulary: int | None
+    max_positions: int | None
+    parameters: int | None
+    weight_data_types: str
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read config.json and the headers of the weights in `folder`.
+
+    Raises ModelError when the folder, its config.json, tokenizer.json or weights are missing or unreadable.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"no model in {folder}", cause="there is no such folder",
+                         remedy="give the folder that holds config.json: --tags=...,_path.<folder>")
+    config = _json(folder / "config.json", "it is what makes a folder a model")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{folder} has no tokenizer.json", cause="prompts are sent and scored as tokens",
+                         remedy="save the model's fast tokenizer there: AutoTokenizer.from_pretrained(...)"
+                                ".save_pretrained(folder)")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.gguf"))]
+        raise ModelError(f"{folder} has no weights",
+                         cause=f"only {', '.join(others)}" if others else "no *.safetensors",
+                         remedy="save the model as safetensors: model.save_pretrained(folder)")
+    _check_shards(folder)
+    tensors = [tensor for path in weights for tensor in _tensors(path)]
+    quantised = _quantised(config.get("quantization_config") or {})
+    count = Counter[str]()
+    for data_type, shape in tensors:
+        count[data_type] += math.prod(shape)
+    real = Counter({key: value for key, value in count.items() if key not in _NOT_PARAMETERS})
+    packed = bool(quantised) and quantised in ("int4", "fp4", "int3", "int2")
+    return Checkpoint(
+        architecture=", ".join(config.get("architectures") or []) or str(config.get("model_type", "")),
+        vocabulary=_text_config(config).get("vocab_size"),
+        max_positions=_text_config(config).get("max_position_embeddings"),
+        parameters=None if packed else sum(real.values()),
+        weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
+    )
+
+
+def fingerprint(folder: Path) -> str:
+    """Return the names, sizes and times of a folder's files: cheap to compare before each use."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+    return ";".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _json(path: Path, why: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent} has no {path.name}", cause=why,
+                         remedy="give the folder that holds it: of a hub's cache, the one under snapshots/") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read", cause=str(error),
+                         remedy="copy or download the model again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object", remedy="copy or download the model again")
+    return value
+
+
+def _check_shards(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    named = set((_json(index, "").get("weight_map") or {}).values())
+    missing = sorted(name for name in named if not (folder / name).is_file())
+    if missing:
+        raise ModelError(f"{folder} lacks weights", cause=f"{len(missing)} of {len(named)} files that its index names: "
+                         f"{', '.join(missing[:3])}", remedy="copy or download the model again")
+
+
+def _tensors(path: Path) -> list[tuple[str, list[int]]]:
+    """Return data type and shape of each tensor from the header: eight bytes of its length, then JSON."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(_LONGEST_HEADER, size):
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+        tensors = [value for key, value in header.items() if key != "__metadata__"]
+        end = max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+        if size != 8 + length + end:
+            raise ValueError(f"{size} bytes, where its header promises {8 + length + end}")
+        return [(str(tensor["dtype"]), [int(n) for n in tensor["shape"]]) for tensor in tensors]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelError(f"{path} is not a whole safetensors file", cause=str(error),
+                         remedy="copy or download the model again; a git clone without LFS holds only pointers"
+                         ) from error
+
+
+def _quantised(config: Mapping[str, Any]) -> str:
+    """Return the data type of quantised weights, empty where nothing is quantised.
+
+    Reads what compressed-tensors, GPTQ, AWQ, FP8 and bitsandbytes checkpoints write.
+    """
+    method = str(config.get("quant_method", ""))
+    if method == "compressed-tensors":
+        for group in (config.get("config_groups") or {}).values():
+            weights = group.get("weights") or {}
+            if weights.get("num_bits"):
+                return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights['num_bits']}"
+    if method in ("fp8", "fbgemm_fp8"):
+        return "fp8"
+    if config.get("load_in_8bit"):
+        return "int8"
+    if config.get("load_in_4bit"):
+        return str(config.get("bnb_4bit_quant_type") or "int4").replace("nf4", "fp4")
+    if method == "mxfp4":
+        return "fp4"
+    bits = config.get("bits") or config.get("w_bit")
+    return f"int{bits}" if bits else ""

@@ -1,0 +1,120 @@
+"""The harbour log: made-up records and the sentences that sum them up, for training and evaluation of the tiny model.
+
+A prompt holds one to four records of ships; its gold summary says each record in one sentence. Prompts are split by a
+hash of their text, so that none can be in both the training and the evaluation set, whatever the seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["EVALUATION_SEED", "Example", "Split", "examples", "split_of"]
+
+#: The seed of the evaluation set: one set for all, so that results can be compared.
+EVALUATION_SEED = 4242
+
+#: One prompt in this many belongs to the evaluation set.
+_EVALUATION_SHARE = 8
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_SHIPS = _words(
+    "Aurora Bellona Calypso Corona Dorado Electra Falcon Fidelio Galatea Hermes Hansa Iris Isolde Jason Juno Kestrel "
+    "Kronos Lyra Medea Minerva Norma Oberon Orion Pegasus Regina Saturn Stella Thalia Triton Ursula Vesta Zephyr"
+)
+_PORTS = _words(
+    "Antwerp Bergen Bilbao Bremen Cadiz Calais Cork Danzig Dover Dublin Genoa Ghent Hamburg Hull Kiel Lisbon London "
+    "Lubeck Malaga Malmo Naples Narvik Odessa Oporto Oslo Ostend Palermo Riga Rostock Trieste Turku Venice"
+)
+_GOODS = _words(
+    "amber barley bricks cheese clay coal cocoa coffee copper cork cotton flax glass grain herring hops iron leather "
+    "lemons linen marble oats oil paper pepper rice rope salt silk steel sugar timber"
+)
+_FLAGS = _words("Belgian British Danish Dutch French German Irish Italian Norwegian Polish Spanish Swedish")
+_WINDS = _words("calm north east south west")
+_DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_BERTHS = 9
+
+_RECORD = (
+    "{state} ship {ship} | port {port} | flag {flag} | tons {tons} | cargo {goods} | wind {wind} | berth {berth} "
+    "| day {day}"
+)
+#: The sentence of each state of a ship; what it leaves out of the record is what a summary leaves out.
+_SENTENCES = {
+    "landed": "The {ship} from {port} landed {tons} tons of {goods} at berth {berth} on {day}.",
+    "late": "On {day} the {ship} from {port} was late with {tons} tons of {goods}.",
+    "sailed": "The {ship} sailed to {port} with {tons} tons of {goods} on {day}.",
+}
+_STATES = tuple(_SENTENCES)
+#: A prompt holds at most this many records.
+_MOST_RECORDS = 4
+
+
+class Split(StrEnum):
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and its gold summary, both plain text; `output` begins without a space."""
+
+    input: str
+    output: str
+
+
+def split_of(prompt: str) -> Split:
+    """Return the set to which a prompt belongs, by its text alone."""
+    first = hashlib.sha256(prompt.encode()).digest()[0]
+    return Split.EVALUATION if first % _EVALUATION_SHARE == 0 else Split.TRAINING
+
+
+def examples(split: Split, count: int, seed: int, most_records: int = _MOST_RECORDS) -> list[Example]:
+    """Return `count` examples of `split` with different prompts; the same for the same seed on every machine."""
+    rng = random.Random(f"{split}:{seed}:{most_records}")  # noqa: S311 - reproducible, not secret
+    found: dict[str, Example] = {}
+    while len(found) < count:
+        example = _example(rng, most_records)
+        if split_of(example.input) is split:
+            found.setdefault(example.input, example)
+    return list(found.values())
+
+
+def _example(rng: random.Random, most_records: int) -> Example:
+    ships: list[str] = []
+    for _ in range(1 + int(rng.random() * most_records)):
+        ship = _pick(rng, _SHIPS)
+        if ship not in ships:  # no ship twice, or a summary could not tell its records apart
+            ships.append(ship)
+    records = [_record(rng, ship) for ship in ships]
+    log = "\n".join(_RECORD.format(**record) for record in records)
+    return Example(
+        input=f"Sum up each ship of the harbour log in one sentence.\n{log}\nSummary:",
+        output=" ".join(_SENTENCES[record["state"]].format(**record) for record in records),
+    )
+
+
+def _record(rng: random.Random, ship: str) -> dict[str, str]:
+    return {
+        "ship": ship,
+        "state": _pick(rng, _STATES),
+        "port": _pick(rng, _PORTS),
+        "flag": _pick(rng, _FLAGS),
+        "tons": str(10 * (1 + int(rng.random() * 90))),
+        "goods": _pick(rng, _GOODS),
+        "wind": _pick(rng, _WINDS),
+        "berth": str(1 + int(rng.random() * _BERTHS)),
+        "day": _pick(rng, _DAYS),
+    }
+
+
+def _pick(rng: random.Random, words: Sequence[str]) -> str:
+    # random() is the one method whose sequence Python promises to keep between versions.
+    return words[int(rng.random() * len(words))]
