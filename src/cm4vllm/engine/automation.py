@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cmind.automation import Automation
 
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, translated_os_errors
+from cm4vllm.engine.environment import secret_key
 from cm4vllm.engine.execution import run
-from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.request import NOT_DONE, Request, flag
 from cm4vllm.engine.session import Session
 
 __all__ = ["CacheAutomation", "ScriptAutomation"]
@@ -57,11 +59,16 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
                 outcome = run(session, Request.of(i, Path.cwd(), from_person=from_person))
         except CmError as error:
             return {"return": error.exit_code, "error": session.explained(error)}
+        except Exception as error:
+            return _unforeseen(error, session)
         finally:
             del self.cmind.state[_SESSION]
         result = outcome.as_result()
+        if session.as_json:
+            result = _without_secrets(result)
         if flag(i, "j", "json"):
             print(json.dumps(result, indent=2, default=str))
+        _tell_more(session, i, result)
         return result
 
     def show(self, i: Result) -> Result:
@@ -75,6 +82,42 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
         from cm4vllm.engine.testing import test_scripts
 
         return test_scripts(self, i)
+
+
+def _unforeseen(error: Exception, session: Session) -> Result:
+    """Return the result of a run that failed in a way no part of the engine foresaw."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if session.verbose:
+        traceback.print_exception(error)
+    if isinstance(error, OSError):
+        try:
+            with translated_os_errors("use", Path(str(error.filename or frame.filename))):
+                raise error
+        except CmError as known:
+            return {"return": known.exit_code, "error": str(known)}
+        except OSError:
+            pass
+    told = CmError(f"{type(error).__name__}: {error}", cause=f"at {frame.filename}:{frame.lineno}",
+                   remedy="this is a fault of cm4vllm: run again with -v and report what it prints")
+    return {"return": told.exit_code, "error": session.explained(told)}
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(item, str(name)) for name, item in value.items()}
+    return "(secret)" if secret_key(key) and isinstance(value, str) and value else value
+
+
+def _tell_more(session: Session, i: Mapping[str, Any], result: Result) -> None:
+    """Print what further flags ask for."""
+    if flag(i, "print_deps"):
+        for tags in result["deps"]:
+            session.tell(f"cm run script --tags={tags}")
+    if flag(i, "print_env"):
+        for key, value in sorted(_without_secrets(result["new_env"]).items()):
+            session.tell(f"{key}={value}")
+    for name in sorted(NOT_DONE & i.keys()):
+        session.tell(f"note: --{name} is accepted, but nothing here does it")
 
 
 class CacheAutomation(Automation):  # type: ignore[misc]

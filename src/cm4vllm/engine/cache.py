@@ -32,6 +32,7 @@ __all__ = ["CACHE_AUTOMATION", "Cache", "Entry", "Identity"]
 CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
+_META_ASIDE = "_cm.json.aside"
 _KEY = "cm4vllm_key"
 
 
@@ -89,6 +90,23 @@ def _rebased(value: Any, old: str, new: str) -> Any:
     return value
 
 
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _restore(folder: Path) -> None:
+    """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
+    old = _aside(folder)
+    if (folder / _META_FILE).exists():
+        shutil.rmtree(old, ignore_errors=True)
+        return
+    if old.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        old.rename(folder)
+    if (folder / _META_ASIDE).exists():
+        (folder / _META_ASIDE).rename(folder / _META_FILE)
+
+
 class Cache:
     """The entries under `<CM home>/repos/local/cache`."""
 
@@ -109,6 +127,8 @@ class Cache:
         except FileNotFoundError:
             return
         for folder in folders:
+            if folder.name.startswith("."):
+                continue
             try:
                 meta = json.loads((folder / _META_FILE).read_bytes())
             except (OSError, ValueError):
@@ -160,18 +180,18 @@ class Cache:
     @contextmanager
     def renewed_folder(self, entry: Entry) -> Iterator[Path]:
         """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
-        old = entry.folder.with_name(f".{entry.folder.name}.old")
+        folder, old = entry.folder, _aside(entry.folder)
         with translated_os_errors("renew a cache entry in", self.root):
             shutil.rmtree(old, ignore_errors=True)
-            entry.folder.rename(old)
-            entry.folder.mkdir()
+            # Without its meta it is no artifact: nobody shall find it under the other name.
+            (folder / _META_FILE).rename(folder / _META_ASIDE)
+            folder.rename(old)
+            folder.mkdir()
         try:
-            with self._removed_unless_finished(entry.folder):
-                yield entry.folder
-        except BaseException:
-            old.rename(entry.folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+            with self._removed_unless_finished(folder):
+                yield folder
+        finally:
+            _restore(folder)
 
     @contextmanager
     def _removed_unless_finished(self, folder: Path) -> Iterator[None]:
@@ -186,14 +206,8 @@ class Cache:
         number = 0
         while True:
             folder = self._folder(identity, number)
-            old = folder.with_name(f".{folder.name}.old")
-            if old.exists():
-                if (folder / _META_FILE).exists():
-                    shutil.rmtree(old, ignore_errors=True)
-                else:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    old.rename(folder)
-            elif not folder.exists():
+            _restore(folder)
+            if not folder.exists():
                 return
             number += 1
 
@@ -208,8 +222,9 @@ class Cache:
     ) -> None:
         """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it."""
         new_env = {key: value for key, value in result["new_env"].items() if not secret_key(key)}
-        paths = sorted({value for value in new_env.values() if isinstance(value, str) and value.startswith("/")
-                        and Path(value).exists()} | {str(path) for path in folder.iterdir()})
+        named = {value for value in new_env.values() if isinstance(value, str) and value.startswith("/")}
+        made = {str(path) for path in folder.iterdir() if not path.name.startswith("tmp-")}
+        paths = sorted({value for value in named if Path(value).exists()} | made)
         write_json(folder / STATE_FILE, {**result, "new_env": new_env, "folder": str(folder), "paths": paths})
         meta = {
             "alias": "", "uid": folder.name, "automation_alias": CACHE_AUTOMATION[0],

@@ -22,17 +22,21 @@ Phases = dict[str, list[Dependency]]
 def collect(layers: Iterable[Layer]) -> Phases:
     """Return the dependencies of all layers by phase.
 
-    One that a later layer adds replaces an earlier one of the same names, or, where it has none, of the same tags.
+    One that a later layer adds replaces those of earlier layers with the same names, or, where it has none, with the
+    same tags and conditions. Within one layer, alternatives of the same names stand side by side.
     """
     phases: Phases = {phase: [] for phase in PHASES}
     for layer in layers:
         for phase, present in phases.items():
+            earlier = list(present)
             for new in layer.deps[phase]:
-                at = next((n for n, old in enumerate(present) if _same(old, new)), None)
-                if at is None:
-                    present.append(new)
+                replaced = [n for n, old in enumerate(present) if old in earlier and _same(old, new)]
+                if replaced:
+                    present[replaced[0]] = new
+                    for n in reversed(replaced[1:]):
+                        del present[n]
                 else:
-                    present[at] = new
+                    present.append(new)
     return phases
 
 

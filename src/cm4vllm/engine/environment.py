@@ -34,7 +34,8 @@ LOCAL_KEYS = (
 )
 
 _PLACEHOLDER = re.compile(r"<<<(.*?)>>>")
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)S?($|_)", re.IGNORECASE)
+# Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 def as_text(value: Any) -> Any:
@@ -153,7 +154,8 @@ def without(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
 def exported(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
     """Return what a script hands back: the keys that `new_env_keys` names; `<<<X>>>` names the key that X holds."""
     names = [str(substitute(pattern, env)) for pattern in patterns]
-    return {key: env[key] for key in matching(env, names)}
+    # A glob does not mean the keys that tell a script where it is: they are wrong for everybody else.
+    return {key: env[key] for key in matching(env, names) if key in names or not key.startswith("CM_TMP_CURRENT_")}
 
 
 def secret_key(key: str) -> bool:

@@ -18,6 +18,7 @@ from cm4vllm.engine.cache import Entry, Identity
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import (
     Env,
+    as_text,
     compose,
     exported,
     merge_into,
@@ -84,6 +85,7 @@ class _Run:
         self.version = ""
         self.extra_tags: list[str] = []
         self.compose(None)
+        self.tell_overridden()
 
     def compose(self, version: Layer | None) -> None:
         """Make environment, constants, state and dependencies from all layers."""
@@ -103,22 +105,35 @@ class _Run:
                     merge_into(self.env, {key: value for key, value in update.env.items() if key not in self.const})
                     self.state = merged(self.state, update.state)
         substitute_all(self.env)
+        if self.session.fake:
+            self.env["CM_TMP_FAKE_RUN"] = "yes"
         self.phases = dependencies.collect(self.layers)
         self.ad = tuple(amendment for layer in self.layers for amendment in layer.ad) + request.ad
         # The caller's changes come last: what is said on the command line wins.
         self.adr = tuple(amendment for layer in self.layers for amendment in layer.adr) + request.adr
         dependencies.check_names(script, self.phases, self.ad)
 
+    def tell_overridden(self) -> None:
+        for key in self.request.explicit:
+            given = as_text(self.request.env[key])
+            if self.env.get(key) != given and "<<<" not in str(given):
+                self.session.tell(f"note: --env.{key}={given} gives way to {self.env.get(key)!r}, which a variation or "
+                                  f"an input says; --const.{key}={given} would not")
+
     # --- cached or not -----------------------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
         inputs = self.request.inputs
-        cached = (self.script.cache and not flag(inputs, "skip_cache", "force_skip_cache", "fake_run", "prepare")) or (
+        cached = (self.script.cache and not flag(inputs, "skip_cache", "force_skip_cache")) or (
             self.script.can_force_cache and flag(inputs, "force_cache"))
-        outcome = self.from_cache() if cached else self.fresh()
+        outcome = self.from_cache() if cached and self.is_real() else self.fresh()
         self.check_version(outcome.version)
         self.tell_env(outcome)
         return outcome
+
+    def is_real(self) -> bool:
+        """Tell whether the script's own part runs: not in a fake run, and not of the script that is only prepared."""
+        return not self.session.fake and not flag(self.request.inputs, "prepare")
 
     def from_cache(self) -> Outcome:
         cache, identity = self.session.cache, self.identity()
@@ -176,7 +191,7 @@ class _Run:
         saved = entry.result() if entry else None
         if entry is None or saved is None:
             return None
-        self.session.tell(f"{self.script.title()} (from the cache: {entry.folder})")
+        self.session.tell(f"{self.script.title()} (from the cache: {entry.folder})", detail=self.request.is_dependency)
         for phase in self.phases:
             self.run_deps(phase, only_dynamic=True)
         merge_into(self.env, saved["new_env"])
@@ -188,7 +203,7 @@ class _Run:
 
     def fresh(self) -> Outcome:
         session, script = self.session, self.script
-        session.tell(script.title())
+        session.tell(script.title(), detail=self.folder == self.request.folder and len(session.stack) > 1)
         for warning in script.warnings:
             session.tell(f"note: {warning}")
         self.settle_version()
@@ -199,7 +214,7 @@ class _Run:
             self.folder = self.folder / str(self.env["CM_OUTDIRNAME"])
             self.folder.mkdir(parents=True, exist_ok=True)
         self.run_deps("deps")
-        own_part = not flag(self.request.inputs, "fake_run", "prepare")
+        own_part = self.is_real()
         result = self.preprocess() if own_part else {}
         if result.get("skip"):
             return self.instead(result)
@@ -220,7 +235,8 @@ class _Run:
         if settled != self.wanted or raw is not None:
             asked, self.wanted = self.wanted, settled
             self.compose(Layer.of(raw) if raw is not None else None)
-            self.wanted = replace(asked, version=asked.version)
+            self.wanted = asked
+        self.version = settled.version
 
     def preprocess(self) -> Mapping[str, Any]:
         hooks = self.session.hooks_of(self.script)
@@ -234,7 +250,8 @@ class _Run:
         hooks = self.session.hooks_of(self.script)
         if hooks.get(name) is None:
             return {}
-        with working_in(self.folder):
+        # The folder of a cached script that failed is gone when its cleanup is called.
+        with working_in(self.folder if self.folder.is_dir() else self.request.folder):
             return hooks.call(name, self.hook_input())
 
     def hook_input(self) -> dict[str, Any]:
@@ -322,6 +339,8 @@ class _Run:
     def run_deps(self, phase: str, *, only_dynamic: bool = False) -> None:
         for dependency in self.phases[phase]:
             dependency = dependencies.amended(dependency, self.ad + self.adr, self.env)
+            if self.session.fake and dependency.skip_if_fake_run:
+                continue
             if dependency.conditions.hold(self.env) and (dependency.dynamic or not only_dynamic):
                 self.run_dep(dependency, phase)
 
@@ -330,6 +349,8 @@ class _Run:
             dependency, script=self.script, variations=self.variations, env=self.env, const=self.const,
             state=self.state, adr=self.adr, phase=phase, folder=self.folder)
         self.deps.append(request.title())
+        if self.session.no_deps:
+            return
         outcome = run(self.session, request)
         merge_into(self.env, outcome.new_env)
         self.state = merged(self.state, outcome.new_state)

@@ -12,8 +12,8 @@ from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.documents import merged, read_meta
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
-__all__ = ["PHASES", "Amendment", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of", "load_script",
-           "split_tags"]
+__all__ = ["DEPENDENCY_KEYS", "PHASES", "SCRIPT_KEYS", "VARIATION_KEYS", "Amendment", "Dependency", "Layer",
+           "ScriptMeta", "Variation", "amendments_of", "load_script", "split_tags"]
 
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
@@ -74,7 +74,7 @@ class Dependency:
             dynamic=bool(raw.get("dynamic")),
             force_cache=bool(raw.get("force_cache")),
             skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
-            inputs={key: value for key, value in raw.items() if key not in _DEPENDENCY_KEYS},
+            inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
             raw=raw,
         )
 
@@ -87,7 +87,7 @@ class Dependency:
         return Dependency.of(raw)
 
 
-_DEPENDENCY_KEYS = frozenset({
+DEPENDENCY_KEYS = frozenset({
     "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
     "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
     "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *CONDITION_KEYS, *VERSION_KEYS,
@@ -190,11 +190,11 @@ class Variation:
             name=name, layer=Layer.of(raw), group=str(raw.get("group") or ""), is_default=bool(raw.get("default")),
             alias=str(raw.get("alias") or ""), base=_texts(raw.get("base")),
             default_variations={str(k): str(v) for k, v in (raw.get("default_variations") or {}).items()},
-            unknown=tuple(sorted(str(key) for key in raw if key not in _VARIATION_KEYS)),
+            unknown=tuple(sorted(str(key) for key in raw if key not in VARIATION_KEYS)),
         )
 
 
-_VARIATION_KEYS = _LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
+VARIATION_KEYS = _LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
                                  "warnings", "default_gui"}
 
 
@@ -245,7 +245,7 @@ class ScriptMeta:
         return self.tags_help.strip().strip('"') or self.alias or self.uid
 
 
-_SCRIPT_KEYS = _LAYER_KEYS | {
+SCRIPT_KEYS = _LAYER_KEYS | {
     *VERSION_KEYS,
     "alias", "uid", "automation_alias", "automation_uid", "tags", "variations", "default_variation", "versions",
     "input_mapping", "input_description", "cache", "can_force_cache", "strict_input", "sort", "local_env_keys",
@@ -285,5 +285,5 @@ def _script(raw: Raw, path: Path, repo: str) -> ScriptMeta:
         clean_files=_texts(raw.get("clean_files")), files_on_error=_texts(raw.get("print_files_if_script_error")),
         env_at_the_end=raw.get("print_env_at_the_end") or {}, warnings=_texts(raw.get("warnings")),
         tags_help=str(raw.get("tags_help") or ""),
-        unknown=tuple(sorted(str(key) for key in raw if key not in _SCRIPT_KEYS)), raw=raw,
+        unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)), raw=raw,
     )

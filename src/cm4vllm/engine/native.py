@@ -111,6 +111,8 @@ def run_native(
     finally:
         # What the script left running may hold the pipe open; its later output is not ours.
         reader.join(timeout=1.0)
+        if process.stdout is not None and not reader.is_alive():
+            process.stdout.close()
     if status:
         raise NativeCommandError(
             f"{script.name} of {title} ended with {exit_in_words(status if status < 128 else _from_shell(status))}",

@@ -13,7 +13,7 @@ from cm4vllm.engine.environment import as_text
 from cm4vllm.engine.meta import Amendment, ScriptMeta, amendments_of, split_tags
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
-__all__ = ["ENGINE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs", "parse_tags"]
+__all__ = ["ENGINE_FLAGS", "NOT_DONE", "Request", "check_flags", "flag", "mapped_inputs", "parse_tags"]
 
 #: Flags that become environment keys of the same meaning for every script.
 SPECIAL_INPUTS = {
@@ -36,6 +36,11 @@ ENGINE_FLAGS = frozenset({
     "run_state", "save_to_json", "save_to_yaml", "common", "ignore_inheritance", "cm_debug", "docker_cache", "verify",
     "fail", "force", "f",
 })
+
+
+#: Flags of the public engine that this one knows by name and does nothing for; a run says so.
+NOT_DONE = frozenset({"space", "debug_script", "debug_script_tags", "print_versions", "print_readme", "save_env",
+                      "shell", "repro", "dump_version_info", "pause"})
 
 
 def flag(inputs: Mapping[str, Any], *names: str) -> bool:

@@ -39,6 +39,8 @@ class Session:
         self.cache = Cache(automation.cmind)
         self.verbose = flag(inputs, "v", "verbose")
         self.silent = flag(inputs, "s", "silent") and not self.verbose
+        self.fake = flag(inputs, "fake_run")
+        self.no_deps = flag(inputs, "fake_deps")
         self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
         self.stack: list[str] = []
         self._hooks: dict[str, Hooks] = {}

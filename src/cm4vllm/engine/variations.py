@@ -38,7 +38,9 @@ class Resolution:
 
 def definition(variations: Mapping[str, Any], name: str) -> str:
     """Return the key under which `name` is defined: itself, or `stem.#`; empty when nobody defines it."""
-    if name in variations and not name.endswith(".#"):
+    if name.endswith(".#"):
+        return ""
+    if name in variations:
         return name
     stem = name
     while "." in stem:
@@ -142,7 +144,7 @@ class _Resolver:
         on = {self.variation(name).group for name in self.order}
         for key, raw in reversed(list(self.script.variations.items())):
             group = raw.get("group")
-            if group and raw.get("default") and group not in on and key not in self.excluded:
+            if group and raw.get("default") and group not in on and key not in self.excluded and "#" not in key:
                 self.add(key, before=self.order[0] if self.order else None)
 
     def combinations(self) -> list[Variation]:
@@ -173,7 +175,8 @@ class _Resolver:
             if variation.group in groups:
                 raise UsageError(
                     f"variations _{groups[variation.group]} and _{variation.name} of {self.script.title()} "
-                    "exclude each other", cause=f"both belong to the group {variation.group!r}", remedy="choose one of them")
+                    "exclude each other", cause=f"both belong to the group {variation.group!r}",
+                    remedy="choose one of them")
             groups[variation.group] = variation.name
         for forbidden in self.script.invalid_combinations:
             if forbidden <= set(self.order):

@@ -1,0 +1,83 @@
+"""A CM home of its own for each test, with a repository of scripts that the test writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT_UID = "5b4e0237da074764"
+
+
+class Home:
+    """A CM home in which this checkout and a synthetic repository are registered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "CM"
+        self.repo = folder / "synthetic"
+        self.work = folder / "work"
+        for path in (self.path, self.repo, self.work):
+            path.mkdir()
+        (self.repo / "cmr.yaml").write_text('alias: synthetic\nuid: "00000000000000f1"\n')
+        # The engine without our recipes: cmind indexes each new home, which takes a second for all of them.
+        self.engine = folder / "engine"
+        self.engine.mkdir()
+        (self.engine / "cmr.yaml").write_text('alias: cm4vllm\nuid: "00000000000000f2"\n')
+        (self.engine / "automation").symlink_to(ROOT / "automation")
+        self.register(self.engine, self.repo)
+        self.env = {**os.environ, "CM_REPOS": str(self.path), "PYTHONPATH": str(ROOT / "src"),
+                    "PYTHONDONTWRITEBYTECODE": "1"}
+        self._count = 0
+
+    def register(self, *repositories: Path) -> None:
+        (self.path / "repos.json").write_text(json.dumps([str(path) for path in repositories]))
+
+    def script(self, tags: str, meta: dict[str, Any] | None = None, *, customize: str = "", run: str = "") -> Path:
+        """Write a script; its alias is its tags joined by dashes."""
+        self._count += 1
+        alias = tags.replace(",", "-")
+        folder = self.repo / "script" / alias
+        folder.mkdir(parents=True, exist_ok=True)
+        full = {"alias": alias, "uid": f"{self._count:015x}a", "automation_alias": "script",
+                "automation_uid": SCRIPT_UID, "tags": tags.split(","), **(meta or {})}
+        (folder / "_cm.yaml").write_text(yaml.safe_dump(full, sort_keys=False))
+        for name, text in (("customize.py", customize), ("run.sh", run)):
+            if text:
+                (folder / name).write_text(text)
+        return folder
+
+    def run(self, tags: str, **given: Any) -> dict[str, Any]:
+        """Run in this process, as `cm run script --tags=...` with these inputs would."""
+        from cmind.core import CM
+
+        before = Path.cwd()
+        os.chdir(self.work)
+        try:
+            return dict(CM(str(self.path)).access(
+                {"action": "run", "automation": "script", "tags": tags, "cmd": ["typed"], **given}))
+        finally:
+            os.chdir(before)
+
+    def cli(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "cmind.cli", *words], cwd=cwd or self.work, text=True,
+                              capture_output=True, env={**self.env, **env}, timeout=120, check=False)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-m", "cmind.cli", *words], cwd=self.work, text=True, env=self.env,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def entries(self) -> list[Path]:
+        """Return the folders of all cache entries."""
+        return sorted(path.parent for path in (self.path / "repos" / "local" / "cache").glob("*/_cm.json"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)

@@ -1,0 +1,84 @@
+import pytest
+
+
+@pytest.mark.parametrize(("code", "text"), [
+    ("def preprocess(i):\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
+    ("def preprocess(i):\n    return i['env']['CM_MISSING']\n", "KeyError: 'CM_MISSING'"),
+    ("def preprocess(i):\n    raise SystemExit('bye')\n", "SystemExit: bye"),
+])
+def test_exceptions_are_told_with_file_and_line(home, code, text):
+    folder = home.script("one", customize=code)
+    done = home.cli("run", "script", "--tags=one")
+    assert done.returncode == 3
+    assert text in done.stderr
+    assert f"{folder / 'customize.py'}:2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("code", ["def preprocess(i):\n  return (", "import not_a_module_at_all\n"])
+def test_a_customize_that_cannot_be_loaded(home, code):
+    folder = home.script("one", customize=code)
+    result = home.run("one")
+    assert result["return"] == 3
+    assert f"{folder / 'customize.py'}:" in result["error"]
+
+
+@pytest.mark.parametrize("value", ["None", "{}", "'done'", "{'return': 'no'}"])
+def test_a_result_that_is_none(home, value):
+    home.script("one", customize=f"def postprocess(i): return {value}\n")
+    result = home.run("one")
+    assert result["return"] == 3
+    assert "must return {'return': 0}" in result["error"]
+
+
+def test_exception_inside_the_package_names_both_places(home):
+    folder = home.script("one", customize="import json\ndef preprocess(i):\n    json.loads('{')\n")
+    result = home.run("one")
+    assert f"{folder / 'customize.py'}:3" in result["error"]
+    assert "decoder.py" in result["error"]
+
+
+def test_errors_of_the_tree_keep_their_exit_code_cause_and_remedy(home):
+    home.script("one", customize="""
+from cm4vllm.common.errors import ServerDied
+def preprocess(i):
+    raise ServerDied("the server died", cause="out of memory", remedy="a smaller model")
+""")
+    done = home.cli("run", "script", "--tags=one")
+    assert done.returncode == 33
+    for text in ("the server died", "cause:  out of memory", "remedy: a smaller model"):
+        assert text in done.stderr
+
+
+def test_hooks_get_the_public_input(home):
+    folder = home.script("one", {"variations": {"v": {}}, "new_state_keys": ["got"]}, customize="""
+import os
+def preprocess(i):
+    assert i["artifact"].path == i["run_script_input"]["path"]
+    assert i["artifact"].meta["alias"] == "one"
+    assert i["run_script_input"]["env"] is i["env"]
+    i["state"]["got"] = {"path": i["artifact"].path, "tags": i["script_tags"], "variations": i["variation_tags"],
+                         "x": i["input"]["x"], "platform": i["os_info"]["platform"], "cwd": os.getcwd(),
+                         "alias": i["meta"]["alias"], "keys": sorted(i)}
+    return {"return": 0}
+""")
+    got = home.run("one,_v", x="1")["new_state"]["got"]
+    assert got["path"] == str(folder)
+    assert (got["tags"], got["variations"], got["x"], got["platform"]) == (["one"], ["v"], "1", "linux")
+    assert got["cwd"] == str(home.work)
+    assert {"env", "state", "meta", "input", "automation", "artifact", "customize", "os_info", "recursion_spaces",
+            "script_tags", "variation_tags", "run_script_input"} <= set(got["keys"])
+
+
+def test_values_that_hooks_write_become_text(home):
+    home.script("one", {"new_env_keys": ["CM_N"]},
+                customize="def preprocess(i): i['env']['CM_N'] = 3; return {'return': 0}\n")
+    assert home.run("one")["new_env"] == {"CM_N": "3"}
+
+
+def test_extra_cache_tags_and_version_of_a_hook(home):
+    home.script("one", {"cache": True}, customize="""
+def postprocess(i): return {"return": 0, "version": "4.5", "add_extra_cache_tags": ["from-hook"]}
+""")
+    assert home.run("one")["version"] == "4.5"
+    assert home.cli("find", "cache", "--tags=one,from-hook,version-4.5").stdout.strip()

@@ -1,0 +1,109 @@
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cm4vllm.engine.native import find_native, process_environment, read_assignments
+
+HARD = {"quotes": 'a "b" \'c\'', "shell": "$(touch pwned) `touch pwned` $HOME ; & | > x", "spaces": "  a  b ",
+        "lines": "one\ntwo", "backslash": "a\\nb\\", "unicode": "größe", "empty": "", "equals": "a=b"}
+
+
+@pytest.mark.parametrize("value", HARD.values(), ids=HARD)
+def test_values_arrive_unchanged(home, value):
+    home.script("one", run='printf %s "$CM_VALUE" > value\n')
+    assert home.run("one", env={"CM_VALUE": value})["return"] == 0
+    assert (home.work / "value").read_text() == value
+    assert not (home.work / "pwned").exists()
+
+
+def test_lists_and_plus_keys(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("CFLAGS", raising=False)
+    env = process_environment({"LIST": ["a", "b"], "+PATH": ["/x", "/y"], "+ CFLAGS": ["-O2", "-g"], "REF": "${LIST}/c",
+                               "OWN": "${OWN}", "MISSING": "${NOT_SET_ANYWHERE}", "a-b": "no name for a shell"})
+    assert env["LIST"] == "a:b"
+    assert env["PATH"] == "/x:/y:/usr/bin"
+    assert env["CFLAGS"] == "-O2 -g"
+    assert env["REF"] == "a:b/c"
+    assert env["OWN"] == "${OWN}"
+    assert env["MISSING"] == "${NOT_SET_ANYWHERE}"
+    assert "a-b" not in env
+
+
+def test_real_exit_status_and_last_lines_are_told(home):
+    home.script("one", run="for n in $(seq 30); do echo line $n; done; echo 'last words' >&2; exit 7\n")
+    done = home.cli("run", "script", "--tags=one")
+    assert done.returncode == 2
+    assert "ended with exit status 7" in done.stderr
+    assert "last words" in done.stderr
+    assert "line 12\n" in done.stderr
+    assert "line 11\n" not in done.stderr
+    assert "line 1\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["kill -KILL $$", "bash -c 'kill -KILL $$'"])
+def test_signal_is_told_by_its_name(home, command):
+    home.script("one", run=f"{command}\nexit $?\n")
+    assert "killed by SIGKILL" in home.run("one")["error"]
+
+
+def test_ignore_script_error(home):
+    home.script("one", run="exit 7\n")
+    assert home.run("one", ignore_script_error=True)["return"] == 0
+
+
+def test_files_that_explain_an_error_are_shown(home):
+    home.script("one", {"print_files_if_script_error": ["why.log"]}, run="echo because > why.log; exit 1\n")
+    assert "because" in home.cli("run", "script", "--tags=one").stdout
+
+
+def test_flavour_of_the_machine_chooses_the_file(tmp_path):
+    for name in ("run", "run-ubuntu", "run-ubuntu-x86_64", "run-aarch64"):
+        (tmp_path / f"{name}.sh").touch()
+    env = {"CM_HOST_OS_FLAVOR": "ubuntu", "CM_HOST_OS_VERSION": "24.04", "CM_HOST_PLATFORM_FLAVOR": "x86_64"}
+    assert find_native(tmp_path, "", env).name == "run-ubuntu-x86_64.sh"
+    assert find_native(tmp_path, "", {**env, "CM_HOST_PLATFORM_FLAVOR": "other"}).name == "run-ubuntu.sh"
+    assert find_native(tmp_path, "", {"CM_HOST_PLATFORM_FLAVOR": "aarch64"}).name == "run-aarch64.sh"
+    assert find_native(tmp_path, "", {}).name == "run.sh"
+
+
+def test_named_script_must_exist(home):
+    home.script("one", {"script_name": "other"})
+    assert home.run("one")["return"] == 3
+
+
+def test_script_prefix_comes_before_the_script(home):
+    home.script("one", {"state": {"script_prefix": ["CM_FROM_PREFIX=yes"]}}, run='echo "$CM_FROM_PREFIX" > seen')
+    assert home.run("one")["return"] == 0
+    assert (home.work / "seen").read_text() == "yes\n"
+
+
+def test_a_background_process_does_not_hold_the_run(home):
+    home.script("one", run="sleep 30 & echo $! > pid\n")
+    begin = time.monotonic()
+    assert home.run("one")["return"] == 0
+    assert time.monotonic() - begin < 10
+    subprocess.run(["kill", (home.work / "pid").read_text().strip()], check=True)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_what_the_script_started_ends_with_the_run(home, signum, code):
+    home.script("one", run="sleep 60 & echo $! > pid.tmp; mv pid.tmp pid; wait\n")
+    process = home.start("run", "script", "--tags=one")
+    while not (home.work / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert subprocess.run(["kill", "-0", (home.work / "pid").read_text().strip()], capture_output=True,
+                          check=False).returncode != 0
+
+
+def test_assignments(tmp_path):
+    (tmp_path / "f").write_text("A=1\nB = two words \n\nnot an assignment\nC=x=y\n=z\n")
+    assert read_assignments(tmp_path / "f") == {"A": "1", "B": "two words", "C": "x=y"}
+    assert read_assignments(tmp_path / "missing") == {}

@@ -1,0 +1,136 @@
+import pytest
+
+
+def test_unknown_tags_name_the_nearest_script(home):
+    home.script("detect,os")
+    done = home.cli("run", "script", "--tags=detect,oss")
+    assert done.returncode == 16
+    assert "no scripts were found" in done.stderr
+    assert "did you mean detect,os (detect-os)?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_variation_names_the_nearest(home):
+    home.script("one", {"variations": {"offline": {}, "server": {}}})
+    result = home.run("one,_sever")
+    assert result["return"] == 20
+    assert "'sever'" in result["error"]
+    assert "did you mean 'server'?" in result["error"]
+
+
+def test_unknown_flag_of_a_strict_script_names_the_nearest(home):
+    home.script("one", {"strict_input": True, "input_mapping": {"scenario": "CM_S"}})
+    result = home.run("one", scenaro="Offline")
+    assert result["return"] == 20
+    assert "did you mean 'scenario'?" in result["error"]
+    assert home.run("one", scenario="Offline", quiet=True, verbose=False, adr={}, j=False)["return"] == 0
+
+
+def test_unknown_flag_of_a_lenient_script_is_ignored(home):
+    home.script("one", {"input_mapping": {"scenario": "CM_S"}})
+    assert home.run("one", scenaro="Offline")["return"] == 0
+
+
+def test_dependency_with_a_mistyped_key_of_a_strict_script_fails(home):
+    home.script("dep", {"strict_input": True})
+    home.script("one", {"deps": [{"tags": "dep", "update_tags_from_env_with_prefixx": {"_": ["A"]}}]})
+    assert home.run("one")["return"] == 20
+
+
+def test_lowest_sort_wins_then_path(home):
+    for alias, sort in (("b", 0), ("a", 0), ("c", -1)):
+        home.script(f"same,{alias}", {"sort": sort, "env": {"CM_X": alias}, "new_env_keys": ["CM_X"]})
+    assert home.run("same")["new_env"]["CM_X"] == "c"
+    assert home.run("same,-c")["new_env"]["CM_X"] == "a"
+
+
+def test_variations_choose_among_scripts_of_the_same_tags(home):
+    home.script("same,a", {"variations": {"x": {}}, "env": {"CM_X": "a"}, "new_env_keys": ["CM_X"]})
+    home.script("same,b", {"variations": {"y.#": {}}, "env": {"CM_X": "b"}, "new_env_keys": ["CM_X"]})
+    assert home.run("same,_y.1")["new_env"]["CM_X"] == "b"
+
+
+@pytest.mark.parametrize("tags", ["one,-one", "one,_a,-_a"])
+def test_asked_for_and_excluded_contradict(home, tags):
+    home.script("one", {"variations": {"a": {}}})
+    assert home.run(tags)["return"] == 20
+
+
+def test_excluding_a_group_default(home):
+    home.script("one", {"variations": {"a": {"group": "g", "default": True, "env": {"CM_X": "a"}}},
+                        "new_env_keys": ["CM_X"], "default_env": {"CM_X": "none"}})
+    assert home.run("one")["new_env"]["CM_X"] == "a"
+    assert home.run("one,-_a")["new_env"]["CM_X"] == "none"
+
+
+def test_by_name_and_by_words(home):
+    home.script("detect,os")
+    assert home.cli("run", "script", "detect-os").returncode == 0
+    assert home.cli("run", "script", "synthetic:detect-os").returncode == 0
+    assert home.cli("run", "script", "detect os").returncode == 0
+    assert home.cli("run", "script", "detect-as").returncode == 16
+
+
+def test_no_tags_at_all(home):
+    assert home.run("")["return"] == 20
+
+
+def test_a_script_added_after_indexing_is_found(home):
+    home.script("first")
+    assert home.run("first")["return"] == 0
+    home.script("second")
+    assert home.run("second")["return"] == 0
+
+
+def test_a_removed_script_is_not_found(home):
+    folder = home.script("first")
+    assert home.run("first")["return"] == 0
+    (folder / "_cm.yaml").unlink()
+    assert home.run("first")["return"] == 16
+
+
+def test_a_broken_meta_does_not_hide_other_scripts_and_tells_file_and_line(home):
+    home.script("good")
+    home.run("good")
+    folder = home.script("broken")
+    (folder / "_cm.yaml").write_text("alias: broken\ntags: [a\n")
+    assert home.run("good")["return"] == 0
+    assert home.run("nothing,else")["return"] == 16
+    (home.repo / "script" / "good" / "_cm.yaml").write_text("tags: [good\nx: y: z\n")
+    result = home.run("good")
+    assert result["return"] == 3
+    assert "_cm.yaml" in result["error"]
+    assert "line" in result["error"]
+
+
+def test_without_the_index(home):
+    home.script("one")
+    assert home.cli("run", "script", "--tags=one", CM_INDEX="no").returncode == 0
+
+
+def test_help_and_show(home):
+    home.script("one", {"variations": {"fast": {"group": "speed", "default": True}}, "input_mapping": {"who": "CM_WHO"},
+                        "input_description": {"who": {"desc": "name to greet", "default": "world"}}})
+    general = home.cli("run", "script", "--help")
+    assert general.returncode == 0
+    assert "cm run script --tags=" in general.stdout
+    for words in (("run", "script", "--tags=one", "--help"), ("show", "script", "--tags=one")):
+        page = home.cli(*words)
+        assert page.returncode == 0
+        for text in ("one", "--who", "name to greet (default: world)", "speed: _fast (default)"):
+            assert text in page.stdout
+    assert home.cli("help", "script").returncode == 0
+
+
+def test_search_prints_paths(home):
+    folder = home.script("find,me")
+    assert home.cli("find", "script", "--tags=find,me").stdout.strip().splitlines()[-1] == str(folder)
+
+
+def test_test_action_runs_the_inputs_of_the_meta(home):
+    home.script("one", {"tests": {"run_inputs": [{"env": {"CM_X": "1"}}, {"env": {"CM_X": "2"}}]}},
+                run='echo "ran $CM_X"')
+    done = home.cli("test", "script", "--tags=one")
+    assert done.returncode == 0
+    assert "ran 1" in done.stdout
+    assert "ran 2" in done.stdout
