@@ -1,0 +1,151 @@
+"""The arguments and the environment of a vLLM server, from typed settings."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
+
+__all__ = ["KEYS", "ServerSettings", "server_argv", "server_env", "with_model"]
+
+#: A local server of a benchmark run answers on this machine alone.
+LOOPBACK = "127.0.0.1"
+#: Options that the rules or the measurement rest on: giving them another value would make results that do not count.
+_FIXED = {
+    "--enable-prefix-caching": "the rules forbid it: answers may not be reused between queries",
+    "--generation-config": "sampling is as the benchmark says, not as the model's own configuration says",
+    "--api-key": "a server of our own listens on the loopback interface alone",
+    "--speculative-config": "speculative decoding is not declared in what is submitted",
+}
+_OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")
+
+
+class ServerSettings(Record, frozen=True, kw_only=True):
+    """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
+
+    Empty settings leave vLLM's own default. `kv_cache_gib` is the memory that the CPU backend keeps for keys and values.
+    """
+
+    model: str
+    name: str
+    host: str = LOOPBACK
+    port: int = 0
+    dtype: str = ""
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    kv_cache_dtype: str = ""
+    quantization: str = ""
+    tp_size: int | None = None
+    seed: int | None = None
+    enforce_eager: bool = True
+    trust_remote_code: bool = False
+    uvicorn_log_level: str = ""
+    kv_cache_gib: int = 1
+    cpu_binding: str = "auto"
+    extra: str = ""
+
+
+#: The environment key of each setting that a user can give: upstream's names where upstream has one.
+KEYS = {
+    "model": "CM_VLLM_SERVER_MODEL_NAME",
+    "name": "CM_VLLM_SERVER_SERVED_MODEL_NAME",
+    "host": "CM_VLLM_SERVER_HOST",
+    "port": "CM_VLLM_SERVER_PORT",
+    "dtype": "CM_VLLM_SERVER_DTYPE",
+    "max_model_len": "CM_VLLM_SERVER_MAX_MODEL_LEN",
+    "max_num_seqs": "CM_VLLM_SERVER_MAX_NUM_SEQS",
+    "max_num_batched_tokens": "CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS",
+    "kv_cache_dtype": "CM_VLLM_SERVER_KV_CACHE_DTYPE",
+    "quantization": "CM_VLLM_SERVER_QUANTIZATION",
+    "tp_size": "CM_VLLM_SERVER_TP_SIZE",
+    "seed": "CM_VLLM_SERVER_SEED",
+    "enforce_eager": "CM_VLLM_SERVER_ENFORCE_EAGER",
+    "trust_remote_code": "CM_VLLM_SERVER_TRUST_REMOTE_CODE",
+    "uvicorn_log_level": "CM_VLLM_SERVER_UVICORN_LOG_LEVEL",
+    "kv_cache_gib": "CM_VLLM_SERVER_CPU_KVCACHE_SPACE",
+    "cpu_binding": "CM_VLLM_SERVER_CPU_OMP_THREADS_BIND",
+    "extra": "CM_VLLM_SERVER_EXTRA_ARGS",
+}
+
+
+def with_model(settings: dict[str, str], record: ModelRecord | None) -> dict[str, str]:
+    """Return environment values completed by what is known of the model: where it lies, its name, type and length."""
+    if record is None or not record.path:
+        return settings
+    done = dict(settings)
+    done[KEYS["model"]] = record.path
+    done.setdefault(KEYS["name"], record.name)
+    checkpoint = read_checkpoint(Path(record.path))
+    if checkpoint.weight_data_types == "fp32":
+        # vLLM's `auto` lowers fp32 weights to bf16; what was described is what is served.
+        done.setdefault(KEYS["dtype"], "float32")
+    if checkpoint.max_positions is not None and checkpoint.max_positions > MODEL_LEN:
+        done.setdefault(KEYS["max_model_len"], str(MODEL_LEN))
+    return done
+
+
+#: Room for the longest prompt and answer of the benchmarks that can be run; a model's own limit may be far above it
+#: and would cost memory for nothing. cnn_eval.json has prompts of up to 2,540 tokens, and answers have up to 128.
+MODEL_LEN = 2668
+
+
+def server_argv(python: Path, settings: ServerSettings, port: int) -> list[str]:
+    """Return the words that start the server with the environment of `python`. Raises UsageError for unusable ones."""
+    words = [
+        str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model,
+        "--served-model-name", settings.name, "--host", settings.host, "--port", str(port),
+        "--max-num-seqs", str(settings.max_num_seqs), "--no-enable-prefix-caching", "--generation-config", "vllm",
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    valued = {
+        "--dtype": settings.dtype,
+        "--max-model-len": settings.max_model_len,
+        "--max-num-batched-tokens": settings.max_num_batched_tokens,
+        "--kv-cache-dtype": settings.kv_cache_dtype,
+        "--quantization": settings.quantization,
+        "--tensor-parallel-size": settings.tp_size,
+        "--seed": settings.seed,
+        "--uvicorn-log-level": settings.uvicorn_log_level,
+    }
+    for option, value in valued.items():
+        if value not in ("", None):
+            words += [option, str(value)]
+    words += ["--enforce-eager"] * settings.enforce_eager + ["--trust-remote-code"] * settings.trust_remote_code
+    return words + _extra(settings.extra)
+
+
+def _extra(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--extra_args={text!r} cannot be read", cause=str(error),
+                         remedy="quote it as for a shell") from error
+    for word in words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _FIXED:
+            raise UsageError(f"{option} cannot be given to the server", cause=_FIXED[option], remedy="leave it out")
+        if option in _OURS:
+            raise UsageError(f"{option} cannot be given in --extra_args", cause="it has an input of its own",
+                             remedy="use --model, --host, --port or --served_model_name")
+    return words
+
+
+def server_env(settings: ServerSettings) -> dict[str, str]:
+    """Return what the server's environment has in addition to the present one; nothing of it is secret."""
+    local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
+    return {
+        **local,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # The client keeps its connections open between runs of a campaign.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONNOUSERSITE": "1",
+    }

