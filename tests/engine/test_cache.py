@@ -235,7 +235,12 @@ def test_hit_runs_only_dynamic_dependencies_and_no_hook(home, made):
     home.script("dyn", {"new_env_keys": ["CM_DYN"], "env": {"CM_DYN": "1"}}, run='echo dyn >> "$CM_LOG.d"')
     home.script("static", run='echo static >> "$CM_LOG.d"')
     home.script("make", {**META, "deps": [{"tags": "static"}, {"tags": "dyn", "dynamic": True}]}, run=COUNT,
-                customize="def preprocess(i): open(i['env']['CM_LOG'] + '.d', 'a').write('hook\\n'); return {'return': 0}\n")
+                customize="""
+def preprocess(i):
+    with open(i["env"]["CM_LOG"] + ".d", "a") as file:
+        print("hook", file=file)
+    return {"return": 0}
+""")
     made()
     made()
     assert (home.work / "log.d").read_text().split() == ["static", "dyn", "hook", "dyn"]
@@ -296,7 +301,10 @@ def test_a_script_that_depends_on_itself_is_told(home, made):
 def test_cleanup_of_a_cached_script_that_failed_is_called(home, made):
     home.script("make", META, customize="""
 def preprocess(i): return {"return": 5, "error": "no"}
-def cleanup(i): open(i["env"]["CM_LOG"], "w").write("cleaned"); return {"return": 0}
+def cleanup(i):
+    import pathlib
+    pathlib.Path(i["env"]["CM_LOG"]).write_text("cleaned")
+    return {"return": 0}
 """)
     assert made()[0]["return"] == 5
     assert (home.work / "log").read_text() == "cleaned"

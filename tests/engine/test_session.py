@@ -94,6 +94,7 @@ def test_handlers_are_given_back(home):
 def test_json_has_standard_output_for_itself(home, flag):
     home.script("one", {"new_env_keys": ["CM_*"], "env": {"CM_X": "1"}}, run="echo noise",
                 customize="def preprocess(i): print('noise'); return {'return': 0}\n")
+    home.cli("find", "script")  # cmind announces its first index on standard output
     done = home.cli("run", "script", "--tags=one", flag, "--env.CM_GH_TOKEN=very-secret")
     result = json.loads(done.stdout)
     assert result["return"] == 0
@@ -105,6 +106,7 @@ def test_json_has_standard_output_for_itself(home, flag):
 def test_silent_and_verbose(home):
     home.script("dep")
     home.script("one", {"deps": [{"tags": "dep"}]})
+    home.cli("find", "script")  # cmind announces its first index on standard output
     lines = {flag: len(home.cli("run", "script", "--tags=one", flag).stdout.splitlines())
              for flag in ("-s", "--quiet", "-v")}
     assert lines["-s"] == 0
