@@ -15,12 +15,12 @@ import numpy.typing as npt
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES, score_pairs
 from cm4vllm.accuracy.text import Detokenizer
-from cm4vllm.common.errors import DatasetError, RunFailed
+from cm4vllm.common.errors import DatasetError, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules.benchmarks import BENCHMARKS, AccuracyTarget
 from cm4vllm.rules.scenarios import Mode
 
@@ -94,6 +94,7 @@ def _answers(log: Path, expected: int) -> _Answers:
 def _values(run: RunRecord, answers: _Answers, workers: int | None) -> dict[str, float | int]:
     """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
     settings = run.settings
+    _require_tokenizer(settings)
     references = _references(Path(settings.dataset.path), answers.indices)
     predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
     pairs = score_pairs(predictions, references, settings.dataset.sentences, workers=workers)
@@ -105,6 +106,15 @@ def _values(run: RunRecord, answers: _Answers, workers: int | None) -> dict[str,
     values["gen_tok_len"] = answers.token_count
     values["tokens_per_sample"] = round(answers.token_count / len(predictions), 1)
     return values
+
+
+def _require_tokenizer(settings: RunSettings) -> None:
+    """Refuse to decode with another tokenizer than the one that the prompts were made with."""
+    path, expected = Path(settings.model.path) / "tokenizer.json", settings.dataset.tokenizer_sha256
+    if expected and path.exists() and sha256_of(path) != expected:
+        raise ModelError(f"{path} is not the tokenizer of the dataset {settings.dataset.name}",
+                         cause="its SHA-256 differs from that in the dataset's record",
+                         remedy="use the dataset that belongs to the model, or make it again")
 
 
 def _references(path: Path, indices: Sequence[int]) -> list[str]:

@@ -1,0 +1,87 @@
+"""A model folder with a tokenizer of words, and an accuracy run whose answers are known."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
+from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+
+TEXT = "the ship from Riga Oslo landed sailed late ten tons of salt silk timber on Monday Friday . , ! ? n't"
+
+
+END = 99
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A folder with tokenizer.json: one token a word, an end token that is special."""
+    vocabulary = {word: i + 1 for i, word in enumerate(TEXT.split())} | {"</s>": END}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@dataclass
+class AccuracyRun:
+    """The folder of an accuracy run; `answers` holds (index, text) in the order of the log."""
+
+    folder: Path
+    model: Path
+
+    def write(self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None, **dataset):
+        """Write the dataset of `outputs`, the log of `answers` and run.json, as a LoadGen run leaves them."""
+        path = self.folder / "dataset.json"
+        path.write_text(json.dumps([{"input": "x", "tok_input": [1], "output": output} for output in outputs]))
+        tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        entries = [
+            {"seq_id": n, "qsl_idx": index, "token_count": 0,
+             "data": np.array([*tokenizer.encode(text).ids, END], dtype).tobytes().hex().upper()}
+            for n, (index, text) in enumerate(answers)
+        ]
+        log = self.folder / ACCURACY_LOG
+        log.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
+        settings = RunSettings(
+            rehearsal=True, round="v6.1", benchmark="llama3.1-8b", loadgen_name="llama3_1-8b",
+            scenario=Scenario.OFFLINE, mode=Mode.ACCURACY, user_conf="", samples=samples or len(outputs),
+            max_tokens=128, min_tokens=2,
+            max_in_flight=8, target_qps=1, target_qps_source="",
+            model=ModelRecord(name="words", path=str(self.model), source="", sha256=""),
+            dataset=DatasetRecord(name="d", path=str(path), source="", sha256="", samples=len(outputs),
+                                  max_input_tokens=1, sentences=sentences, **dataset),
+            server=ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False),
+        )
+        write_record(self.folder / "run.json", RunRecord(
+            notice=REHEARSAL_NOTICE, settings=settings, settings_sha256="", started_at="", ended_at="", duration_s=1,
+            loadgen_version="", versions={},
+            client=ClientRecord(requests=1, completed=1, failed=0, retries=0, prompt_tokens=0, completion_tokens=0),
+            files={ACCURACY_LOG: sha256_of(log)},
+        ))
+        return self.folder
+
+    def change(self, **settings):
+        """Change settings in run.json."""
+        path = self.folder / "run.json"
+        record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        changed = msgspec.structs.replace(record.settings, **settings)
+        write_record(path, msgspec.structs.replace(record, settings=changed))
+
+
+@pytest.fixture
+def accuracy_run(tmp_path, model_folder):
+    return AccuracyRun(tmp_path, model_folder)

@@ -1,0 +1,116 @@
+"""A whole accuracy run scored: accuracy.txt, accuracy.json, and what is refused."""
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.scoring import score_run
+from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
+from cm4vllm.common.records import read_record
+from cm4vllm.rules.scenarios import Mode
+
+OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]
+#: As the checker searches accuracy.txt (submission_checker/constants.py, ACC_PATTERN).
+PATTERNS = {
+    "rouge1": r".*'rouge1':\s+'?([\d.]+)'?.*",
+    "rouge2": r".*'rouge2':\s+'?([\d.]+)'?.*",
+    "rougeL": r".*'rougeL':\s+'?([\d.]+)'?.*",
+    "rougeLsum": r".*'rougeLsum':\s+'?([\d.]+)'?.*",
+    "gen_len": r".*'gen_len':\s([\d.]+).*",
+    "tokens_per_sample": r".*'tokens_per_sample':\s([\d.]+).*",
+}
+
+
+def test_the_scores_of_a_run(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(2, "ten tons of salt"), (0, "the ship from Oslo landed ."), (1, "silk")])
+    record = score_run(folder)
+    # rouge1 of the three pairs: 1, 4/5, 0 (punctuation is no word)
+    assert record.values["rouge1"] == pytest.approx(100 * (1 + 4 / 5 + 0) / 3, abs=1e-4)
+    assert record.values["gen_num"] == record.samples == record.samples_expected == 3
+    assert record.values["gen_len"] == len("ten tons of salt") + len("the ship from Oslo landed .") + len("silk")
+    assert record.values["gen_tok_len"] == record.tokens == 5 + 7 + 2
+    assert record.values["tokens_per_sample"] == round(14 / 3, 1)
+    assert record.notice == REHEARSAL_NOTICE
+    assert record.log_sha256 == hashlib.sha256((folder / "mlperf_log_accuracy.json").read_bytes()).hexdigest()
+    assert read_record(folder / "accuracy.json", AccuracyRecord) == record
+
+
+def test_accuracy_txt_is_what_the_checker_reads(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+    record = score_run(folder)
+    text = (folder / "accuracy.txt").read_text()
+    assert "np." not in text
+    for label, pattern in PATTERNS.items():
+        found = [m[1] for line in text.splitlines() if (m := re.match(pattern, line))]
+        assert [float(value) for value in found] == [record.values[label]]
+    assert "hash=" not in text
+
+
+def test_the_targets_are_those_of_the_benchmark(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+    scores = {score.label: score for score in score_run(folder).scores}
+    assert scores["rouge1"].lower == 38.391408
+    assert scores["rouge1"].met
+    assert scores["gen_len"].upper == 8984408.4
+    assert not scores["gen_len"].met
+
+
+def test_the_first_answer_to_a_sample_counts(accuracy_run):
+    answers = [(0, OUTPUTS[0]), (1, OUTPUTS[1]), (2, OUTPUTS[2]), (0, "silk")]
+    record = score_run(accuracy_run.write(OUTPUTS, answers))
+    assert record.values["rouge1"] == 100.0
+    assert record.samples == 3
+
+
+def test_an_empty_answer_scores_zero(accuracy_run):
+    assert score_run(accuracy_run.write(["salt", "silk"], [(0, ""), (1, "silk")])).values["rouge1"] == 50.0
+
+
+def test_missing_answers_are_refused(accuracy_run):
+    with pytest.raises(RunFailed, match="does not cover the dataset") as failure:
+        score_run(accuracy_run.write(OUTPUTS, [(0, "salt"), (2, "salt")]))
+    assert "2 of 3" in failure.value.cause
+
+
+def test_64_bit_tokens_are_refused(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)], dtype=np.int64)
+    with pytest.raises(RunFailed, match="not 32-bit"):
+        score_run(folder)
+    assert not (folder / "accuracy.txt").exists()
+
+
+def test_a_changed_log_is_refused(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+    with (folder / "mlperf_log_accuracy.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(RunFailed, match="not the log that the run wrote"):
+        score_run(folder)
+
+
+def test_a_performance_run_has_no_accuracy(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+    accuracy_run.change(mode=Mode.PERFORMANCE)
+    with pytest.raises(RunFailed, match="no accuracy run"):
+        score_run(folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(CmError, match="run.json"):
+        score_run(tmp_path)
+
+
+def test_another_tokenizer_than_the_prompts_was_made_with_is_refused(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)], tokenizer_sha256="0" * 64)
+    with pytest.raises(ModelError, match="tokenizer"):
+        score_run(folder)
+
+
+def test_a_dataset_that_does_not_fit_is_named(accuracy_run):
+    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+    (folder / "dataset.json").write_text("[]")
+    with pytest.raises(DatasetError, match="does not fit"):
+        score_run(folder)
