@@ -183,7 +183,7 @@ class Interrupted(CmError):
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a hint that names the choice nearest to `word`, or lists them all when none is near."""
-    known = sorted(set(choices))
+    known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
