@@ -1,0 +1,152 @@
+"""A measurement from the records of other recipes, as the recipe asks for it."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from fake_vllm import FakeVllm
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.loadgen.measurement import KEYS, RunInputs, _alive, measure, write_user_conf
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.settings import in_flight_of
+from cm4vllm.serving.records import ServerRecord
+
+
+@pytest.fixture
+def env(tmp_path, dataset):
+    """The environment that recipes hand over, all but the server's record."""
+    write_record(tmp_path / "model.json", ModelRecord(name="tiny", path="", source="test", sha256="", min_tokens=2))
+    write_record(tmp_path / "dataset.json", dataset)
+    return {
+        "CM_MLPERF_LOADGEN_SCENARIO": "offline", "CM_MLPERF_LOADGEN_MODE": "performance", "CM_MLPERF_ROUND": "v6.1",
+        "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
+        "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": "measured by the test",
+        "CM_ML_MODEL_RECORD": str(tmp_path / "model.json"), "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
+        "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "runs" / "performance"), "CM_RERUN": "no",
+        "CM_VLLM_SERVER_RECORD": str(tmp_path / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
+    }
+
+
+def inputs(env, **changes):
+    return read_settings(RunInputs, {**env, **changes}, KEYS)
+
+
+def serve(tmp_path, server):
+    write_record(tmp_path / "server.json", ServerRecord(
+        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False))
+
+
+def test_the_records_become_a_run(env, tmp_path):
+    conf = write_user_conf(inputs(env))
+    assert conf == tmp_path / "runs" / "performance.user.conf"
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        record, path = measure(inputs(env, CM_MLPERF_USER_CONF=str(conf)))
+    assert path == tmp_path / "runs" / "performance" / "run.json"
+    assert read_record(path, RunRecord) == record
+    assert record.settings.target_qps == 12.5
+    assert record.settings.target_qps_source == "measured by the test"
+    assert record.settings.user_conf == conf.read_text()
+    assert record.settings.min_tokens == 2
+    assert record.settings.max_tokens == 128
+    assert record.settings.stream_interval == 0
+
+
+def test_the_users_own_user_conf_is_the_one_that_counts(env, tmp_path):
+    own = tmp_path / "own.conf"
+    own.write_text(write_user_conf(inputs(env)).read_text().replace("12.5", "77"))
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        record, path = measure(inputs(env, CM_MLPERF_USER_CONF=str(own)))
+    assert (path.parent / "user.conf").read_text() == own.read_text() == record.settings.user_conf
+
+
+@pytest.mark.parametrize("missing", ["CM_ML_MODEL_RECORD", "CM_DATASET_RECORD", "CM_VLLM_SERVER_RECORD",
+                                     "CM_MLPERF_OUTPUT_DIR"])
+def test_what_is_not_given_is_named(env, tmp_path, missing):
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+    with pytest.raises(UsageError, match=missing):
+        measure(inputs(env, **{missing: ""}))
+
+
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("CM_MLPERF_LOADGEN_SCENARIO", "Ofline", "did you mean 'Offline'"),
+    ("CM_MLPERF_LOADGEN_TARGET_QPS", "fast", "CM_MLPERF_LOADGEN_TARGET_QPS='fast'"),
+    ("CM_MLPERF_LOADGEN_TARGET_QPS", "0", "greater than 0"),
+    ("CM_MLPERF_ROUND", "v5.0", "not there yet"),
+    ("CM_VLLM_STREAM_INTERVAL", "-1", "stream_interval=-1"),
+])
+def test_what_is_not_usable_is_named(env, tmp_path, key, value, words):
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+    with pytest.raises(UsageError) as failure:
+        measure(inputs(env, **{key: value}))
+    assert words in str(failure.value)
+
+
+def test_a_rehearsal_is_measured_again_each_time(env, tmp_path):
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        first, _ = measure(inputs(env))
+        before = len(server.bodies)
+        measure(inputs(env))
+        assert len(server.bodies) == 2 * before
+    assert first.settings.rehearsal
+
+
+def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, monkeypatch):
+    import cm4vllm.loadgen.measurement as module
+
+    short = inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy")
+    # What a valid accuracy run would be, on a dataset that the test can afford.
+    real = module.run_settings
+
+    def not_a_rehearsal(*args, **kwargs):
+        return msgspec.structs.replace(real(*args, **kwargs), rehearsal=False)
+
+    monkeypatch.setattr(module, "run_settings", not_a_rehearsal)
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        first, path = measure(short)
+        again, _ = measure(short)
+        assert again == first
+        assert len(server.bodies) == 64
+        measure(msgspec.structs.replace(short, rerun=True))
+        assert len(server.bodies) == 128
+        (path.parent / "mlperf_log_summary.txt").write_text("changed")
+        measure(short)
+        assert len(server.bodies) == 192
+
+
+def test_our_own_server_is_watched(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("fine\nRuntimeError: out of memory\n")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        alive = _alive(ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=True, log=str(log),
+                                    supervisor_pid=child.pid))
+        assert alive() is None
+    finally:
+        child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert "out of memory" in alive()  # the process is a zombie now
+    child.communicate()
+    assert "out of memory" in alive()
+
+
+def test_a_server_that_is_not_ours_is_not_watched():
+    assert _alive(ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False)) is None
+
+
+@pytest.mark.parametrize(("argv", "requests"), [
+    (["--max-num-seqs", "128"], 256), (["--max-num-seqs=64"], 128), (["--max-num-seqs"], 512), ([], 512)])
+def test_the_server_is_kept_busy_with_twice_its_batch(argv, requests):
+    server = ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=True, argv=argv)
+    assert in_flight_of(server) == requests
