@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -57,7 +58,8 @@ SERVER = ServerRecord(
     env={"VLLM_CPU_KVCACHE_SPACE": "1"}, packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
     started_at="2026-11-20T10:00:00+00:00", ready_after_s=31.5,
 )
-COMMAND = "cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test --division=open"
+COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test "
+           "--division=open")
 
 
 def client_of(folder: Path) -> ClientRecord:
@@ -77,7 +79,7 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
     made = RunSettings(**values)
     return RunRecord(
         notice=REHEARSAL_NOTICE if made.rehearsal else "", settings=made, settings_sha256="12" * 32,
-        started_at="2026-11-20T10:01:00+00:00", ended_at="2026-11-20T10:01:03+00:00", duration_s=3.25,
+        started_at="2024-11-20T10:01:00+00:00", ended_at="2024-11-20T10:01:03+00:00", duration_s=3.25,
         loadgen_version=loadgen_version(folder) or "4.1", versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
         client=client, files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},
     )
@@ -150,7 +152,7 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_record(out / CHECKER_FILE, CheckerRecord(
         commit="b66003e1", round="v6.1", passed=True,
         runs=[CheckerRun(name="submission_checker", argv=["python", "-m", "submission_checker.main"], status=0,
-                         results=2, errors=[], warnings=["accuracy below the closed target"], crashed=False, passed=True),
+                         results=2, errors=[], warnings=["accuracy below the target"], crashed=False, passed=True),
               CheckerRun(name="submission_checker_old", argv=["python", "submission_checker_old.py"], status=0,
                          results=2, errors=[], warnings=[], crashed=False, passed=True)],
     ))
@@ -192,11 +194,12 @@ def published(tmp_path: Path) -> Path:
 
 
 def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: Benchmark, model: str) -> None:
-    scores = {
-        Scenario.OFFLINE: ({"rouge1": 41.6468, "rouge2": 19.5564, "rougeL": 26.4202, "tokens_per_sample": 296.5}, 7287767),
-        Scenario.SERVER: ({"rouge1": 42.0442, "rouge2": 19.8615, "rougeL": 26.7971, "tokens_per_sample": 283.5}, 6966434),
-    }
-    values, tokens = scores[scenario]
+    keys = ("rouge1", "rouge2", "rougeL", "tokens_per_sample")
+    numbers, tokens = {
+        Scenario.OFFLINE: ((41.6468, 19.5564, 26.4202, 296.5), 7287767),
+        Scenario.SERVER: ((42.0442, 19.8615, 26.7971, 283.5), 6966434),
+    }[scenario]
+    values = dict(zip(keys, numbers, strict=True))
     samples, qps = 24576, {Scenario.OFFLINE: 10.0, Scenario.SERVER: 6.9}[scenario]
     if mode is Mode.PERFORMANCE:
         result = read_performance(folder)
@@ -220,12 +223,17 @@ def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: 
         write_record(folder / ACCURACY_FILE, accuracy_record(benchmark, values, run, log))
 
 
-def change(path: Path, cls: type, **fields: object) -> None:
-    """Rewrite a record with other fields; a dotted name, with __ for the dot, reaches into a record in it."""
-    record = read_record(path, cls)
-    for name, value in fields.items():
-        record = _replaced(record, name.split("__"), value)
-    write_record(path, record)
+@pytest.fixture
+def change() -> Callable[..., None]:
+    """Rewrite a record with other fields; in a field's name, __ reaches into a record in it."""
+
+    def rewrite(path: Path, cls: type, **fields: object) -> None:
+        record = read_record(path, cls)
+        for name, value in fields.items():
+            record = _replaced(record, name.split("__"), value)
+        write_record(path, record)
+
+    return rewrite
 
 
 def _replaced(record: object, names: list[str], value: object) -> object:

@@ -1,21 +1,143 @@
 from __future__ import annotations
+
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+
 import pytest
-from cm4vllm.report.model import load
-from cm4vllm.report.summary import summary_html
-from cm4vllm.report.readme import measurement_readmes
-from cm4vllm.report.table import final_table
 
-def test_whole(out: Path) -> None:
-    shutil.rmtree("/tmp/exp/rep", ignore_errors=True)
-    shutil.copytree(out, "/tmp/exp/rep")
-    html = summary_html(out); Path("/tmp/exp/rep/summary.html").write_text(html)
-    print(len(html))
-    print(measurement_readmes(out)["Server"])
-    print(final_table(load(out)))
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.report.model import Report, load
+from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.rules.scenarios import Scenario
 
-def test_pub(published: Path) -> None:
-    html = summary_html(published); Path("/tmp/exp/rep/published.html").write_text(html)
-    print(measurement_readmes(published)["Offline"])
-    print(final_table(load(published)))
+Change = Callable[..., None]
+
+
+def folder_of(out: Path, scenario: str, mode: str) -> Path:
+    return next(out.glob(f"runs/*/*/{scenario}/{mode}"))
+
+
+def by_scenario(report: Report) -> dict[Scenario, object]:
+    return {measurement.scenario: measurement for measurement in report.measurements}
+
+
+def test_a_rehearsal_is_read_whole(real_runs: Path) -> None:
+    report = load(real_runs)
+    assert [m.scenario for m in report.measurements] == [Scenario.OFFLINE, Scenario.SERVER]
+    assert report.rehearsal and report.notice == "REHEARSAL, NOT A RESULT"
+    assert report.mapped and report.division == "open" and report.round == "v6.1"
+    assert all(len(m.runs) == 2 for m in report.measurements)
+
+
+def test_latencies_lie_where_the_server_put_them(real_runs: Path) -> None:
+    server = load(real_runs).measurements[1].performance
+    assert server is not None
+    ttft, tpot = server.latencies
+    assert (ttft.name, tpot.name) == ("TTFT", "TPOT")
+    assert 4 <= ttft.p99 < 500 and 0.5 <= tpot.p99 < 50
+    assert (ttft.limit, tpot.limit) == (2000, 100)
+    assert ttft.met and ttft.headroom == pytest.approx(1 - ttft.p99 / 2000)
+
+
+def test_offline_has_no_latencies(real_runs: Path) -> None:
+    offline = load(real_runs).measurements[0].performance
+    assert offline is not None and offline.latencies == ()
+
+
+def test_a_published_rate_keeps_its_unit(published: Path) -> None:
+    """The pages made of these logs said 1871.84 samples/s and 1954.36 queries/s."""
+    offline, server = (m.performance.result for m in load(published).measurements if m.performance)
+    assert isinstance(offline.samples_per_second, SamplesPerSecond)
+    assert isinstance(offline.tokens_per_second, TokensPerSecond)
+    assert str(offline.samples_per_second) == "6.31 samples/s" and str(offline.tokens_per_second) == "1,871.84 tokens/s"
+    assert str(server.samples_per_second) == "6.89 samples/s" and str(server.tokens_per_second) == "1,954.36 tokens/s"
+
+
+def test_a_published_result_is_held_against_its_own_variant(published: Path) -> None:
+    report = load(published)
+    assert not report.rehearsal and report.mapped
+    for measurement in report.measurements:
+        assert measurement.accuracy and measurement.accuracy.record
+        scores = measurement.accuracy.record.scores
+        assert [s.lower for s in scores[:3]] == [44.3867688, 22.0131648, 28.5875838]
+        assert [s.met for s in scores] == [False, False, False, True]
+
+
+def test_what_was_not_measured_is_none(out: Path) -> None:
+    for path in ("campaign.json", "checker.json", "system/system.json", "system/machine.json", "server/server.json"):
+        (out / path).unlink()
+    shutil.rmtree(folder_of(out, "Offline", "performance"))
+    (folder_of(out, "Server", "accuracy") / "accuracy.json").unlink()
+    report = load(out)
+    assert report.campaign is None and report.checker is None and report.machine is None and report.system == {}
+    assert report.division is None and report.tree is None and report.submitter_stated == "not stated"
+    assert report.server == report.run.settings.server
+    offline, server = report.measurements
+    assert offline.performance is None and offline.accuracy is not None
+    assert server.accuracy is not None and server.accuracy.record is None and server.accuracy.met is None
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SubmissionError, match="no complete run") as caught:
+        load(tmp_path)
+    assert "--output_dir" in caught.value.remedy
+
+
+def test_a_run_that_did_not_end_is_none(out: Path) -> None:
+    (folder_of(out, "Server", "performance") / RUN_FILE).unlink()
+    assert load(out).measurements[1].performance is None
+
+
+def test_two_models_need_a_choice(out: Path, change: Change) -> None:
+    model = folder_of(out, "Server", "accuracy").parents[1]
+    shutil.copytree(model, model.with_name("other"))
+    assert load(out).folder == model
+    change(out / CAMPAIGN_FILE, CampaignRecord, model="", system="")
+    with pytest.raises(SubmissionError, match="several systems or models"):
+        load(out)
+    assert load(out, model="other").folder.name == "other"
+    with pytest.raises(SubmissionError, match="no complete run of system any, model absent"):
+        load(out, model="absent")
+
+
+def test_a_record_in_the_wrong_folder_is_refused(out: Path) -> None:
+    shutil.copy(folder_of(out, "Server", "accuracy") / RUN_FILE, folder_of(out, "Server", "performance") / RUN_FILE)
+    with pytest.raises(SubmissionError, match="record of another run"):
+        load(out)
+
+
+def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path, change: Change) -> None:
+    change(folder_of(out, "Server", "performance") / RUN_FILE, RunRecord, client__failed=3)
+    report = load(out)
+    performance = report.measurements[1].performance
+    assert performance is not None and performance.result.valid and not performance.valid
+    assert [(i.scenario, i.reasons) for i in report.invalid_results] == [
+        (Scenario.SERVER, (f"3 of {performance.run.client.requests:,} requests failed",))
+    ]
+
+
+def test_a_checkers_verdict_on_earlier_runs_does_not_count(out: Path) -> None:
+    assert load(out).checker is not None
+    os.utime(out / "checker.json", (1_600_000_000, 1_600_000_000))
+    assert load(out).checker is None
+
+
+def test_a_broken_record_is_named(out: Path) -> None:
+    path = folder_of(out, "Server", "performance") / RUN_FILE
+    path.write_text("{}")
+    with pytest.raises(CmError, match="not a RunRecord"):
+        load(out)
+    (out / "system" / "system.json").write_text("[1]")
+    path.unlink()
+    with pytest.raises(SubmissionError, match="not a system description"):
+        load(out)
+
+
+def test_the_tree_is_found_where_it_was_built(out: Path) -> None:
+    assert load(out).tree is None
+    (out / "submission" / "open" / "not-stated").mkdir(parents=True)
+    assert load(out).tree == out / "submission" / "open" / "not-stated"

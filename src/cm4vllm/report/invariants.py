@@ -19,10 +19,13 @@ from cm4vllm.report.model import Accuracy, Performance, Report
 from cm4vllm.rules.rounds import ROUNDS
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Scenario
 
-__all__ = ["MIN_DURATION_S", "TOKENS_TOLERANCE", "check"]
+__all__ = ["MIN_DURATION_S", "TOKENS_TOLERANCE", "WIDTH_TOLERANCE", "check"]
 
 #: How far LoadGen's token count may lie from the client's: LoadGen's logs round rates to six digits.
 TOKENS_TOLERANCE = 0.001
+
+#: How far the scored tokens a sample may lie from those the client received; a wrong width doubles them.
+WIDTH_TOLERANCE = 0.05
 
 #: What a performance run must last at least (constants.py: min duration 600000 ms).
 MIN_DURATION_S = 600
@@ -147,7 +150,7 @@ def _log_of_this_run(report: Report, performance: Performance) -> None:
         broken = f"LoadGen ran {result.scenario}, the record says {settings.scenario}"
     elif result.seeds != seeds:
         broken = f"its seeds {result.seeds} are not those of round {report.round}"
-    elif not math.isclose(settings.target_qps, result.target_qps, rel_tol=1e-4):
+    elif settings.target_qps and not math.isclose(settings.target_qps, result.target_qps, rel_tol=1e-4):
         broken = f"LoadGen was asked for target_qps {result.target_qps:g}, the record says {settings.target_qps:g}"
     elif not settings.rehearsal and result.min_duration < MIN_DURATION_S:
         broken = f"a result needs a minimum duration of {MIN_DURATION_S} s, LoadGen was given {result.min_duration}"
@@ -169,8 +172,8 @@ def _tokens_per_second(performance: Performance) -> None:
     if not math.isclose(logged, client.completion_tokens, rel_tol=TOKENS_TOLERANCE):
         raise SubmissionError(
             f"tokens/s is not samples/s times tokens per sample in {performance.folder}",
-            cause=f"LoadGen's log has {result.tokens_per_second} at {result.samples_per_second}, which makes {logged:,.0f} "
-            f"tokens; the client received {client.completion_tokens:,}", remedy=_AGAIN,
+            cause=f"LoadGen's log has {result.tokens_per_second} at {result.samples_per_second}, which makes "
+            f"{logged:,.0f} tokens; the client received {client.completion_tokens:,}", remedy=_AGAIN,
         )
 
 
@@ -185,10 +188,13 @@ def _scores_of_this_log(accuracy: Accuracy, record: AccuracyRecord) -> None:
 
 
 def _token_width(accuracy: Accuracy, record: AccuracyRecord) -> None:
-    received = accuracy.run.client.completion_tokens
-    if not math.isclose(record.tokens, received, rel_tol=TOKENS_TOLERANCE):
+    client = accuracy.run.client
+    if not record.samples or not client.completed:
+        return
+    scored, received = record.tokens / record.samples, client.completion_tokens / client.completed
+    if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
         raise SubmissionError(
-            f"the accuracy log in {accuracy.folder} holds {record.tokens:,} tokens, the client received {received:,}",
+            f"the scores in {accuracy.folder} count {scored:,.1f} tokens a sample, the client received {received:,.1f}",
             cause="twice as many means that 64-bit tokens were read as 32-bit ones", remedy=_AGAIN,
         )
 

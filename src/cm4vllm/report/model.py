@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,10 @@ from cm4vllm.rules.scenarios import Division, Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
-__all__ = ["Accuracy", "InvalidPerformance", "Latency", "Measurement", "Performance", "Report", "load"]
+__all__ = ["NO_SUBMITTER", "Accuracy", "InvalidPerformance", "Latency", "Measurement", "Performance", "Report", "load"]
+
+#: The submitter's name that stands in folders where the user gave none.
+NO_SUBMITTER = "not-stated"
 
 R = TypeVar("R", bound=Record)
 
@@ -56,6 +60,13 @@ class Performance:
     run: RunRecord
     result: PerformanceResult
     latencies: tuple[Latency, ...]
+
+    @property
+    def target_source(self) -> str:
+        """Where the target QPS comes from."""
+        if not self.run.settings.target_qps:
+            return "LoadGen's default"
+        return self.run.settings.target_qps_source or "its source is not stated"
 
     @property
     def valid(self) -> bool:
@@ -178,6 +189,11 @@ class Report:
         return self.campaign.submitter if self.campaign else ""
 
     @property
+    def submitter_stated(self) -> str:
+        """The submitter's name, or `not stated` where nobody gave one."""
+        return "not stated" if self.submitter in ("", NO_SUBMITTER) else self.submitter
+
+    @property
     def tree(self) -> Path | None:
         """The submission tree, where it has been built."""
         if self.campaign is None:
@@ -224,7 +240,7 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
         campaign=campaign, system=_system(out / "system" / "system.json"),
         machine=_optional(out / "system" / "machine.json", MachineFacts),
         started_server=_optional(out / "server" / "server.json", ServerRecord),
-        checker=_optional(out / CHECKER_FILE, CheckerRecord),
+        checker=_checker(out / CHECKER_FILE, measurements),
     )
     check(report)
     return report
@@ -232,6 +248,13 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
 
 def _optional(path: Path, cls: type[R]) -> R | None:
     return read_record(path, cls) if path.exists() else None
+
+
+def _checker(path: Path, measurements: tuple[Measurement, ...]) -> CheckerRecord | None:
+    """Return the checkers' verdict, unless it is older than a run: then it is on results that are no more."""
+    record = _optional(path, CheckerRecord)
+    last = max(datetime.fromisoformat(run.ended_at).timestamp() for m in measurements for run in m.runs)
+    return None if record is None or path.stat().st_mtime < last else record
 
 
 def _system(path: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import jinja2
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.system import groups
-from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios
+from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
 from cm4vllm.report.versions import versions
 
 __all__ = ["MAX_BYTES", "render", "summary_html"]
@@ -19,7 +19,7 @@ __all__ = ["MAX_BYTES", "render", "summary_html"]
 MAX_BYTES = 200_000
 
 #: So many findings of one checker are shown; the rest is counted, and stands in the checker's own log.
-MAX_FINDINGS = 50
+MAX_FINDINGS = 40
 
 
 def summary_html(out: Path, *, system: str = "", model: str = "") -> str:
@@ -33,10 +33,21 @@ def render(report: Report) -> str:
         report=report, run=report.run, settings=report.run.settings, server=report.server,
         headline=headline(report), findings=findings(report), missing=missing(report),
         missing_scenarios=missing_scenarios(report), groups=groups(report.system),
-        versions=versions(report, report.run), charts=charts, w=wording, max_findings=MAX_FINDINGS,
+        versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
+        charts=charts, w=wording, max_findings=MAX_FINDINGS,
         command=wording.typed_command(report.campaign.command) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )
+
+
+def _confs(report: Report) -> dict[str, list[str]]:
+    """Return each text of user.conf with the runs that used it."""
+    confs: dict[str, list[str]] = {}
+    for measurement in report.measurements:
+        for run in measurement.runs:
+            name = f"{measurement.scenario} {run.settings.mode}"
+            confs.setdefault(run.settings.user_conf.strip(), []).append(name)
+    return confs
 
 
 @cache

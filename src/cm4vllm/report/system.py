@@ -54,6 +54,9 @@ _GROUPS: dict[str, dict[str, str]] = {
 
 _LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
 
+#: What stands where nobody stated anything: nothing, the words themselves, or the submitter's name in folders.
+_NOT_STATED = ("", "not stated", "not-stated")
+
 #: Remarks: nobody misses them where there is nothing to remark.
 _REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
@@ -81,6 +84,6 @@ def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group
         value = description.get(key)
         if value is None or (value == "" and key in _REMARKS):
             continue
-        stated = value not in ("", "not stated")
+        stated = value not in _NOT_STATED
         rows_of.append((label(key), value if stated else "not stated", stated))
     return Group(title, tuple(rows_of))

@@ -21,12 +21,20 @@ _COLOURS = {"valid": "green", "INVALID": "bold red"}
 def final_table(report: Report, *, stream: TextIO | None = None) -> str:
     """Return the table of a report's results and where they are, fit for `stream` (standard output by default)."""
     target = stream or sys.stdout
+    text = _text(report, terminal=target.isatty())
+    encoding = getattr(target, "encoding", None) or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.replace("≥", ">=").replace("≤", "<=").encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def _text(report: Report, *, terminal: bool) -> str:
     rows = [_row(report, m) for m in report.measurements]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
-    if target.isatty():
+    if terminal:
         return _coloured(report, rows)
-    title = [f"*** {report.notice} ***"] if report.rehearsal else []
-    return "\n".join([*title, headline(report), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
+    title = f"*** {report.notice} ***" if report.rehearsal else headline(report)
+    return "\n".join([title, "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Measurement) -> tuple[str, ...]:
@@ -48,8 +56,8 @@ def _latency(performance: Performance, name: str) -> str:
         if latency.name == name:
             if latency.limit is None or latency.headroom is None:
                 return f"{ms(latency.p99)} ms (no limit)"
-            return f"{ms(latency.p99)} < {ms(latency.limit)} ms ({headroom(latency.headroom)})" if latency.met else (
-                f"{ms(latency.p99)} > {ms(latency.limit)} ms ({headroom(latency.headroom)})")
+            sign = "<" if latency.met else ">="
+            return f"{ms(latency.p99)} {sign} {number(latency.limit)} ms ({headroom(latency.headroom)})"
     return "no limit"
 
 
@@ -87,11 +95,16 @@ def _below(report: Report) -> list[str]:
     gaps = missing(report)
     if gaps:
         lines += textwrap.wrap(f"not stated: {', '.join(gaps)}", 110, subsequent_indent="  ")
-    return lines
+    return [_printable(line) for line in lines]
+
+
+def _printable(text: str) -> str:
+    """Leave out what could move a terminal's cursor or change its colours."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    table = [[str(cell) for cell in row] for row in rows]
+    table = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

@@ -11,11 +11,9 @@ from cm4vllm.report.model import Measurement, Report
 from cm4vllm.report.system import label
 from cm4vllm.report.wording import headroom, ms, number, rate, target
 from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.submission.checker import unexpected_findings
 
-__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words"]
-
-#: The submitter's name that stands where the user gave none.
-_NO_SUBMITTER = "not-stated"
+__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words", "unexpected"]
 
 
 class Kind(StrEnum):
@@ -44,7 +42,7 @@ def headline(report: Report) -> str:
     where = f" in the {report.division} division" if report.division else ""
     incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
     if incomplete:
-        return f"No error found{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
+        return f"Valid as far as it goes{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
     return f"A valid result{where}"
 
 
@@ -52,7 +50,7 @@ def findings(report: Report) -> list[Finding]:
     """Return the verdict's lines: scenario by scenario, then the checker."""
     found: list[Finding] = []
     for measurement in report.measurements:
-        found += [_performance(measurement), _accuracy(report, measurement)]
+        found += [_performance(report, measurement), _accuracy(report, measurement)]
     found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
     return [*found, _checker(report)]
 
@@ -66,7 +64,7 @@ def missing_scenarios(report: Report) -> list[Scenario]:
 def missing(report: Report) -> list[str]:
     """Return what nobody stated or recorded, in words; these are gaps, not findings."""
     gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
-    if report.submitter in ("", _NO_SUBMITTER) and label("submitter") not in gaps:
+    if report.submitter_stated != report.submitter and label("submitter") not in gaps:
         gaps.append(label("submitter"))
     if report.campaign is None:
         gaps.append("the command that started the runs")
@@ -81,13 +79,20 @@ def missing(report: Report) -> list[str]:
     return gaps
 
 
+def unexpected(report: Report) -> list[str]:
+    """Return what the checkers say against a rehearsal beyond its being short; nothing for other reports."""
+    if report.checker is None or not report.rehearsal:
+        return []
+    return unexpected_findings(report.checker)
+
+
 def score_in_words(score: Score) -> str:
     """Return a metric, its value, its target and whether it is met."""
     verdict = "met" if score.met else "not met"
     return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {verdict}"
 
 
-def _performance(measurement: Measurement) -> Finding:
+def _performance(report: Report, measurement: Measurement) -> Finding:
     subject = f"{measurement.scenario} performance"
     part = measurement.performance
     if part is None:
@@ -99,7 +104,9 @@ def _performance(measurement: Measurement) -> Finding:
     )
     if part.valid:
         return Finding(subject, Kind.GOOD, f"valid: {text}")
-    return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+    # A rehearsal is too short for LoadGen's statistics; that is no defect, a failed request is.
+    kind = Kind.OPEN if report.rehearsal and not part.run.client.failed else Kind.BAD
+    return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
 
 
 def _accuracy(report: Report, measurement: Measurement) -> Finding:
@@ -114,6 +121,8 @@ def _accuracy(report: Report, measurement: Measurement) -> Finding:
     if not missed:
         return Finding(subject, Kind.GOOD, f"meets all {len(scores)} targets on {covered}")
     text = f"misses {len(missed)} of {len(scores)} closed-division targets on {covered}: {', '.join(missed)}"
+    if report.rehearsal:
+        return Finding(subject, Kind.OPEN, text)
     if report.division is Division.OPEN:
         return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, and asks that it be said")
     return Finding(subject, Kind.BAD, text)
@@ -126,6 +135,11 @@ def _checker(report: Report) -> Finding:
     if checker.unavailable:
         return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
     said = ", ".join(f"{run.name}: {_said(run.passed, run.crashed, len(run.errors))}" for run in checker.runs)
+    if report.rehearsal and not checker.passed:
+        defects = len(unexpected(report))
+        text = f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else (
+            "found nothing but that a rehearsal is short, for which they must refuse it")
+        return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
     return Finding(subject, Kind.GOOD if checker.passed else Kind.BAD,
                    f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})")
 
@@ -133,6 +147,10 @@ def _checker(report: Report) -> Finding:
 def _said(passed: bool, crashed: bool, errors: int) -> str:
     if crashed:
         return "crashed"
-    return "passed" if passed else f"refused with {errors} error{'' if errors == 1 else 's'}"
+    return "passed" if passed else f"refused with {_counted(errors, 'error')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "ms",
     "number",
     "percent",
+    "qps",
     "rate",
     "seconds",
     "server_command",
@@ -22,14 +23,20 @@ __all__ = [
     "typed_command",
 ]
 
-_SECRET_NAME = re.compile(r"(^|[-_])(api[-_]?key|token|secret|password|passwd|credentials?)s?$", re.IGNORECASE)
+_HIDDEN = "'<not shown>'"
+_SECRET_NAME = re.compile(r"(^|[-_])(api[-_]?keys?|token|secrets?|password|passwd|credentials?)$", re.IGNORECASE)
 
 
 def number(value: float | int) -> str:
     """Write a number with thousands separated: whole numbers whole, others with their significant digits."""
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.7g}" if abs(value) >= 1 else f"{value:.3g}"
+    return f"{value:,.10g}" if abs(value) >= 1 else f"{value:.4g}"
+
+
+def qps(value: float) -> str:
+    """Write a target QPS: as many digits as matter to anybody who sets it again."""
+    return f"{value:,.6g}"
 
 
 def rate(value: float) -> str:
@@ -44,20 +51,23 @@ def ms(value: float) -> str:
 
 def seconds(value: float) -> str:
     """Write a duration in seconds, and from two minutes on also in minutes."""
-    plain = f"{value:,.1f} s"
+    plain = f"{value:,.1f} s" if value >= 1 or value == 0 else f"{value:.3g} s"
     return plain if value < 120 else f"{plain} ({value / 60:,.1f} min)"
 
 
 def percent(fraction: float) -> str:
-    """Write a fraction as a percentage with one decimal, but never as 100 % or 0 % what is not quite so."""
-    text = f"{fraction * 100:.1f}"
-    if fraction not in (0, 1) and text in ("0.0", "100.0", "-0.0"):
-        text = f"{fraction * 100:.3g}"
-    return f"{text} %"
+    """Write a fraction as a percentage with one decimal, or with more where one would make it all or nothing."""
+    for digits in (1, 2, 3):
+        text = f"{fraction * 100:.{digits}f}"
+        if float(text) not in (0, 100) or fraction in (0, 1):
+            break
+    return f"{text}%"
 
 
 def headroom(fraction: float) -> str:
     """Say how much of a limit is left, or by how much it is exceeded."""
+    if fraction == 0:
+        return "none left"
     return f"{percent(fraction)} left" if fraction > 0 else f"exceeded by {percent(-fraction)}"
 
 
@@ -73,15 +83,15 @@ def command_line(argv: Iterable[str], names: Mapping[str, str], *, env: Mapping[
     where somebody keeps files nor a path that exists nowhere else. The value of a flag or of an environment variable
     that is named like a secret is left out.
     """
-    lines = [f"{name}={'<not shown>' if _SECRET_NAME.search(name) else _quoted(value, names)}"
+    lines = [f"{name}={_HIDDEN if _SECRET_NAME.search(name) else _quoted(value, names)}"
              for name, value in sorted((env or {}).items())]
     hide = False
     current = ""
     for word in argv:
         flag, equals, _ = word.partition("=")
-        shown = "<not shown>" if hide else _quoted(word, names)
+        shown = _HIDDEN if hide else _quoted(word, names)
         if word.startswith("--") and equals and _SECRET_NAME.search(flag):
-            shown = f"{flag}=<not shown>"
+            shown = f"{flag}={_HIDDEN}"
         hide = word.startswith("--") and not equals and bool(_SECRET_NAME.search(flag))
         if word.startswith("--"):
             lines.append(current)

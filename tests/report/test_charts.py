@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from cm4vllm.accuracy.records import Score
+from cm4vllm.common.units import Milliseconds
+from cm4vllm.report.charts import latency_bar, score_bar
+from cm4vllm.report.model import Latency
+
+
+def latency(p99: float, limit: float | None) -> Latency:
+    return Latency("TTFT", Milliseconds(p99), None, None if limit is None else Milliseconds(limit))
+
+
+def test_a_latency_below_its_limit_ends_before_the_line_does() -> None:
+    bar = latency_bar(latency(500, 2000))
+    assert bar is not None and (bar.value, bar.high, bar.met) == (25, 100, True)
+
+
+def test_a_latency_beyond_its_limit_shows_where_the_limit_was() -> None:
+    bar = latency_bar(latency(4000, 2000))
+    assert bar is not None and (bar.value, bar.high, bar.met) == (100, 50, False)
+
+
+def test_a_latency_at_its_limit_misses_it() -> None:
+    assert latency(2000, 2000).met is False and latency(2000, 2000).headroom == 0
+
+
+def test_no_limit_no_bar() -> None:
+    assert latency_bar(latency(500, None)) is None and latency(500, None).headroom is None
+
+
+def test_a_score_is_drawn_against_its_window() -> None:
+    score = Score(metric="GEN_LEN", label="gen_len", value=50.0, lower=80.0, upper=100.0, met=False)
+    bar = score_bar(score)
+    assert 0 < bar.value < bar.low < bar.high < 100 and not bar.met
+    open_ended = score_bar(Score(metric="ROUGE1", label="rouge1", value=0.0, lower=38.0, upper=None, met=False))
+    assert open_ended.value == 0 and open_ended.high == 100

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.report.model import load
+from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.rules.scenarios import Division, ExecutionMode
+
+Change = Callable[..., None]
+
+
+def run_file(out: Path, scenario: str, mode: str) -> Path:
+    return next(out.glob(f"runs/*/*/{scenario}/{mode}")) / RUN_FILE
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
+    ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
+    ({"settings__round": "v6.0"}, "differ in their round"),
+    ({"settings__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
+    ({"settings__model__sha256": "00" * 32}, "differ in their model"),
+    ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
+    ({"settings__server__version": "0.31.0"}, "differ in their vLLM version"),
+    ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
+    ({"settings__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
+    ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
+    ({"notice": ""}, "does not say truly"),
+    ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
+])  # fmt: skip
+def test_a_run_that_does_not_fit_is_refused(out: Path, change: Change, fields: dict[str, Any], says: str) -> None:
+    change(run_file(out, "Server", "performance"), RunRecord, **fields)
+    with pytest.raises(SubmissionError) as caught:
+        load(out)
+    assert says in str(caught.value)
+
+
+def test_twice_the_tokens_are_told_from_64_bit_tokens(out: Path, change: Change) -> None:
+    path = run_file(out, "Offline", "accuracy").with_name(ACCURACY_FILE)
+    change(path, AccuracyRecord, tokens=2 * read_record(path, AccuracyRecord).tokens)
+    with pytest.raises(SubmissionError, match="tokens a sample") as caught:
+        load(out)
+    assert "64-bit" in caught.value.cause
+
+
+def test_scores_of_another_log_are_refused(out: Path, change: Change) -> None:
+    change(run_file(out, "Offline", "accuracy").with_name(ACCURACY_FILE), AccuracyRecord, log_sha256="00" * 32)
+    with pytest.raises(SubmissionError, match="are of another log"):
+        load(out)
+
+
+@pytest.mark.parametrize("part", ["lower", "upper", "met", "absent"])
+def test_targets_of_another_variant_are_refused(out: Path, change: Change, part: str) -> None:
+    from msgspec.structs import replace
+
+    path = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
+    scores = read_record(path, AccuracyRecord).scores
+    last = {"lower": [replace(scores[-1], lower=1.0)], "upper": [replace(scores[-1], upper=None)],
+            "met": [replace(scores[-1], met=not scores[-1].met)], "absent": []}[part]
+    change(path, AccuracyRecord, scores=[*scores[:-1], *last])
+    with pytest.raises(SubmissionError, match=r"targets are not those of llama3\.1-8b"):
+        load(out)
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"division": Division.CLOSED}, "the command's --division is open, that of campaign.json is closed"),
+    ({"benchmark": "llama2-70b-99"}, "the command's --model is llama3.1-8b"),
+    ({"command": "cm run script", "benchmark": "llama2-70b-99"}, "the runs' benchmark is llama3.1-8b"),
+    ({"round": "v6.0"}, "the runs' round is v6.1"),
+    ({"command": "cm run script --execution_mode=valid"}, "the command's --execution_mode is valid"),
+    ({"command": "cm run script", "execution_mode": ExecutionMode.VALID}, "the runs' rehearsal is True"),
+    ({"submitter": "Someone"}, "the system description's submitter is not-stated"),
+])  # fmt: skip
+def test_a_campaign_that_is_not_of_these_runs_is_refused(
+    out: Path, change: Change, fields: dict[str, Any], says: str
+) -> None:
+    change(out / CAMPAIGN_FILE, CampaignRecord, **fields)
+    with pytest.raises(SubmissionError) as caught:
+        load(out)
+    assert says in str(caught.value)
+
+
+def test_a_mapped_model_has_no_place_in_the_closed_division(out: Path, change: Change) -> None:
+    change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED, command="cm run script")
+    (out / "system" / "system.json").unlink()
+    with pytest.raises(SubmissionError, match="cannot stand in the closed division"):
+        load(out)
+
+
+def test_a_short_log_cannot_be_passed_off_as_a_result(out: Path, change: Change) -> None:
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__rehearsal=False, notice="")
+    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
+        change(path, AccuracyRecord, notice="")
+    (out / CAMPAIGN_FILE).unlink()
+    with pytest.raises(SubmissionError) as caught:
+        load(out)
+    assert "a result needs a minimum duration of 600 s" in str(caught.value)
+
+
+def test_a_log_of_another_rounds_seeds_is_refused(out: Path, change: Change) -> None:
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__round="v5.1")
+    (out / CAMPAIGN_FILE).unlink()
+    with pytest.raises(SubmissionError) as caught:
+        load(out)
+    assert "are not those of round v5.1" in str(caught.value)
+
+
+def test_a_published_log_fits_its_records(published: Path) -> None:
+    """Tokens/s and samples/s of an hour's run agree within what LoadGen's six digits allow."""
+    assert load(published).measurements
+
+
+def test_a_target_that_nobody_gave_is_loadgens_own(out: Path, change: Change) -> None:
+    change(run_file(out, "Offline", "performance"), RunRecord, settings__target_qps=0.0)
+    performance = load(out).measurements[0].performance
+    assert performance is not None and performance.target_source == "LoadGen's default"

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.report.model import load
+from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.report.summary import MAX_BYTES, summary_html
+from cm4vllm.report.wording import ms, number, rate
+from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
+
+Change = Callable[..., None]
+
+VOID = {"meta", "br", "link", "img", "input", "hr", "col"}
+LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element is closed in order, and what it could load or run is noted."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.headings: list[int] = []
+        self.titles: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
+        self.elements.append((tag, dict(attrs)))
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, (tag, self.open, self.getpos())
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.titles.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def ids(self) -> list[str]:
+        return [a["id"] for _, a in self.elements if a.get("id")]  # type: ignore[misc]
+
+
+@pytest.fixture(scope="session")
+def page(real_runs: Path) -> Page:
+    return Page(summary_html(real_runs))
+
+
+def test_it_is_well_formed_and_accessible(page: Page) -> None:
+    ids = page.ids()
+    assert len(set(ids)) == len(ids)
+    assert page.elements[0] == ("html", {"lang": "en"})
+    for tag, attrs in page.elements:
+        if "aria-labelledby" in attrs:
+            assert attrs["aria-labelledby"] in ids
+        if tag == "th":
+            assert attrs.get("scope") in ("row", "col")
+        if tag == "svg":
+            assert attrs["role"] == "img" and attrs["aria-label"]
+    assert page.headings.count(1) == 1
+    assert all(b - a <= 1 for a, b in zip(page.headings[1:], page.headings[2:], strict=False))
+
+
+def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
+    text = summary_html(real_runs)
+    assert not re.search(r"url\(|@import|expression\(|javascript:", text)
+    for tag, attrs in page.elements:
+        assert tag not in ("script", "iframe", "object", "embed", "img", "link", "base", "form")
+        assert not LOADING & set(attrs) and not [name for name in attrs if name.startswith("on")]
+    policy = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_the_verdict_comes_before_all_else(page: Page) -> None:
+    assert page.titles == [
+        "tiny-llama on 1xXeon_vLLM-0.32.0", "A rehearsal, not a result", "Results", "System", "Server and versions",
+        "Model and dataset", "How to reproduce", "Official checker", "What the client saw", "Not stated", "Logs",
+    ]  # fmt: skip
+
+
+def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None:
+    report = load(real_runs)
+    expected: list[str] = [number(report.model.parameters or 0), number(report.benchmark.samples)]
+    for m in report.measurements:
+        assert m.performance and m.accuracy and m.accuracy.record
+        result, record = m.performance.result, m.accuracy.record
+        expected += [rate(result.tokens_per_second) + " tokens/s", rate(result.samples_per_second) + " samples/s"]
+        expected += [number(result.samples), number(record.samples), number(record.tokens)]
+        if result.scheduled_samples_per_second is not None:
+            expected.append(rate(result.scheduled_samples_per_second) + " samples/s")
+        for latency in m.performance.latencies:
+            expected += [ms(latency.p99) + " ms", ms(latency.mean or 0) + " ms", number(latency.limit or 0) + " ms"]
+        for score in record.scores:
+            expected += [score.metric, number(score.value), number(score.lower)]
+            expected += [number(score.upper)] if score.upper is not None else []
+        expected += [f"{label} {number(value)}" for label, value in record.values.items()]
+        for run in m.runs:
+            client = run.client
+            expected += [number(n) for n in (client.requests, client.completed, client.failed, client.retries,
+                                             client.prompt_tokens, client.completion_tokens)]
+            expected += [*run.files, *run.files.values(), run.started_at]
+    assert [words for words in expected if words not in page.text] == []
+
+
+def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
+    report = load(real_runs)
+    values = {v for k, v in report.system.items() if v and not k.startswith("accelerator_") and v != "not-stated"}
+    assert [value for value in values if value not in page.text] == []
+    assert "None: the model is served by the processor." in page.text
+
+
+def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:
+    report = load(published)
+    text = Page(summary_html(published)).text
+    assert [v for v in report.system.values() if v and " ".join(v.split()) not in text] == []
+    assert "NVIDIA GeForce RTX 4090" in text and "onpremise" in text
+
+
+def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> None:
+    """The page made of these logs: 1954.36 Queries/s in the row of llama2-70b, Closed, accuracy targets blank."""
+    text = Page(summary_html(published)).text
+    assert "1,954.36 tokens/s" in text and "6.89 samples/s" in text and "1,871.84 tokens/s" in text
+    assert "neuralmagic_Llama-2-7b-chat-hf-FP8 , not the benchmark's own model" in text
+    assert "open division" in text and "≥ 44.3867688" in text and "≤ 323.895" in text
+    assert "misses 3 of 4 closed-division targets" in text
+    assert "REHEARSAL" not in text.upper()
+
+
+def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: Path, page: Page) -> None:
+    assert ("div", {"class": "notice", "role": "note"}) in page.elements
+    assert ("body", {"class": "rehearsal"}) in page.elements
+    assert page.text.startswith("REHEARSAL, NOT A RESULT")
+    result = Page(summary_html(published))
+    assert ("body", {}) in result.elements and not any(a.get("class") == "notice" for _, a in result.elements)
+
+
+def test_hostile_input_stays_text(out: Path, change: Change) -> None:
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__model__name=evil, settings__dataset__source=evil, client__failures={evil: 1},
+               settings__user_conf=evil, settings__target_qps_source=evil)
+    change(out / CHECKER_FILE, CheckerRecord, unavailable=evil)
+    change(out / CAMPAIGN_FILE, CampaignRecord, command=f"cm run {evil!r}")
+    page = Page(summary_html(out))
+    assert not [tag for tag, _ in page.elements if tag in ("script", "img")]
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_it_stays_small_whatever_the_checker_says(out: Path, change: Change) -> None:
+    noise = [f"results/{i}: " + "x" * 2000 for i in range(500)]
+    run = load(out).checker
+    assert run is not None
+    change(out / CHECKER_FILE, CheckerRecord, passed=False,
+           runs=[replace(r, errors=noise, warnings=noise, passed=False) for r in run.runs])
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, client__failures=dict.fromkeys(noise, 1))
+    html = summary_html(out)
+    assert len(html.encode()) < MAX_BYTES
+    assert "460 more in the checker's log" in Page(html).text
+
+
+def test_a_usual_page_is_a_fraction_of_that(real_runs: Path) -> None:
+    assert len(summary_html(real_runs).encode()) < 60_000
+
+
+def test_what_was_not_measured_says_so(out: Path) -> None:
+    for path in ("campaign.json", "checker.json", "system/system.json", "system/machine.json", "server/server.json"):
+        (out / path).unlink()
+    root = next(out.glob("runs/*/*"))
+    shutil.rmtree(root / "Offline")
+    shutil.rmtree(root / "Server" / "performance")
+    (root / "Server" / "accuracy" / ACCURACY_FILE).unlink()
+    text = Page(summary_html(out)).text
+    assert "Offline Not measured." in text and "Performance was not measured." in text
+    assert "Accuracy was measured, but not scored." in text
+    assert "The system is not described." in text and "The command that started the runs is not stated." in text
+    assert "Official checker Not run." in text
+
+
+def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(out: Path, change: Change) -> None:
+    checker = load(out).checker
+    assert checker is not None
+    change(out / CHECKER_FILE, CheckerRecord, passed=False,
+           runs=[replace(checker.runs[0], errors=["systems/x.json is no JSON"], passed=False, status=1)])
+    text = Page(summary_html(out)).text
+    assert "1 finding that a rehearsal does not explain" in text and "systems/x.json is no JSON" in text
+
+
+def test_scores_of_a_part_of_the_dataset_say_so(out: Path, change: Change) -> None:
+    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
+        change(path, AccuracyRecord, sentences="punkt_tab")
+    assert "64 of 13,368 samples" in Page(summary_html(out)).text

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.report.model import load
+from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.report.table import final_table
+
+Change = Callable[..., None]
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class AsciiFile(io.StringIO):
+    encoding = "ascii"
+
+
+def test_plain_text_has_aligned_columns_and_no_colour(real_runs: Path) -> None:
+    text = final_table(load(real_runs), stream=io.StringIO())
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert lines[0] == "*** REHEARSAL, NOT A RESULT ***"
+    head, rule, offline, server = lines[2:6]
+    starts = [match.start() for match in re.finditer(r"\S+", rule)]
+    names = [head[start:].split("  ")[0].strip() for start in starts]
+    assert names == ["scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy"]
+    assert offline.startswith("Offline ") and server.startswith("Server ")
+    assert all(line[start - 1] == " " for line in (offline, server) for start in starts[1:])
+    assert "tokens/s" in offline and "valid" in offline and "no limit" in offline
+    assert "< 2,000 ms" in server and "left)" in server
+
+
+def test_it_names_places_and_verdicts(real_runs: Path) -> None:
+    text = final_table(load(real_runs), stream=io.StringIO())
+    assert f"logs:    {next(real_runs.glob('runs/*/*'))}" in text
+    assert "tree:    not built" in text and f"report:  {real_runs / 'summary.html'}" in text
+    assert "checker: passed for round v6.1" in text
+    assert "not stated: Processor frequency" in text and "Submitter" in text
+    assert "ROUGE2 12.25 (≥ 15.748425): not met" in text and "mapped to the benchmark llama3.1-8b" in text
+
+
+def test_published_rates_keep_their_units(published: Path) -> None:
+    text = final_table(load(published), stream=io.StringIO())
+    assert re.search(r"Offline +1,871\.84 tokens/s +6\.31 +valid", text)
+    assert re.search(r"Server +1,954\.36 tokens/s +6\.89 +valid", text)
+    assert "REHEARSAL" not in text
+
+
+def test_an_invalid_result_says_why(out: Path, change: Change) -> None:
+    path = next(out.glob("runs/*/*/Server/performance")) / RUN_FILE
+    change(path, RunRecord, client__failed=2)
+    text = final_table(load(out), stream=io.StringIO())
+    assert re.search(r"Server .* INVALID ", text) and "Server is INVALID: 2 of " in text
+
+
+def test_a_terminal_gets_colour_and_the_same_words(real_runs: Path) -> None:
+    report = load(real_runs)
+    coloured = final_table(report, stream=Terminal())
+    assert "\x1b[" in coloured
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert "REHEARSAL, NOT A RESULT" in bare and "checker: passed" in bare
+    for line in final_table(report, stream=io.StringIO()).splitlines()[7:]:
+        assert line in bare
+
+
+def test_an_ascii_stream_gets_ascii(real_runs: Path) -> None:
+    text = final_table(load(real_runs), stream=AsciiFile())
+    assert text.isascii() and "(>= 15.748425)" in text
+
+
+def test_records_cannot_drive_the_terminal(out: Path, change: Change) -> None:
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__model__name="evil\x1b[2Jname")
+    change(out / CAMPAIGN_FILE, CampaignRecord, commit="\x1b[0m")
+    assert "\x1b" not in final_table(load(out), stream=io.StringIO())
+
+
+def test_a_scenario_that_was_not_run_is_listed(out: Path) -> None:
+    import shutil
+
+    shutil.rmtree(next(out.glob("runs/*/*/Offline")))
+    assert re.search(r"^Offline +not measured$", final_table(load(out), stream=io.StringIO()), re.MULTILINE)

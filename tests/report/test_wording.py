@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.report import wording
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (7350879.6, "7,350,879.6"), (38.391408, "38.391408"), (13368, "13,368"), (8123.0, "8,123"),
+    (0.012345678, "0.01235"), (0, "0"),
+])  # fmt: skip
+def test_numbers_keep_their_digits(value: float, text: str) -> None:
+    assert wording.number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1871.84, "1,871.84"), (6.31405, "6.31"), (0.0312, "0.0312"), (0, "0.00")])
+def test_slow_rates_keep_significant_digits(value: float, text: str) -> None:
+    assert wording.rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.75, "75.0% left"), (0.9998, "99.98% left"), (-0.123, "exceeded by 12.3%"), (-0.0001, "exceeded by 0.01%"),
+    (0.0, "none left"),
+])  # fmt: skip
+def test_headroom_is_never_rounded_to_all_or_nothing(value: float, text: str) -> None:
+    assert wording.headroom(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0225, "0.0225 s"), (3892.3, "3,892.3 s (64.9 min)"), (31.5, "31.5 s")])
+def test_seconds(value: float, text: str) -> None:
+    assert wording.seconds(value) == text
+
+
+def test_milliseconds_show_what_says_something() -> None:
+    assert [wording.ms(v) for v in (0.538, 76.86, 319.46, 4147.7)] == ["0.54", "76.9", "319.5", "4,148"]
+
+
+def test_a_written_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:
+    folder = str(tmp_path / "it's a model")
+    argv = ["printf", "%s\\n", "plain", "--a=b c", f"--model={folder}", f"{folder}/sub dir", "--x", '$HOME "q"', "-1"]
+    line = wording.command_line(argv, {folder: "MODEL"}, env={"SOME": "a b"})
+    assert folder not in line and line.count("\n") >= 3
+    shown = subprocess.run(["bash", "-c", line], env={"MODEL": folder, "PATH": "/usr/bin:/bin"}, capture_output=True,
+                           text=True, check=True).stdout
+    assert shown.splitlines() == argv[2:]
+
+
+def test_secrets_are_left_out() -> None:
+    line = wording.command_line(
+        ["vllm", "--api-key", "sk-1", "--hf_token=sk-2", "--max-num-batched-tokens=2048", "--tokenizer=/m"], {},
+        env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"},
+    )
+    assert "sk-" not in line and line.count("<not shown>") == 3
+    assert "--max-num-batched-tokens=2048" in line and "--tokenizer=/m" in line and "OMP_NUM_THREADS=2" in line
+
+
+def test_a_typed_command_hides_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    line = wording.typed_command("cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob")
+    assert line.splitlines()[2].strip() == '--output_dir="$HOME"/results \\'
+    assert "/home/alicebob" in line
+    assert wording.typed_command("not 'closed") == "not 'closed"
