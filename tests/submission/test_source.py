@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import subprocess
 import time
 
@@ -25,7 +26,7 @@ def repository(tmp_path):
     (tools / "main.py").write_text("print('as published')\n")
     (tools.parent / "submission_checker_old.py").write_text("pass\n")
     (tools.parent / "notes.md").write_text("notes\n")
-    (folder / "large.bin").write_bytes(b"x" * 100_000)
+    (folder / "large.bin").write_bytes(random.Random(1).randbytes(1_000_000))
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "one")
@@ -96,6 +97,7 @@ def test_only_the_checkers_files_are_fetched(repository, pinned, tmp_path):
     git(repository, "config", "uploadpack.allowFilter", "true")
     found = fetch(tmp_path / "fetched", f"file://{repository}", pinned)
     assert not (tmp_path / "fetched" / "large.bin").exists()
+    assert sum(file.stat().st_size for file in (tmp_path / "fetched").rglob("*")) < 500_000
     assert not (tmp_path / "fetched" / "tools/submission/notes.md").exists()
     assert files(extract_checker(found, tmp_path / "out")) == AS_PUBLISHED
     assert fetch(tmp_path / "fetched", "file:///nowhere", pinned) == found

@@ -84,7 +84,7 @@ def _value(path: Path, key: str, value: Any) -> str:
     if value is None or value == "":
         return ""
     if key in _COUNTS:
-        if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+        if not re.fullmatch(r"\d+", str(value)):
             raise UsageError(f"{where} is {value!r}", remedy="it is a whole number")
         return str(value)
     if not isinstance(value, str):
