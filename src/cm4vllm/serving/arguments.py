@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 
-__all__ = ["KEYS", "ServerSettings", "server_argv", "server_env", "with_model"]
+__all__ = ["KEYS", "ServerSettings", "completed", "server_argv", "server_env"]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
@@ -27,7 +28,7 @@ _OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")
 class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
-    Empty settings leave vLLM's own default. `kv_cache_gib` is the memory that the CPU backend keeps for keys and values.
+    Empty settings leave vLLM's own default. `kv_cache_gib` is the memory that the CPU backend keeps for the KV cache.
     """
 
     model: str
@@ -73,25 +74,37 @@ KEYS = {
 }
 
 
-def with_model(settings: dict[str, str], record: ModelRecord | None) -> dict[str, str]:
-    """Return environment values completed by what is known of the model: where it lies, its name, type and length."""
-    if record is None or not record.path:
-        return settings
-    done = dict(settings)
-    done[KEYS["model"]] = record.path
-    done.setdefault(KEYS["name"], record.name)
-    checkpoint = read_checkpoint(Path(record.path))
+#: The least context that is asked for, so that the server is of use beyond one dataset.
+_LEAST_MODEL_LEN = 2048
+
+
+def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -> dict[str, str]:
+    """Return environment values completed by what is known of the model: where it lies, its name, type and context.
+
+    `longest` is the number of tokens of the longest prompt with its answer, 0 where no dataset is known. A model whose
+    context is much longer than that is served with less, because vLLM keeps memory for one request of full length.
+    Raises ModelError when the context is too short.
+    """
+    done = dict(env)
+    if model is None or not model.path or done.get(KEYS["model"]) not in (None, "", model.name, model.path):
+        return done
+    done[KEYS["model"]] = model.path
+    checkpoint = read_checkpoint(Path(model.path))
+    if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
+        raise ModelError(f"the dataset does not fit the model {model.name}",
+                         cause=f"its context is {checkpoint.max_positions} tokens; prompt and answer may need {longest}",
+                         remedy="use a model with a longer context, or the dataset that belongs to the model")
+    known = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
-        # vLLM's `auto` lowers fp32 weights to bf16; what was described is what is served.
-        done.setdefault(KEYS["dtype"], "float32")
-    if checkpoint.max_positions is not None and checkpoint.max_positions > MODEL_LEN:
-        done.setdefault(KEYS["max_model_len"], str(MODEL_LEN))
+        # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
+        known["dtype"] = "float32"
+    needed = max(_LEAST_MODEL_LEN, 1 << (longest - 1).bit_length()) if longest else 0
+    if needed and checkpoint.max_positions is not None and checkpoint.max_positions > needed:
+        known["max_model_len"] = str(needed)
+    for field, value in known.items():
+        if not done.get(KEYS[field]):
+            done[KEYS[field]] = value
     return done
-
-
-#: Room for the longest prompt and answer of the benchmarks that can be run; a model's own limit may be far above it
-#: and would cost memory for nothing. cnn_eval.json has prompts of up to 2,540 tokens, and answers have up to 128.
-MODEL_LEN = 2668
 
 
 def server_argv(python: Path, settings: ServerSettings, port: int) -> list[str]:

@@ -1,165 +1,229 @@
-"""What a server says of itself, and whether it can be measured: proved by a completion, never by /health."""
+"""Whether what answers at an address is a vLLM that can be measured: asked before anything is built on it."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
-import urllib.error
-import urllib.request
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["base_url", "probe", "require_completion"]
+__all__ = ["base_url", "check_completion", "probe", "served_models"]
 
-#: Seconds that one answer to a probe may take: a server's first completion may include compilation.
-TIMEOUT_S = 120.0
-#: The probe's prompt and answer: token ids that every vocabulary has, and few of them.
-PROMPT = [1, 2, 3]
-TOKENS = 4
-
-_NOT_VLLM = "give the base URL of a vLLM server, such as http://127.0.0.1:8000"
-_PREFIX_CACHING = re.compile(r'vllm:cache_config_info\{[^}]*enable_prefix_caching="True"')
+#: For an address that must answer at once.
+_SHORT_S = 10.0
+#: For a completion of a few tokens: a large model that has just started compiles and allocates for its first one.
+_LONG_S = 120.0
+_PROMPT = [3, 4, 5]
+_TOKENS = 4
 
 
-def base_url(address: str) -> str:
-    """Return the URL of a server without path: http://HOST:PORT, given that, HOST:PORT, or a URL that ends in /v1."""
-    url = address.strip()
+@dataclass(frozen=True)
+class Model:
+    """A model that a server lists. `max_model_len` is 0 where the server does not tell it."""
+
+    name: str
+    max_model_len: int
+    adapter: bool
+
+
+def base_url(text: str) -> str:
+    """Return a server's base URL: scheme, host and port. Raises UsageError when `text` is no address.
+
+    Takes what people have at hand: host:port, a URL, a URL that ends in /v1.
+    """
+    url = text.strip()
     if "://" not in url:
         url = f"http://{url}"
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"--api_server={address} is not a URL", remedy=_NOT_VLLM)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{text!r} is not a server's address", cause="neither http nor https", remedy=_EXAMPLE)
+    if parts.username or parts.password or parts.query:
+        raise UsageError("the server's address holds more than host and port", cause="credentials and queries are not "
+                         "sent, and would be written to records", remedy=_EXAMPLE)
     if parts.path.rstrip("/") not in ("", "/v1"):
-        raise UsageError(f"--api_server={address} names a path", remedy=_NOT_VLLM)
-    return f"{parts.scheme}://{parts.netloc}"
+        raise UsageError(f"{text!r} is not a server's base address", cause=f"the path {parts.path} is not understood",
+                         remedy=_EXAMPLE)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + (f":{port}" if port else "")
 
 
-def probe(address: str, model_name: str = "") -> ServerRecord:
-    """Look at a server that already runs, and prove that it can be measured.
+_EXAMPLE = "give it as --api_server=http://localhost:8000"
 
-    `model_name` is the model to be measured; it may be left out when the server serves one. Raises ServerUnreachable
-    when nothing answers, and ServerUnsuitable when it is no vLLM, serves another model, does not tell token ids, or
-    has prefix caching on.
+
+def probe(api_server: str, model_name: str = "") -> ServerRecord:
+    """Return the record of a running server that can be measured.
+
+    `model_name` may be empty where the server serves one model. Raises ServerUnreachable when nothing answers,
+    ServerUnsuitable when what answers is no vLLM, does not serve that model, does not give exact token ids, or
+    reuses answers' prefixes.
     """
-    endpoint = base_url(address)
+    endpoint = base_url(api_server)
     version = _version(endpoint)
-    name, max_model_len = _served(endpoint, model_name)
-    require_completion(endpoint, name)
-    _require_streamed_ids(endpoint, name)
-    if _PREFIX_CACHING.search(_get(endpoint, "/metrics")):
-        raise ServerUnsuitable(
-            f"the server at {endpoint} has prefix caching on",
-            cause="the rules of MLPerf do not allow work to be saved between queries",
-            remedy="start it with --no-enable-prefix-caching",
-        )
-    return ServerRecord(endpoint=endpoint, model_name=name, max_model_len=max_model_len, version=version, owned=False)
+    model = _chosen(endpoint, model_name, served_models(endpoint))
+    for streamed in (True, False):
+        check_completion(endpoint, model.name, streamed=streamed)
+    _check_prefix_caching(endpoint)
+    return ServerRecord(endpoint=endpoint, model_name=model.name, max_model_len=model.max_model_len, version=version,
+                        owned=False)
 
 
-def require_completion(endpoint: str, model_name: str) -> None:
-    """Raise unless the server answers a prompt of token ids with the exact ids of a whole answer."""
-    answer = _json(endpoint, "/v1/completions", _request(model_name))
+def served_models(endpoint: str) -> list[Model]:
+    """Return the models that the server lists."""
+    listed = _json(endpoint, "GET", "/v1/models").get("data")
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
+        raise _no_vllm(endpoint, "its /v1/models lists no models")
+    return [
+        Model(str(entry["id"]), int(entry.get("max_model_len") or 0), bool(entry.get("parent"))) for entry in listed
+    ]
+
+
+def check_completion(endpoint: str, model: str, *, streamed: bool, timeout_s: float = _LONG_S) -> None:
+    """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
+    body: dict[str, Any] = {
+        "model": model, "prompt": _PROMPT, "max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True,
+        "temperature": 0, "return_token_ids": True,
+    }  # fmt: skip
+    if streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = _request(endpoint, "POST", "/v1/completions", body, timeout_s)
+    documents = _events(endpoint, answer) if streamed else [_decoded(endpoint, "/v1/completions", answer)]
+    tokens: list[int] = []
+    usage: Mapping[str, Any] = {}
     try:
-        ids, counted = answer["choices"][0].get("token_ids"), answer["usage"]["completion_tokens"]
-    except (KeyError, IndexError, TypeError) as error:
-        raise _unsuitable(endpoint, f"its answer to a completion lacks {error}") from error
-    _require_ids(endpoint, ids, counted)
-
-
-def _require_streamed_ids(endpoint: str, model_name: str) -> None:
-    body = {**_request(model_name), "stream": True, "stream_options": {"include_usage": True}}
-    ids: list[int] = []
-    counted = None
-    for line in _get(endpoint, "/v1/completions", body).splitlines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
-            continue
-        try:
-            event = json.loads(data)
-            ids += [token for choice in event.get("choices", []) for token in choice.get("token_ids") or []]
-            counted = (event.get("usage") or {}).get("completion_tokens", counted)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise _unsuitable(endpoint, f"an event of its stream is not understood: {error}") from error
-    _require_ids(endpoint, ids, counted)
-
-
-def _request(model_name: str) -> dict[str, Any]:
-    return {"model": model_name, "prompt": PROMPT, "max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": True,
-            "temperature": 0, "return_token_ids": True}
-
-
-def _require_ids(endpoint: str, ids: Any, counted: Any) -> None:
-    if not isinstance(ids, list) or not ids:
-        raise _unsuitable(endpoint, "it does not tell the token ids of its answers (return_token_ids)",
-                          "serve the model with vLLM 0.10.2 or newer")
-    if len(ids) != TOKENS or counted != TOKENS:
-        raise _unsuitable(endpoint, f"of {TOKENS} tokens asked for it sent {len(ids)} and counted {counted}")
-
-
-def _served(endpoint: str, model_name: str) -> tuple[str, int]:
-    """Return the name of the model to be measured, as the server knows it, and its greatest length in tokens."""
-    listed = _json(endpoint, "/v1/models")
-    try:
-        models = {model["id"]: model.get("max_model_len") for model in listed["data"]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _unsuitable(endpoint, "its /v1/models is not understood") from error
-    if not models:
-        raise _unsuitable(endpoint, "it serves no model")
-    name = model_name or next(iter(models))
-    if name not in models or (not model_name and len(models) > 1):
+        for document in documents:
+            for choice in document.get("choices") or []:
+                tokens += choice.get("token_ids") or []
+            usage = document.get("usage") or usage
+        counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    except (AttributeError, TypeError) as error:
+        raise _no_vllm(endpoint, "its completion is not in the OpenAI format") from error
+    kind = "a streamed completion" if streamed else "a completion"
+    if not tokens:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not serve {name!r}" if model_name else
-            f"the server at {endpoint} serves {len(models)} models", cause=f"it serves {', '.join(models)}",
-            remedy=f"--vllm_model_name: {nearest(name, models)}",
+            f"the server at {endpoint} does not return token ids", cause=f"{kind} with return_token_ids has none",
+            remedy="serve with vLLM 0.10.2 or newer: without ids, tokens could only be guessed from text",
         )
-    if not isinstance(models[name], int):
-        raise _unsuitable(endpoint, "it does not tell max_model_len")
-    return name, models[name]
+    if len(tokens) != _TOKENS or counted != (len(_PROMPT), _TOKENS):
+        raise ServerUnsuitable(
+            f"the server at {endpoint} does not count tokens exactly",
+            cause=f"{kind} of {_TOKENS} tokens to a prompt of {len(_PROMPT)} listed {len(tokens)} ids and reported "
+            f"{counted[1]} tokens to a prompt of {counted[0]}",
+            remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
+        )
 
 
 def _version(endpoint: str) -> str:
-    answer = _json(endpoint, "/version")
-    version = answer.get("version") if isinstance(answer, dict) else None
+    version = _json(endpoint, "GET", "/version").get("version")
     if not isinstance(version, str):
-        raise _unsuitable(endpoint, "it tells no version of vLLM")
+        raise _no_vllm(endpoint, "its /version names none")
     return version
 
 
-def _json(endpoint: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    text = _get(endpoint, path, body)
+def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
+    names = [model.name for model in models]
+    for model in models:
+        if model.name == name:
+            return model
+    if name:
+        raise ServerUnsuitable(f"the server at {endpoint} does not serve {name}", cause=f"it serves {', '.join(names)}",
+                               remedy=nearest(name, names) + "\n--vllm_model_name says which model is measured")
+    own = [model for model in models if not model.adapter]
+    if len(own) != 1:
+        raise ServerUnsuitable(f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",
+                               remedy="say which one with --vllm_model_name")
+    return own[0]
+
+
+def _check_prefix_caching(endpoint: str) -> None:
+    """Refuse a server that says it caches prefixes; one without /metrics is not refused for it."""
     try:
-        return json.loads(text)
+        text = _request(endpoint, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
+    except (ServerUnreachable, ServerUnsuitable):
+        return
+    if re.search(r'^vllm:cache_config_info\{[^}]*enable_prefix_caching="True"', text, re.MULTILINE):
+        raise ServerUnsuitable(
+            f"the server at {endpoint} caches prompt prefixes",
+            cause="MLPerf's rules forbid to reuse anything between queries (inference_rules, Caching)",
+            remedy="start it with --no-enable-prefix-caching",
+        )
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def _json(endpoint: str, method: str, path: str) -> Mapping[str, Any]:
+    return _decoded(endpoint, path, _request(endpoint, method, path, None, _SHORT_S))
+
+
+def _decoded(endpoint: str, path: str, answer: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(answer)
     except ValueError as error:
-        raise _unsuitable(endpoint, f"what it says at {path} is not JSON") from error
+        raise _no_vllm(endpoint, f"its {path} is not JSON: {answer[:60].decode(errors='replace')!r}") from error
+    if not isinstance(value, dict):
+        raise _no_vllm(endpoint, f"its {path} is not a JSON object")
+    return value
 
 
-def _get(endpoint: str, path: str, body: dict[str, Any] | None = None) -> str:
-    """Return the text at `path`, posting `body` where there is one."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(endpoint + path, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
-    # A proxy of the environment is meant for other hosts than the machine under test.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _events(endpoint: str, answer: bytes) -> list[Mapping[str, Any]]:
+    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
+    if not data or data[-1] != b"[DONE]":
+        raise _no_vllm(endpoint, "its streamed completion does not end with data: [DONE]")
+    return [_decoded(endpoint, "/v1/completions", event) for event in data[:-1]]
+
+
+def _request(endpoint: str, method: str, path: str, body: Any, timeout_s: float) -> bytes:
+    """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
+    parts = urlsplit(endpoint)
+    host = parts.hostname or ""
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s)
+    else:
+        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return str(answer.read().decode(errors="replace"))
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.read(500).decode(errors="replace")
-        raise _unsuitable(endpoint, f"{path} answered with status {error.code}: {' '.join(said.split())[:300]}") from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise ServerUnreachable(
-            f"nothing answers at {endpoint}", cause=str(reason) or type(error).__name__,
-            remedy="start the server, or correct --api_server; without it, vLLM is installed and started for the run",
-        ) from error
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+    except ssl.SSLError as error:
+        raise ServerUnreachable(f"no TLS connection to {endpoint}", cause=error.reason or str(error),
+                                remedy="give a http:// address if the server has no certificate") from error
+    except TimeoutError as error:
+        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"nothing came within {timeout_s:.0f} s",
+                                remedy="look at the server's log, or wait until it has started") from error
+    except OSError as error:
+        raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
+                                remedy="start the server first, or correct --api_server") from error
+    except http.client.HTTPException as error:
+        raise _no_vllm(endpoint, f"it does not speak HTTP: {type(error).__name__}") from error
+    finally:
+        connection.close()
+    if response.status in (401, 403):
+        raise ServerUnsuitable(f"the server at {endpoint} asks for a key", cause=f"{path}: HTTP {response.status}",
+                               remedy="start it without --api-key: the client sends none")
+    if response.status != 200:
+        raise _no_vllm(endpoint, f"its {path} answers HTTP {response.status} {_message(answer)}")
+    return answer
 
 
-def _unsuitable(endpoint: str, cause: str, remedy: str = _NOT_VLLM) -> ServerUnsuitable:
-    return ServerUnsuitable(f"the server at {endpoint} cannot be measured", cause=cause, remedy=remedy)
+def _message(answer: bytes) -> str:
+    text = answer[:300].decode(errors="replace")
+    found = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)', text)
+    return found[1] if found else text.splitlines()[0][:80] if text.strip() else ""
+
+
+def _no_vllm(endpoint: str, cause: str) -> ServerUnsuitable:
+    return ServerUnsuitable(f"what answers at {endpoint} is not a vLLM that can be measured", cause=cause.strip(),
+                            remedy="point --api_server at a `vllm serve` process")

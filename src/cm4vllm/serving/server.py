@@ -1,169 +1,296 @@
-"""A server of our own: started under a supervisor, ready when it served a completion, ended with the run."""
+"""A vLLM server of our own: started, known to be ready by a completion it served, and ended whatever happens."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
-from msgspec.structs import replace
-
-from cm4vllm.common.errors import CmError, ServerDied, ServerNotReady, ServerUnreachable, ServerUnsuitable
-from cm4vllm.common.files import writable_folder
-from cm4vllm.common.processes import last_lines
+from cm4vllm.common.errors import (
+    CmError,
+    PortInUse,
+    ServerDied,
+    ServerNotReady,
+    ServerUnreachable,
+    UsageError,
+)
+from cm4vllm.common.files import writable_folder, write_json
+from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import now, write_record
-from cm4vllm.serving.arguments import ServerArguments, free_port, require_free
-from cm4vllm.serving.probe import probe
+from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.logs import advice, progress_line, telling_lines
+from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.supervisor import GRACE_S
+from cm4vllm.serving.supervisor import descendants, parent_of
 
-__all__ = ["SERVER_FILE", "death_reason", "start", "stop", "telling_lines"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "start", "stop"]
 
-#: The names of the record's and the log's files in a server's folder.
+#: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
 LOG_FILE = "server.log"
+STATE_FILE = "supervisor.json"
+_SPEC_FILE = "supervisor-spec.json"
 
-#: Seconds that a server may take to serve its first completion: a large model loads for many minutes.
-READY_S = 3600.0
-POLL_S = 0.5
+#: vLLM may take this long after SIGTERM before it is killed; it needs about 1 s when idle.
+GRACE_S = 10.0
+#: A server on two busy cores was ready after 45 s; large models load for many minutes and may be given more.
+READY_TIMEOUT_S = 900.0
+_LOOK_S = 0.1
 
-#: Supervisors started by this process. Their standard input is our end of the line by which they notice our death.
-_HELD: dict[int, subprocess.Popen[bytes]] = {}
-
-_TELLING = re.compile(r"\b(Error|ERROR|error:|Exception|Killed|out of memory|No space left)\b|\[supervisor\]|Error:")
-_PREFIX = re.compile(r"^\([^)]*\)\s*")
-
-#: What to do about a log that holds these words.
-REMEDIES = {
-    r"out of memory|Cannot allocate memory|MemoryError": "give it less to hold: a smaller KV cache or --max-model-len",
-    r"No available memory for the cache blocks": "a larger share of memory for the KV cache, or a smaller --max-model-len",
-    r"address already in use": "another --port, or none and a free one is taken",
-    r"No space left on device": "free disk space; vLLM also writes to the temporary folder and to ~/.cache",
-    r"unrecognized arguments": "correct the extra arguments of the server",
-}
+#: The supervisors that this process started: the pipe that keeps a server alive is open as long as its entry is here.
+_owned: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def start(arguments: ServerArguments, python: Path, folder: Path, *, packages: dict[str, str],
-          timeout_s: float = READY_S) -> ServerRecord:
-    """Start a server and wait until it has served a completion; server.json and server.log go to `folder`.
+def start(
+    python: Path, settings: ServerSettings, folder: Path, *, timeout_s: float = READY_TIMEOUT_S,
+    argv: list[str] | None = None,
+) -> ServerRecord:
+    """Start a server with the environment of `python` and return its record once it has served a completion.
 
-    Port 0 stands for a free one. Raises PortInUse, ServerDied when it ends by itself, ServerNotReady after `timeout_s`.
+    Writes server.log and server.json to `folder`. The server ends with this process. `argv` takes the place of vLLM's
+    command line, {port} in it that of the port. Raises PortInUse, ServerDied, ServerNotReady, UsageError.
     """
     folder = writable_folder(folder)
-    if arguments.port:
-        require_free(arguments.host, arguments.port)
-    else:
-        arguments = replace(arguments, port=free_port(arguments.host))
-    log = folder / LOG_FILE
-    log.write_bytes(b"")
-    argv, env = arguments.argv(python), arguments.env()
-    begin, started_at = time.monotonic(), now()
-    ours = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(path for path in (ours, os.environ.get("PYTHONPATH", "")) if path)
-    # PYTHONPATH is for the supervisor alone: vLLM has an environment of its own.
-    command = [sys.executable, "-m", "cm4vllm.serving.supervisor", str(log), "--", "env", "-u", "PYTHONPATH", *argv]
-    with log.open("ab") as output:
-        supervisor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=output,
-                                      start_new_session=True, env={**os.environ, **env, "PYTHONPATH": search})
-    _HELD[supervisor.pid] = supervisor
+    port = _free_port(settings.host, settings.port)
+    words = [word.replace("{port}", str(port)) for word in argv] if argv else server_argv(python, settings, port)
+    env = server_env(settings)
+    endpoint = f"http://{_reachable(settings.host)}:{port}"
+    for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
+        (folder / name).unlink(missing_ok=True)
+    begin = time.monotonic()
+    started_at = now()
+    supervisor = _supervised(words, env, folder)
     try:
-        with step(f"vLLM server for {arguments.name} on port {arguments.port}") as shown:
-            seen = _ready(arguments, supervisor, log, begin + timeout_s, shown)
+        with step(f"starting vLLM with {settings.name}") as progress:
+            _wait_until_ready(supervisor, folder, endpoint, settings, begin + timeout_s, progress)
+        found = probe(endpoint, settings.name)
+        record = ServerRecord(
+            endpoint=endpoint, model_name=found.model_name, max_model_len=found.max_model_len, version=found.version,
+            owned=True, argv=words, env=env, packages=_packages(python), log=str(folder / LOG_FILE),
+            supervisor_pid=supervisor.pid, started_at=started_at, ready_after_s=round(time.monotonic() - begin, 1),
+        )  # fmt: skip
+        write_record(folder / SERVER_FILE, record)
     except BaseException:
         _end(supervisor.pid)
         raise
-    record = ServerRecord(
-        endpoint=seen.endpoint, model_name=seen.model_name, max_model_len=seen.max_model_len, version=seen.version,
-        owned=True, argv=argv, env=env, packages=packages, log=str(log), supervisor_pid=supervisor.pid,
-        started_at=started_at, ready_after_s=round(time.monotonic() - begin, 1),
-    )
-    write_record(folder / SERVER_FILE, record)
     return record
 
 
 def stop(record: ServerRecord) -> None:
-    """End a server that a run of ours started, and wait until all its processes are gone."""
+    """End a server that we started, and all its processes; nothing happens to one that we did not start."""
     if record.owned and record.supervisor_pid is not None:
+        state = _state(Path(record.log).parent)
         _end(record.supervisor_pid)
+        server = state.get("server")
+        if isinstance(server, int):  # a supervisor that was killed could not end them
+            _end_session(server)
 
 
 def death_reason(record: ServerRecord) -> str | None:
-    """Return why a server of our own is dead, with the telling lines of its log; None while it lives."""
-    if not record.owned or record.supervisor_pid is None or _lives(record.supervisor_pid):
+    """Return why a server of our own has ended, with its log's telling lines; None while it runs or is not ours."""
+    if not record.owned or record.supervisor_pid is None or _runs(record.supervisor_pid):
         return None
-    return telling_lines(Path(record.log))
+    return _cause(Path(record.log).parent)
 
 
-def telling_lines(log: Path, count: int = 8) -> str:
-    """Return the last lines of a server's log that speak of a failure, or its very last lines, and where it lies."""
-    lines = [_PREFIX.sub("", line) for line in last_lines(log, 400).splitlines()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return "\n".join([*(telling or lines)[-count:], f"the whole log: {log}"])
+# --- start -----------------------------------------------------------------------------------------------------------
 
 
-def _ready(arguments: ServerArguments, supervisor: subprocess.Popen[bytes], log: Path, deadline: float,
-           shown: Step) -> ServerRecord:
-    """Wait for the first served completion."""
-    endpoint = f"http://{arguments.host}:{arguments.port}"
+def _supervised(words: list[str], env: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    spec = folder / _SPEC_FILE
+    write_json(spec, {"argv": words, "env": env, "log": str(folder / LOG_FILE), "state": str(folder / STATE_FILE),
+                      "grace_s": GRACE_S})
+    source = str(Path(__file__).resolve().parents[2])
+    # The supervisor runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order.
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
+    )  # fmt: skip
+    _owned[supervisor.pid] = supervisor
+    return supervisor
+
+
+def _wait_until_ready(
+    supervisor: subprocess.Popen[bytes], folder: Path, endpoint: str, settings: ServerSettings, deadline: float,
+    progress: Step,
+) -> None:
+    """Wait until the server has served a completion. Its /health may be good long before it can."""
+    log = folder / LOG_FILE
     while True:
         if supervisor.poll() is not None:
-            raise ServerDied(f"vLLM ended before it served {arguments.name}", cause=telling_lines(log),
-                             remedy=_remedy(log))
-        try:
-            return probe(endpoint, arguments.name)
-        except ServerUnreachable as error:
-            last: CmError = error
-        except ServerUnsuitable as error:
-            if supervisor.poll() is None:
-                raise
-            last = error
+            raise _died(folder, settings)
         if time.monotonic() > deadline:
-            raise ServerNotReady(
-                f"vLLM did not serve {arguments.name} in time", cause=f"{last.what}\n{telling_lines(log)}",
-                remedy=_remedy(log),
-            )
-        shown.update(_PREFIX.sub("", last_lines(log, 1))[-90:] or "starting")
-        time.sleep(POLL_S)
+            raise ServerNotReady(f"the server with {settings.name} was not ready in time",
+                                 cause=telling_lines(log) or f"its log {log} is empty",
+                                 remedy=f"look at {log}; --ready_timeout gives it more seconds")
+        if _listens(endpoint):
+            with contextlib.suppress(ServerUnreachable):
+                check_completion(endpoint, settings.name, streamed=True, timeout_s=max(1, deadline - time.monotonic()))
+                return
+        progress.update(progress_line(log))
+        time.sleep(_LOOK_S)
 
 
-def _remedy(log: Path) -> str:
-    text = last_lines(log, 400)
-    for words, remedy in REMEDIES.items():
-        if re.search(words, text, re.IGNORECASE):
-            return remedy
-    return f"the log says more: {log}"
+def _died(folder: Path, settings: ServerSettings) -> CmError:
+    log = folder / LOG_FILE
+    text = log.read_text(errors="replace") if log.exists() else ""
+    cause = _cause(folder)
+    if "Address already in use" in text or "address already in use" in text:
+        return PortInUse(f"port {settings.port} was taken while the server started", cause=cause,
+                         remedy="run again; leave --port out to have a free one chosen")
+    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=cause,
+                      remedy=advice(text) or f"the whole log is {log}")
 
 
-def _lives(pid: int) -> bool:
-    held = _HELD.get(pid)
-    if held is not None:
-        return held.poll() is None
+def _cause(folder: Path) -> str:
+    state = _state(folder)
+    status = state.get("status")
+    how = exit_in_words(status) if isinstance(status, int) else "its supervisor was killed"
+    if state.get("reason"):
+        how += f" ({state['reason']})"
+    return "\n".join(part for part in (how, telling_lines(folder / LOG_FILE)) if part)
+
+
+def _state(folder: Path) -> dict[str, Any]:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        value = json.loads((folder / STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _packages(python: Path) -> dict[str, str]:
+    """Return the versions of what computes in the server's environment."""
+    names = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
+    code = ("import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+            "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+            "print(json.dumps(found))")
+    done = run([python, "-P", "-c", code, *names])
+    try:
+        found = json.loads(done.output) if done.ok else {}
+    except ValueError:
+        return {}
+    return {str(name): str(version) for name, version in found.items()}
+
+
+# --- port ------------------------------------------------------------------------------------------------------------
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return `port` if nobody listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"there is no port {port}", remedy="give --port a number from 1 to 65535, or leave it out")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"{host!r} is not an address of this machine", cause=error.strerror or str(error),
+                         remedy="leave --host out") from error
+    with socket.socket(family, kind) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind(address)
+        except PermissionError as error:
+            raise UsageError(f"port {port} is not open to you", cause=error.strerror or "",
+                             remedy="give --port a number from 1024 to 65535, or leave it out") from error
+        except OSError as error:
+            holder = port_holder(port)
+            raise PortInUse(
+                f"port {port} is in use", cause=holder or error.strerror or "another program listens there",
+                remedy="leave --port out to have a free one chosen, end that program, or measure it with "
+                f"--api_server=http://{_reachable(host)}:{port}",
+            ) from error
+        return int(probe_socket.getsockname()[1])
+
+
+def port_holder(port: int) -> str:
+    """Return 'process 12 (name)' for who listens on a TCP port, empty where /proc does not show it."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
+                    inodes.add(f"socket:[{fields[9]}]")
+    for folder in Path("/proc").iterdir():
+        if inodes and folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
+                    return f"process {folder.name} ({(folder / 'comm').read_text().strip()}) listens there"
+    return ""
+
+
+def _reachable(host: str) -> str:
+    """Return the address to call a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
+    return f"[{host}]" if ":" in host else host
+
+
+def _listens(endpoint: str) -> bool:
+    found = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
+    try:
+        with socket.create_connection((found[1], int(found[2])) if found else ("", 0), timeout=1):
+            return True
+    except OSError:
         return False
 
 
-def _end(pid: int) -> None:
-    held = _HELD.pop(pid, None)
-    if held is not None and held.stdin is not None:
-        held.stdin.close()
-        try:
-            held.wait(GRACE_S + 10)
-        except subprocess.TimeoutExpired:
-            held.kill()
-            held.wait()
-        return
-    try:
-        process = psutil.Process(pid)
-        if "cm4vllm.serving.supervisor" in process.cmdline():
-            process.send_signal(signal.SIGTERM)
-            process.wait(GRACE_S + 10)
-    except psutil.NoSuchProcess:
-        return
+# --- end -------------------------------------------------------------------------------------------------------------
+
+
+def _end(supervisor: int) -> None:
+    """Have a supervisor end its server, and wait for it; kill both when it does not."""
+    owned = _owned.pop(supervisor, None)
+    if owned is not None and owned.stdin is not None:
+        with contextlib.suppress(OSError):
+            owned.stdin.close()
+    elif _is_supervisor(supervisor):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S + 5
+    while time.monotonic() < deadline:
+        if (owned.poll() is not None) if owned is not None else not _runs(supervisor):
+            return
+        time.sleep(_LOOK_S / 2)
+    for pid in [*descendants(supervisor), supervisor] if owned is not None or _is_supervisor(supervisor) else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if owned is not None:
+        owned.wait()
+
+
+def _end_session(leader: int) -> None:
+    """Kill what is left of a session whose supervisor is gone (proc(5), /proc/pid/stat, the field `session`)."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == leader and fields[0] not in ("Z", "X"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _is_supervisor(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"cm4vllm.serving.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _runs(pid: int) -> bool:
+    owned = _owned.get(pid)
+    return owned.poll() is None if owned is not None else parent_of(pid) is not None
+
+
+@atexit.register
+def _end_all() -> None:
+    for pid in list(_owned):
+        _end(pid)

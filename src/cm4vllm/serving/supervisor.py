@@ -1,112 +1,188 @@
-"""The process that owns a server: `python -m cm4vllm.serving.supervisor LOG -- COMMAND...`.
+"""The process between `cm` and a server: whatever happens to either, no process of the server is left behind.
 
-It starts COMMAND in a session of its own with LOG as its output, and ends it with all its descendants as soon as
-standard input reaches its end (whoever held the other end is gone, by kill -9 too), SIGTERM or SIGINT comes, or the
-command ends. Descendants that lose their parent are adopted by this process, so that none escapes.
+    python -m cm4vllm.serving.supervisor SPEC
+
+SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, its output going
+to the log, and ends everything that came of it (SIGTERM, after grace_s seconds SIGKILL) as soon as
+
+- its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
+- it gets SIGTERM, SIGINT or SIGHUP,
+- the server ends by itself.
+
+It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
+children instead of init's, so that it finds and reaps all of them. In the state file it notes what it started and how
+that ended. Only the standard library is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_json
+from cm4vllm.common.processes import die_with_parent
 
-from cm4vllm.common.processes import die_with_parent, exit_in_words
-
-__all__ = ["ENDED", "main"]
-
-#: How a line that the supervisor adds to the log begins.
-ENDED = "[supervisor] the server ended by itself:"
-
-#: Seconds between SIGTERM and SIGKILL.
-GRACE_S = 10.0
+__all__ = ["Supervisor", "descendants", "main", "parent_of"]
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Between two looks for processes that do not end.
+_LOOK_S = 0.05
+#: What the server leaves behind gets this long between SIGTERM and SIGKILL.
+_LEFTOVERS_S = 2.0
+#: Between two looks whether the parent is still the one that started us, where nothing else wakes us.
+_PARENT_S = 1.0
 
 
-def main(argv: Sequence[str]) -> int:
-    """Supervise; return 0 when the server was ended on purpose, 1 when it ended by itself."""
-    log, command = Path(argv[1]), list(argv[3:])
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    wake, waker = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker)
-    asked: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, frame: asked.append(received))
-    signal.signal(signal.SIGCHLD, lambda received, frame: None)
-    with log.open("ab") as output:
-        # Safe: this process has one thread. The server's first process dies even if this one is killed.
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                  start_new_session=True, preexec_fn=die_with_parent)  # noqa: PLW1509
-    status = _wait(server.pid, wake, asked)
-    _end_all()
-    if status is None:
-        return 0
-    with log.open("a") as output:
-        output.write(f"{ENDED} {exit_in_words(status)}\n")
-    return 1
+@dataclass
+class Supervisor:
+    """One server and all processes that come of it, from its start to its last process's end."""
 
+    argv: list[str]
+    env: Mapping[str, str]
+    log: Path
+    state: Path
+    grace_s: float
+    reason: str = ""
 
-def _wait(server: int, wake: int, asked: list[int]) -> int | None:
-    """Wait until the server ended (its return code) or is to be ended (None)."""
-    stdin = sys.stdin.fileno()
-    while True:
-        ready, _, _ = select.select([stdin, wake], [], [])
-        if wake in ready:
+    def run(self) -> int:
+        """Start the server, wait for a reason to end, end everything; return the server's exit status."""
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        wake = self._wake_on_signals()
+        parent = os.getppid()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
             try:
-                os.read(wake, 4096)
-            except BlockingIOError:
-                pass
-        for pid, status in _reaped():
-            if pid == server:
-                return status
-        if asked or (stdin in ready and not os.read(stdin, 4096)):
-            return None
+                child = subprocess.Popen(
+                    self.argv, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, preexec_fn=die_with_parent,
+                )
+            except OSError as error:
+                self._note(None, 127, f"{self.argv[0]} cannot be started: {error.strerror}")
+                return 127
+        self._note(child.pid, None, "")
+        self._wait(child, wake, parent)
+        self._end_all(child)
+        status = child.returncode if child.returncode is not None else 0
+        self._note(child.pid, status, self.reason)
+        return status
+
+    def _environment(self) -> dict[str, str]:
+        # Our packages are not the server's: it has an environment of its own.
+        return {**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, **self.env}
+
+    def _wake_on_signals(self) -> int:
+        """Have every signal of interest wake the select() below; return the descriptor to select on."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in _SIGNALS:
+            signal.signal(signum, self._asked_by_signal)
+        return read
+
+    def _asked_by_signal(self, signum: int, _frame: object) -> None:
+        self.reason = self.reason or f"ended by {signal.Signals(signum).name}"
+
+    def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int) -> None:
+        watched = [wake, sys.stdin.fileno()]
+        while not self.reason:
+            ready, _, _ = select.select(watched, [], [], _PARENT_S)
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+            _reap(child)
+            if child.returncode is not None:
+                self.reason = self.reason or "it ended by itself"
+            # End of the pipe, or a byte that nobody should send: the one who held it wants the end.
+            if watched[1] in ready or os.getppid() != parent:
+                self.reason = self.reason or "the run that owned it ended"
+
+    def _end_all(self, child: subprocess.Popen[bytes]) -> None:
+        """Ask the server to end, then what is left of it, and kill what does not, until nothing is there."""
+        deadline = time.monotonic() + self.grace_s
+        if child.returncode is None:
+            _send(child.pid, signal.SIGTERM)
+        while child.returncode is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            _reap(child)
+        for pid in descendants(os.getpid()):
+            _send(pid, signal.SIGTERM)
+        patience = time.monotonic() + min(_LEFTOVERS_S, self.grace_s)
+        while left := descendants(os.getpid()):
+            if time.monotonic() >= patience:
+                for pid in left:
+                    _send(pid, signal.SIGKILL)
+            time.sleep(_LOOK_S)
+            _reap(child)
+        _reap(child)
+
+    def _note(self, child: int | None, status: int | None, reason: str) -> None:
+        # A full disk must not keep the server's processes alive.
+        with contextlib.suppress(OSError, CmError):
+            write_json(self.state, {"supervisor": os.getpid(), "server": child, "status": status, "reason": reason})
 
 
-def _reaped() -> list[tuple[int, int]]:
-    """Take in all children that ended: (process, return code as subprocess gives it)."""
-    ended = []
+def descendants(pid: int) -> list[int]:
+    """Return the living processes that came of `pid`, zombies left out, from /proc."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (state := parent_of(int(folder.name))) is not None:
+            parents[int(folder.name)] = state
+    found: list[int] = []
+    layer = {pid}
+    while layer:
+        layer = {child for child, parent in parents.items() if parent in layer}
+        found += sorted(layer)
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a living process, None for one that is gone or a zombie (proc(5), /proc/pid/stat)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[1])
+
+
+def _reap(server: subprocess.Popen[bytes]) -> None:
+    """Reap all children that have ended: the server, and those that became ours when their parents died."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
-
-
-def _end_all() -> None:
-    """End every descendant: SIGTERM, and after the grace period SIGKILL, until none is left."""
-    myself = psutil.Process()
-    kill_at = time.monotonic() + GRACE_S
-    told: set[int] = set()
-    while True:
-        _reaped()
-        left = [child for child in myself.children(recursive=True) if child.pid != myself.pid]
-        if not left:
             return
-        late = time.monotonic() >= kill_at
-        for child in left:
-            if late or child.pid not in told:
-                told.add(child.pid)
-                try:
-                    child.send_signal(signal.SIGKILL if late else signal.SIGTERM)
-                except psutil.NoSuchProcess:
-                    pass
-        time.sleep(0.05)
+        if pid == 0:
+            return
+        if pid == server.pid:
+            server.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _send(pid: int, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the supervisor of the specification in the file `arguments[0]`."""
+    spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
+    return Supervisor(argv=spec["argv"], env=spec["env"], log=Path(spec["log"]), state=Path(spec["state"]),
+                      grace_s=float(spec["grace_s"])).run() & 0xFF
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv))
+    sys.exit(main(sys.argv[1:]))
