@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 _SRC = Path(__file__).resolve().parents[2] / "src"
-if importlib.util.find_spec("cm4vllm") is None and _SRC.is_dir():
+# A folder that is merely named cm4vllm, such as the checkout itself, is found too, but has no origin.
+if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and _SRC.is_dir():
     sys.path.insert(0, str(_SRC))
 
 from cm4vllm.engine.automation import CacheAutomation  # noqa: E402

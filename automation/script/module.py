@@ -11,7 +11,8 @@ from typing import Any
 
 # A checkout that is registered but not installed: what recipes start finds the package by PYTHONPATH.
 _SRC = Path(__file__).resolve().parents[2] / "src"
-if importlib.util.find_spec("cm4vllm") is None and _SRC.is_dir():
+# A folder that is merely named cm4vllm, such as the checkout itself, is found too, but has no origin.
+if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and _SRC.is_dir():
     sys.path.insert(0, str(_SRC))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SRC), os.environ.get("PYTHONPATH", "")]))
 

@@ -144,7 +144,8 @@ def preprocess(i):
     home.script("plain", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_SEEN"]})
     home.script("fixed", {"deps": [{"tags": "dep", "version": "1.2"}], "new_env_keys": ["CM_SEEN"]})
     home.script("reused", {"deps": [{"tags": "dep", "reuse_version": True}], "new_env_keys": ["CM_SEEN"]})
-    home.script("limits", {"deps": [{"tags": "dep", "version_min": "1", "version_max": "2"}], "new_env_keys": ["CM_SEEN"]})
+    home.script("limits", {"deps": [{"tags": "dep", "version_min": "1", "version_max": "2"}],
+                           "new_env_keys": ["CM_SEEN"]})
     assert home.run("plain", version="3")["new_env"]["CM_SEEN"] == "none"
     assert home.run("fixed", version="3")["new_env"]["CM_SEEN"] == "1.2==1.2"
     assert home.run("reused", version="3")["new_env"]["CM_SEEN"] == "3==3"

@@ -71,7 +71,8 @@ def test_values_are_text(home):
 
 
 def test_flag_forms_of_the_command_line(home):
-    home.script("one", {"new_env_keys": ["CM_*"], "input_mapping": {"list_of": "CM_LIST", "on": "CM_ON", "off": "CM_OFF"}})
+    home.script("one", {"new_env_keys": ["CM_*"],
+                        "input_mapping": {"list_of": "CM_LIST", "on": "CM_ON", "off": "CM_OFF"}})
     done = home.cli("run", "script", "--tags=one", "--list-of,=a,b", "--on", "--off-", "--print_env")
     assert done.returncode == 0
     for line in ("CM_LIST=a,b", "CM_ON=yes", "CM_OFF=no"):
@@ -98,7 +99,8 @@ def test_placeholder_cycles_end():
 
 def test_unresolved_values_are_withheld_from_dependencies(home):
     home.script("dep", {"default_env": {"CM_X": "dep"}, "new_env_keys": ["CM_X"]})
-    home.script("one", {"default_env": {"CM_X": "<<<CM_NOWHERE>>>"}, "deps": [{"tags": "dep"}], "new_env_keys": ["CM_X"]})
+    home.script("one", {"default_env": {"CM_X": "<<<CM_NOWHERE>>>"}, "deps": [{"tags": "dep"}],
+                        "new_env_keys": ["CM_X"]})
     assert last(home) == "dep"
 
 
@@ -111,10 +113,11 @@ def test_export_by_name_glob_and_value():
 def test_local_keys_do_not_reach_dependencies(home):
     home.script("dep", {"new_env_keys": ["CM_SEEN"]}, customize="""
 def preprocess(i):
-    i["env"]["CM_SEEN"] = ",".join(sorted(k for k in i["env"] if k in ("CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C")))
+    asked = {"CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C"}
+    i["env"]["CM_SEEN"] = ",".join(sorted(asked & set(i["env"])))
     return {"return": 0}
 """)
-    env = {key: "x" for key in ("CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C")}
+    env = dict.fromkeys(("CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C"), "x")
     home.script("one", {"local_env_keys": ["CM_OWN"], "deps": [{"tags": "dep"}], "new_env_keys": ["CM_SEEN"]})
     assert home.run("one", env=env)["new_env"]["CM_SEEN"] == "CM_C"
     home.script("two", {"local_env_keys": ["CM_OWN"], "new_env_keys": ["CM_SEEN"],
@@ -129,8 +132,8 @@ def test_a_note_says_when_a_variation_overrides_what_was_typed(home):
 
 
 def test_update_meta_if_env(home):
-    home.script("one", {**META, "update_meta_if_env": [{"enable_if_env": {"CM_ON": ["yes"]}, "env": {"CM_X": "updated"}}],
-                        "default_env": {"CM_X": "plain"}})
+    home.script("one", {**META, "default_env": {"CM_X": "plain"}, "update_meta_if_env": [
+        {"enable_if_env": {"CM_ON": ["yes"]}, "env": {"CM_X": "updated"}}]})
     assert last(home) == "plain"
     assert last(home, env={"CM_ON": "yes"}) == "updated"
 

@@ -100,6 +100,7 @@ def run_native(
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
         preexec_fn=die_with_parent,
     )
+    assert process.stdout is not None  # noqa: S101 it is a pipe
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     reader = threading.Thread(target=_pass_on, args=(process.stdout, tail, output or sys.stdout), daemon=True)
     reader.start()
@@ -111,8 +112,6 @@ def run_native(
     finally:
         # What the script left running may hold the pipe open; its later output is not ours.
         reader.join(timeout=1.0)
-        if process.stdout is not None and not reader.is_alive():
-            process.stdout.close()
     if status:
         raise NativeCommandError(
             f"{script.name} of {title} ended with {exit_in_words(status if status < 128 else _from_shell(status))}",
@@ -124,11 +123,12 @@ def _from_shell(status: int) -> int:
     return 128 - status if status - 128 in signal.valid_signals() else status
 
 
-def _pass_on(stream: IO[str] | None, tail: collections.deque[str], output: IO[str]) -> None:
-    for line in stream or ():
-        tail.append(line.rstrip("\n"))
-        output.write(line)
-        output.flush()
+def _pass_on(stream: IO[str], tail: collections.deque[str], output: IO[str]) -> None:
+    with stream:
+        for line in stream:
+            tail.append(line.rstrip("\n"))
+            output.write(line)
+            output.flush()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -19,6 +19,7 @@ __all__ = ["PipOptions", "Python", "env_name", "inspect_python", "installed_vers
            "require_package", "requirements_of"]
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#]*)")
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
 _CONDITION = re.compile(r"^(==|>=|<=|!=|>|<|~=)\s*([\w.+*!\-]+)$")
 
 
@@ -79,7 +80,7 @@ def require_package(package: str, condition: str, options: PipOptions) -> dict[s
 
     Raises UsageError without a name and InstallError when pip fails.
     """
-    if not _REQUIREMENT.fullmatch(package):
+    if not _PACKAGE.fullmatch(package):
         raise UsageError(f"{package!r} is not the name of a package" if package else "which package?",
                          remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy")
     name = package.partition("[")[0]

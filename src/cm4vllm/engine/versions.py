@@ -14,13 +14,20 @@ VERSION_KEYS = ("version", "version_min", "version_max", "version_max_usable")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key: numbers compare as numbers, a number is newer than a word (1.0 > 1.0rc1), 1.0 equals 1.0.0."""
-    parts = [(1, int(part), "") if part.isdigit() else (-1, 0, part)
-             for part in re.findall(r"\d+|[a-zA-Z]+", version.partition("+")[0])]
-    while parts and parts[-1] == (1, 0, ""):
-        parts.pop()
-    # The end of a version stands between a word (pre-release) and a further number.
-    return (*parts, (0, 0, ""))
+    """Return a sort key: 1.0rc1 < 1.0 < 1.0.post1 < 1.0.1 < 1.10, and 1.0 equals 1.0.0 and 1.0+cpu."""
+    words = re.findall(r"\d+|[a-zA-Z]+", version.partition("+")[0].removeprefix("v"))
+    at = next((n for n, word in enumerate(words) if not word.isdigit()), len(words))
+    release, rest = words[:at], words[at:]
+    while release and int(release[-1]) == 0:
+        release.pop()
+    return (*map(_part, release), *(map(_part, rest) if rest else [(0, 0, "")]))
+
+
+def _part(word: str) -> tuple[int, int, str]:
+    # In order: a word of a pre-release, the end of a version, a later build of it, a further number.
+    if word.isdigit():
+        return (1, int(word), "")
+    return (0, 1, "") if word == "post" else (-1, 0, word)
 
 
 @dataclass(frozen=True, slots=True)
