@@ -92,7 +92,7 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     checkpoint = read_checkpoint(Path(model.path))
     if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
         raise ModelError(f"the dataset does not fit the model {model.name}",
-                         cause=f"its context is {checkpoint.max_positions} tokens; prompt and answer may need {longest}",
+                         cause=f"its context is {checkpoint.max_positions} tokens, prompt and answer need {longest}",
                          remedy="use a model with a longer context, or the dataset that belongs to the model")
     known = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":

@@ -91,9 +91,8 @@ def stop(record: ServerRecord) -> None:
     if record.owned and record.supervisor_pid is not None:
         state = _state(Path(record.log).parent)
         _end(record.supervisor_pid)
-        server = state.get("server")
-        if isinstance(server, int):  # a supervisor that was killed could not end them
-            _end_session(server)
+        if isinstance(state.get("server"), int) and not _supervisor_finished(Path(record.log).parent):
+            _end_session(state["server"])
 
 
 def death_reason(record: ServerRecord) -> str | None:
@@ -168,6 +167,11 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _supervisor_finished(folder: Path) -> bool:
+    """Whether the supervisor saw the last of its processes end; one that was killed did not."""
+    return _state(folder).get("status") is not None
 
 
 def _packages(python: Path) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
     python -m cm4vllm.serving.supervisor SPEC
 
-SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, its output going
-to the log, and ends everything that came of it (SIGTERM, after grace_s seconds SIGKILL) as soon as
+SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, with its
+output in the log, and ends everything that came of it (SIGTERM, after grace_s seconds SIGKILL) as soon as
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,

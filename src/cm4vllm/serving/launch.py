@@ -1,0 +1,118 @@
+"""What `run,vllm-server` does: start a server for a model, or check one that runs already; then wait, or go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from cm4vllm.assets.models import check_unchanged
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import ModelError, ServerDied, UsageError
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.serving import arguments, server
+from cm4vllm.serving.probe import probe
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["KEYS", "LaunchSettings", "end", "launch", "wait_in_foreground"]
+
+_LOOK_S = 0.5
+
+
+class LaunchSettings(Record, frozen=True, kw_only=True):
+    """Which server: the one at `api_server`, or one of our own for the model of `model_record` or `model_name`."""
+
+    api_server: str = ""
+    folder: str = "vllm-server"
+    model_name: str = ""
+    model_record: str = ""
+    dataset_record: str = ""
+    benchmark: str = "llama3.1-8b"
+    python: str = ""
+    ready_timeout_s: float = server.READY_TIMEOUT_S
+
+
+KEYS = {
+    "api_server": "CM_MLPERF_INFERENCE_API_SERVER",
+    "folder": "CM_VLLM_SERVER_DIR",
+    "model_name": "CM_VLLM_SERVER_MODEL_NAME",
+    "model_record": "CM_ML_MODEL_RECORD",
+    "dataset_record": "CM_DATASET_RECORD",
+    "benchmark": "CM_MLPERF_MODEL",
+    "python": "CM_VLLM_PYTHON_BIN_WITH_PATH",
+    "ready_timeout_s": "CM_VLLM_SERVER_READY_TIMEOUT",
+}
+
+
+def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerRecord, Path]:
+    """Return the record of a server that is ready to be measured, and the path it was written to.
+
+    `env` holds the server's own settings under the keys of `arguments.KEYS`.
+    """
+    folder = Path(settings.folder).absolute()
+    path = folder / server.SERVER_FILE
+    if settings.api_server:
+        record = probe(settings.api_server, settings.model_name)
+        write_record(writable_folder(folder) / server.SERVER_FILE, record)
+        say(f"the server at {record.endpoint} serves {record.model_name} with vLLM {record.version}")
+        return record, path
+    if not settings.python:
+        raise UsageError("no vLLM to start", remedy="run the recipe get,vllm first, or give --api_server")
+    record = server.start(Path(settings.python), _server_settings(settings, env), folder,
+                          timeout_s=settings.ready_timeout_s)
+    say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
+    return record, path
+
+
+def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> arguments.ServerSettings:
+    model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
+    if model is not None:
+        if not Path(model.path).is_dir():
+            raise ModelError(f"the model folder {model.path} is gone", remedy="get it again: cm run script "
+                             "--tags=get,ml-model with the same variation and --renew")
+        check_unchanged(model)
+    given = {key: str(env[key]) for key in arguments.KEYS.values() if env.get(key) not in (None, "")}
+    given = arguments.completed(given, model, _longest(settings))
+    name = given.get(arguments.KEYS["model"], "")
+    if not name:
+        raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
+    given.setdefault(arguments.KEYS["name"], Path(name).name if Path(name).is_dir() else name)
+    return read_settings(arguments.ServerSettings, given, arguments.KEYS)
+
+
+def _longest(settings: LaunchSettings) -> int:
+    """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
+    if not settings.dataset_record or settings.benchmark not in BENCHMARKS:
+        return 0
+    dataset = read_record(Path(settings.dataset_record), DatasetRecord)
+    return dataset.max_input_tokens + BENCHMARKS[settings.benchmark].max_tokens
+
+
+def wait_in_foreground(path: str) -> None:
+    """Tell how the server of a record is used, and wait until it ends. Raises ServerDied then; Ctrl-C ends the wait."""
+    record = read_record(Path(path), ServerRecord)
+    if not record.owned:
+        return
+    say("it runs until Ctrl-C. From another terminal:")
+    print(f"""
+    curl {record.endpoint}/v1/completions -H 'Content-Type: application/json' \\
+      -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'
+
+    cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint}
+
+    log: {record.log}
+""", flush=True)
+    while (reason := server.death_reason(record)) is None:
+        time.sleep(_LOOK_S)
+    raise ServerDied(f"the server with {record.model_name} ended", cause=reason,
+                     remedy=f"the whole log is {record.log}")
+
+
+def end(path: str) -> None:
+    """End the server of a record, if it is ours."""
+    if path and Path(path).exists():
+        server.stop(read_record(Path(path), ServerRecord))
