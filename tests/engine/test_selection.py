@@ -134,3 +134,17 @@ def test_test_action_runs_the_inputs_of_the_meta(home):
     assert done.returncode == 0
     assert "ran 1" in done.stdout
     assert "ran 2" in done.stdout
+
+
+def test_scripts_of_the_same_tags_are_taken_from_the_repository_that_asks(home):
+    for name in ("a_first", "z_last"):
+        folder = home.repo.with_name(name)
+        folder.mkdir()
+        (folder / "cmr.yaml").write_text(f'alias: {name}\nuid: "00000000000000{name[0]}"\n'.replace("z", "b"))
+        home.repo = folder
+        home.script("dep", {"env": {"CM_X": name}, "new_env_keys": ["CM_X"], "sort": -1 if name == "a_first" else 0})
+        home.script(f"one,{name}", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_X"]})
+    home.register(home.engine, home.repo.with_name("a_first"), home.repo)
+    assert home.run("one,a_first")["new_env"]["CM_X"] == "a_first"
+    assert home.run("one,z_last")["new_env"]["CM_X"] == "z_last"
+    assert home.run("dep")["new_env"]["CM_X"] == "a_first"

@@ -65,8 +65,8 @@ class Outcome:
 
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
-    script = select(session.catalogue, request)
-    with session.under_way(script.title()):
+    script = select(session.catalogue, request, session.near)
+    with session.under_way(script):
         return _Run(session, request, script).outcome()
 
 
@@ -203,7 +203,7 @@ class _Run:
 
     def fresh(self) -> Outcome:
         session, script = self.session, self.script
-        session.tell(script.title(), detail=self.folder == self.request.folder and len(session.stack) > 1)
+        session.tell(script.title(), detail=self.folder == self.request.folder and len(session.scripts) > 1)
         for warning in script.warnings:
             session.tell(f"note: {warning}")
         self.settle_version()
@@ -259,7 +259,7 @@ class _Run:
         artifact = _Artifact(str(self.script.path), raw)
         tags = list(self.script.tags)
         shared = {"path": str(self.script.path), "env": self.env, "state": self.state, "meta": raw,
-                  "recursion_spaces": "  " * (len(self.session.stack) - 1), "script_tags": tags,
+                  "recursion_spaces": "  " * (len(self.session.scripts) - 1), "script_tags": tags,
                   "variation_tags": list(self.variations.names), "run_state": {}}
         return {**shared, "input": dict(self.request.inputs), "const": self.const, "artifact": artifact,
                 "automation": self.session.automation, "customize": raw.get("customize", {}), "os_info": dict(_OS_INFO),
@@ -372,7 +372,7 @@ class _Run:
     def tell_env(self, outcome: Outcome) -> None:
         for key, label in self.script.env_at_the_end.items():
             if key in outcome.env:
-                self.session.tell(f"{label}: {outcome.env[key]}", detail=len(self.session.stack) > 1)
+                self.session.tell(f"{label}: {outcome.env[key]}", detail=len(self.session.scripts) > 1)
 
 
 class _Artifact:

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from cm4vllm.common.errors import InstallError, UsageError
@@ -69,6 +68,8 @@ def env_name(package: str) -> str:
 
 def installed_version(package: str) -> str:
     """Return the version of a package in the running Python; empty when it is not there."""
+    from importlib import metadata  # costs more than all of the engine's own modules, and few runs need it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.engine.catalogue import Catalogue
@@ -13,15 +14,16 @@ from cm4vllm.engine.variations import known
 __all__ = ["candidates", "select"]
 
 
-def select(catalogue: Catalogue, request: Request) -> ScriptMeta:
-    """Return the script that a request means: of several, the first by (sort, path).
+def select(catalogue: Catalogue, request: Request, near: Path) -> ScriptMeta:
+    """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
 
+    `near` holds the scripts beside the one that asks: a recipe is made for those of its own repository.
     Raises NotFoundError when no script has the tags, UsageError when none of those that have them has the variations.
     """
     scripts = candidates(catalogue, request)
     fitting = [script for script in scripts if known(script, request.variations)]
     if fitting:
-        return fitting[0]
+        return next((script for script in fitting if script.path.parent == near), fitting[0])
     known_names = {name for script in scripts for name in script.variations}
     missing = next((name for name in request.variations if not any(known(script, [name]) for script in scripts)),
                    request.variations[0])

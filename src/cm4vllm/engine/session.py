@@ -7,12 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from cm4vllm.common.errors import CmError, Interrupted
 from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
-from cm4vllm.engine.catalogue import Catalogue
+from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.hooks import Hooks
 from cm4vllm.engine.meta import ScriptMeta
 from cm4vllm.engine.request import flag
@@ -42,7 +43,9 @@ class Session:
         self.fake = flag(inputs, "fake_run")
         self.no_deps = flag(inputs, "fake_deps")
         self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
-        self.stack: list[str] = []
+        #: The scripts under way, the innermost last.
+        self.scripts: list[ScriptMeta] = []
+        self._own_scripts = Path(automation.path).parents[1] / SCRIPT_AUTOMATION[0]
         self._hooks: dict[str, Hooks] = {}
         self._cleanups: list[tuple[str, Callable[[], None]]] = []
         self._failure: tuple[str, list[str]] = ("", [])
@@ -56,7 +59,12 @@ class Session:
         """Print a line about the script under way; details only when asked for."""
         if self.silent or (detail and not self.verbose):
             return
-        say("  " * max(len(self.stack) - 1, 0) + text)
+        say("  " * max(len(self.scripts) - 1, 0) + text)
+
+    @property
+    def near(self) -> Path:
+        """The folder of scripts to prefer: that of the script under way, or of this engine's own repository."""
+        return self.scripts[-1].path.parent if self.scripts else self._own_scripts
 
     def hooks_of(self, script: ScriptMeta) -> Hooks:
         """Return a script's hooks; its customize.py is loaded once a session."""
@@ -66,17 +74,17 @@ class Session:
         return self._hooks[key]
 
     @contextmanager
-    def under_way(self, title: str) -> Iterator[None]:
+    def under_way(self, script: ScriptMeta) -> Iterator[None]:
         """Note that a script runs, so that a failure can tell where it happened."""
-        self.stack.append(title)
+        self.scripts.append(script)
         try:
             yield
         except CmError as error:
             if not self._failure[0] or self._failure[0] not in str(error):
-                self._failure = (str(error), list(self.stack))
+                self._failure = (str(error), [script.title() for script in self.scripts])
             raise
         finally:
-            self.stack.pop()
+            self.scripts.pop()
 
     def at_the_end(self, title: str, cleanup: Callable[[], None]) -> None:
         """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
