@@ -113,6 +113,14 @@ def test_silent_and_verbose(home):
     assert lines["-s"] < lines["--quiet"] < lines["-v"]
 
 
+def test_time_and_environment_are_printed_when_asked_for(home):
+    home.script("one", {"new_env_keys": ["CM_*"], "default_env": {"CM_API_KEY": "very-secret", "CM_X": "1"}})
+    output = home.cli("run", "script", "--tags=one", "--time", "--print_env").stdout
+    assert "took 0." in output
+    assert "CM_X=1" in output
+    assert "very-secret" not in output
+
+
 def test_flags_that_do_nothing_say_so(home):
     home.script("one")
     assert "--repro is accepted, but" in home.cli("run", "script", "--tags=one", "--repro").stdout

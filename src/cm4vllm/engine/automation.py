@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,6 +117,8 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result) -> None:
     if flag(i, "print_env"):
         for key, value in sorted(_without_secrets(result["new_env"]).items()):
             session.tell(f"{key}={value}")
+    if flag(i, "time"):
+        session.tell(f"took {time.monotonic() - session.started:.1f} s")
     for name in sorted(NOT_DONE & i.keys()):
         session.tell(f"note: --{name} is accepted, but nothing here does it")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ class Session:
         self.automation = automation
         self.catalogue = Catalogue(automation.cmind)
         self.cache = Cache(automation.cmind)
+        self.started = time.monotonic()
         self.verbose = flag(inputs, "v", "verbose")
         self.silent = flag(inputs, "s", "silent") and not self.verbose
         self.fake = flag(inputs, "fake_run")
