@@ -14,7 +14,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import MAX_BYTES, summary_html
-from cm4vllm.report.wording import ms, number, rate
+from cm4vllm.report.wording import ms, number, rate, when
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
@@ -122,7 +122,7 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
             client = run.client
             expected += [number(n) for n in (client.requests, client.completed, client.failed, client.retries,
                                              client.prompt_tokens, client.completion_tokens)]
-            expected += [*run.files, *run.files.values(), run.started_at]
+            expected += [*run.files, *run.files.values(), when(run.started_at)]
     assert [words for words in expected if words not in page.text] == []
 
 
@@ -131,6 +131,7 @@ def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
     values = {v for k, v in report.system.items() if v and not k.startswith("accelerator_") and v != "not-stated"}
     assert [value for value in values if value not in page.text] == []
     assert "None: the model is served by the processor." in page.text
+    assert "The machine that ran LoadGen" in page.text and "2: 1 x 2 cores x 1 threads" in page.text
 
 
 def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:

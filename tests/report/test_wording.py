@@ -34,6 +34,10 @@ def test_seconds(value: float, text: str) -> None:
     assert wording.seconds(value) == text
 
 
+def test_a_time_is_told_in_utc() -> None:
+    assert wording.when("2026-11-20T11:59:30+02:00") == "2026-11-20 09:59 UTC"
+
+
 def test_milliseconds_show_what_says_something() -> None:
     assert [wording.ms(v) for v in (0.538, 76.86, 319.46, 4147.7)] == ["0.54", "76.9", "319.5", "4,148"]
 

@@ -9,7 +9,7 @@ import jinja2
 
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
-from cm4vllm.report.system import groups
+from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
 from cm4vllm.report.versions import versions
 
@@ -32,12 +32,17 @@ def render(report: Report) -> str:
     return _template().render(
         report=report, run=report.run, settings=report.run.settings, server=report.server,
         headline=headline(report), findings=findings(report), missing=missing(report),
-        missing_scenarios=missing_scenarios(report), groups=groups(report.system),
+        missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
         charts=charts, w=wording, max_findings=MAX_FINDINGS,
         command=wording.typed_command(report.campaign.command) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )
+
+
+def _groups(report: Report) -> tuple[Group, ...]:
+    found = groups(report.system) if report.system else ()
+    return (*found, machine_group(report.machine)) if report.machine else found
 
 
 def _confs(report: Report) -> dict[str, list[str]]:

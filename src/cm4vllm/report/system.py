@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Group", "groups", "label"]
+from cm4vllm.hardware.records import MachineFacts
+
+__all__ = ["Group", "groups", "label", "machine_group"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,26 @@ def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
     if others:
         found.append(_group("Further keys", others, description))
     return tuple(group for group in found if group.rows or group.note)
+
+
+def machine_group(machine: MachineFacts) -> Group:
+    """Return what the machine that ran LoadGen shows of itself; the server may run elsewhere."""
+    host, cpu = machine.host, machine.cpu
+    rows = [
+        ("Logical CPUs", f"{cpu.logical_cpus}: {cpu.sockets} x {cpu.cores_per_socket} cores x "
+                         f"{cpu.threads_per_core} threads"),
+        ("NUMA nodes", _known(cpu.numa_nodes)),
+        ("Virtual machine", "unknown" if host.virtualised is None else "yes" if host.virtualised else "no"),
+        ("Memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
+        ("Kernel", f"{host.kernel}, {host.machine}"),
+        ("Python", host.python),
+        ("GPUs", ", ".join(gpu.name for gpu in machine.gpus) or "none"),
+    ]
+    return Group("The machine that ran LoadGen", tuple((name, value, value != "unknown") for name, value in rows))
+
+
+def _known(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group:

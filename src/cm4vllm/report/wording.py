@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cm4vllm.serving.records import ServerRecord
@@ -21,6 +22,7 @@ __all__ = [
     "server_command",
     "target",
     "typed_command",
+    "when",
 ]
 
 _HIDDEN = "'<not shown>'"
@@ -69,6 +71,11 @@ def headroom(fraction: float) -> str:
     if fraction == 0:
         return "none left"
     return f"{percent(fraction)} left" if fraction > 0 else f"exceeded by {percent(-fraction)}"
+
+
+def when(moment: str) -> str:
+    """Write a recorded time (ISO 8601) to the minute, in UTC."""
+    return datetime.fromisoformat(moment).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def target(lower: float, upper: float | None) -> str:
