@@ -39,7 +39,7 @@ def test_a_time_is_told_in_utc() -> None:
 
 
 def test_milliseconds_show_what_says_something() -> None:
-    assert [wording.ms(v) for v in (0.538, 76.86, 319.46, 4147.7)] == ["0.54", "76.9", "319.5", "4,148"]
+    assert [wording.ms(v) for v in (0.00434, 5.384, 76.86, 319.46, 4147.7)] == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
 
 
 def test_a_written_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:

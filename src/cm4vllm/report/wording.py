@@ -48,6 +48,8 @@ def rate(value: float) -> str:
 
 def ms(value: float) -> str:
     """Write milliseconds: as many decimals as say something."""
+    if value < 1:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
