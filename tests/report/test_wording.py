@@ -39,7 +39,8 @@ def test_a_time_is_told_in_utc() -> None:
 
 
 def test_milliseconds_show_what_says_something() -> None:
-    assert [wording.ms(v) for v in (0.00434, 5.384, 76.86, 319.46, 4147.7)] == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
+    shown = [wording.ms(value) for value in (0.00434, 5.384, 76.86, 319.46, 4147.7)]
+    assert shown == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
 
 
 def test_a_written_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:
