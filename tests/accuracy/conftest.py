@@ -62,7 +62,7 @@ class AccuracyRun:
             max_tokens=128, min_tokens=2,
             max_in_flight=8, target_qps=1, target_qps_source="",
             model=ModelRecord(name="words", path=str(self.model), source="", sha256=""),
-            dataset=DatasetRecord(name="d", path=str(path), source="", sha256="", samples=len(outputs),
+            dataset=DatasetRecord(name="d", path=str(path), source="", sha256=sha256_of(path), samples=len(outputs),
                                   max_input_tokens=1, sentences=sentences, **dataset),
             server=ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False),
         )

@@ -109,8 +109,8 @@ def test_another_tokenizer_than_the_prompts_was_made_with_is_refused(accuracy_ru
         score_run(folder)
 
 
-def test_a_dataset_that_does_not_fit_is_named(accuracy_run):
+def test_another_dataset_than_the_runs_is_refused(accuracy_run):
     folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
-    (folder / "dataset.json").write_text("[]")
-    with pytest.raises(DatasetError, match="does not fit"):
+    (folder / "dataset.json").write_text('[{"output": "x"}]')
+    with pytest.raises(DatasetError, match="not the dataset of the run"):
         score_run(folder)

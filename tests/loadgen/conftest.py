@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_vllm import prompt
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
@@ -30,8 +31,8 @@ def dataset(tmp_path_factory):
     path = tmp_path_factory.mktemp("dataset") / "dataset.json"
     samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
     path.write_text(json.dumps(samples))
-    return DatasetRecord(name="short", path=str(path), source="made by the test", sha256="0" * 64, samples=SAMPLES,
-                         max_input_tokens=42, sentences="punkt-untrained")
+    return DatasetRecord(name="short", path=str(path), source="made by the test", sha256=sha256_of(path),
+                         samples=SAMPLES, max_input_tokens=42, sentences="punkt-untrained")
 
 
 @pytest.fixture

@@ -88,27 +88,32 @@ class FakeVllm:
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        writers: set[asyncio.StreamWriter] = set()
+        open_now: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connections += 1
-            writers.add(writer)
-            try:
-                while True:
-                    await self._one(reader, writer)
-            except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, asyncio.CancelledError):
-                pass
-            finally:
-                writer.close()
-                writers.discard(writer)
+            open_now[writer] = asyncio.create_task(self._talk(reader, writer))
+            open_now[writer].add_done_callback(lambda task: open_now.pop(writer, None))
 
         server = await asyncio.start_server(connected, "127.0.0.1", self.port, backlog=2048)
         self.port = server.sockets[0].getsockname()[1]
         started.set()
         await self._stop.wait()
         server.close()
-        for writer in writers:
+        await asyncio.sleep(0.02)  # what was just accepted gets its task
+        for writer, task in list(open_now.items()):
             writer.transport.abort()
+            task.cancel()
+        await asyncio.sleep(0.02)  # and what was aborted its close
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await self._one(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass
+        finally:
+            writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed

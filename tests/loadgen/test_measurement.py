@@ -1,18 +1,18 @@
 """A measurement from the records of other recipes, as the recipe asks for it."""
 
-import os
 import subprocess
 import sys
+import threading
 
 import msgspec
 import pytest
-from fake_vllm import FakeVllm
+from fake_vllm import Behaviour, FakeVllm
 
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.loadgen.measurement import KEYS, RunInputs, _alive, measure, write_user_conf
+from cm4vllm.loadgen.measurement import KEYS, RunInputs, measure, write_user_conf
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
@@ -125,24 +125,20 @@ def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, mo
         assert len(server.bodies) == 192
 
 
-def test_our_own_server_is_watched(tmp_path):
+def test_our_own_server_is_watched(env, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("fine\nRuntimeError: out of memory\n")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        alive = _alive(ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=True, log=str(log),
-                                    supervisor_pid=child.pid))
-        assert alive() is None
-    finally:
-        child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert "out of memory" in alive()  # the process is a zombie now
-    child.communicate()
-    assert "out of memory" in alive()
-
-
-def test_a_server_that_is_not_ours_is_not_watched():
-    assert _alive(ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False)) is None
+    with FakeVllm(Behaviour(token_delay_s=0.05)) as server:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
+        write_record(tmp_path / "server.json", ServerRecord(
+            endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=True, log=str(log),
+            supervisor_pid=child.pid))
+        reaper = threading.Thread(target=child.wait)
+        reaper.start()
+        with pytest.raises(ServerDied, match="Server performance run"):
+            measure(inputs(env, CM_MLPERF_LOADGEN_SCENARIO="Server", CM_TEST_QUERY_COUNT="5000"))
+        reaper.join()
+    assert not (tmp_path / "runs" / "performance").exists()
 
 
 @pytest.mark.parametrize(("argv", "requests"), [

@@ -218,3 +218,15 @@ def test_the_digest_of_settings_does_not_depend_on_where_our_server_listens(make
 
     assert settings_sha256(owned(1, 8)) == settings_sha256(owned(2, 8))
     assert settings_sha256(owned(1, 8)) != settings_sha256(owned(1, 9))
+
+
+def test_a_dataset_that_has_changed_is_refused(tmp_path, make_settings):
+    import msgspec
+
+    replace = msgspec.structs.replace
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Offline", "accuracy")
+        changed = tmp_path / "dataset.json"
+        changed.write_text(Path(settings.dataset.path).read_text() + " ")
+        with pytest.raises(DatasetError, match="has changed"):
+            run(replace(settings, dataset=replace(settings.dataset, path=str(changed))), tmp_path / "run")

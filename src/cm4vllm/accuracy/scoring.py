@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES, score_pairs
 from cm4vllm.accuracy.text import Detokenizer
+from cm4vllm.assets.datasets import rows_of
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
@@ -28,10 +29,6 @@ __all__ = ["ACCURACY_TEXT", "score_run"]
 
 #: The name of the file that the checker reads the scores from.
 ACCURACY_TEXT = "accuracy.txt"
-
-
-class _Sample(msgspec.Struct, frozen=True):
-    output: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def _values(run: RunRecord, answers: _Answers, workers: int | None) -> dict[str,
     """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
     settings = run.settings
     _require_tokenizer(settings)
-    references = _references(Path(settings.dataset.path), answers.indices)
+    references = _references(settings.dataset, answers.indices)
     predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
     pairs = score_pairs(predictions, references, settings.dataset.sentences, workers=workers)
     values: dict[str, float | int] = {
@@ -117,14 +114,13 @@ def _require_tokenizer(settings: RunSettings) -> None:
                          remedy="use the dataset that belongs to the model, or make it again")
 
 
-def _references(path: Path, indices: Sequence[int]) -> list[str]:
-    try:
-        samples = msgspec.json.decode(path.read_bytes(), type=list[_Sample])
-        return [samples[index].output for index in indices]
-    except OSError as error:
-        raise DatasetError(f"cannot read the dataset {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, IndexError) as error:
-        raise DatasetError(f"{path} does not fit the accuracy log", cause=str(error)) from error
+def _references(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
+    path = Path(dataset.path)
+    rows = rows_of(path)
+    if sha256_of(path) != dataset.sha256:
+        raise DatasetError(f"{path} is not the dataset of the run", cause="its SHA-256 differs from that in run.json",
+                           remedy="run the accuracy run again")
+    return [str(rows[index]["output"]) for index in indices]
 
 
 def _targets(run: RunRecord) -> tuple[AccuracyTarget, ...]:

@@ -5,33 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import msgspec
-
+from cm4vllm.assets.datasets import rows_of
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.client import Request
 
 __all__ = ["SampleLibrary", "read_prompts"]
 
 
-class _Sample(msgspec.Struct, frozen=True):
-    tok_input: list[int]
+def read_prompts(dataset: DatasetRecord, count: int) -> list[list[int]]:
+    """Return the token ids of the first `count` prompts of a dataset.
 
-
-def read_prompts(path: Path, count: int) -> list[list[int]]:
-    """Return the token ids of the first `count` prompts of a dataset file. Raises DatasetError."""
-    try:
-        samples = msgspec.json.decode(path.read_bytes(), type=list[_Sample])
-    except OSError as error:
-        raise DatasetError(f"cannot read the dataset {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DatasetError(f"{path} is not a dataset", cause=str(error),
-                           remedy="it must be a JSON list of {input, tok_input, output}") from error
-    if len(samples) < count:
-        raise DatasetError(f"{path} has {len(samples)} samples, the run needs {count}")
-    prompts = [sample.tok_input for sample in samples[:count]]
-    empty = next((index for index, prompt in enumerate(prompts) if not prompt), None)
-    if empty is not None:
-        raise DatasetError(f"{path} has an empty prompt", cause=f"sample {empty} has no tok_input")
+    Raises DatasetError when its file is not the one that the record describes.
+    """
+    path = Path(dataset.path)
+    rows = rows_of(path)
+    if sha256_of(path) != dataset.sha256:
+        raise DatasetError(f"{path} has changed since its record was made", cause="its SHA-256 differs",
+                           remedy="read it again: cm run script --tags=get,dataset --renew")
+    prompts = [row["tok_input"] for row in rows[:count]]
+    if len(prompts) < count:
+        raise DatasetError(f"{path} has {len(prompts)} samples, the run needs {count}")
     return prompts
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
-from cm4vllm.common.processes import last_lines
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.loadgen.logs import read_performance
@@ -20,6 +19,7 @@ from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
 from cm4vllm.rules.rounds import round_named
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import death_reason
 
 __all__ = ["KEYS", "RunInputs", "measure", "write_user_conf"]
 
@@ -94,7 +94,8 @@ def measure(inputs: RunInputs) -> tuple[RunRecord, Path]:
         say(f"{settings.scenario} {settings.mode} run: already measured with these settings; --rerun=yes repeats it")
         return measured, folder / RUN_FILE
     writable_folder(folder.parent)
-    return run(settings, folder, pythonpath=inputs.pythonpath, alive=_alive(settings.server)), folder / RUN_FILE
+    record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server))
+    return record, folder / RUN_FILE
 
 
 def _settings(inputs: RunInputs) -> RunSettings:
@@ -147,26 +148,3 @@ def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
     if settings.mode is Mode.PERFORMANCE and not read_performance(folder).valid:
         return None
     return record
-
-
-def _alive(server: ServerRecord) -> Callable[[], str | None] | None:
-    """Return what tells why a server of our own is dead, None while it lives; None for a server that is not ours."""
-    if not server.owned or server.supervisor_pid is None:
-        return None
-    pid = server.supervisor_pid
-
-    def reason() -> str | None:
-        if _runs(pid):
-            return None
-        return last_lines(Path(server.log), 12) or "its process ended"
-
-    return reason
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process exists and is more than a zombie (proc(5), the field after the command's name)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(settings: RunSettings, folder: Path) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
-    prompts = read_prompts(Path(settings.dataset.path), settings.samples)
+    prompts = read_prompts(settings.dataset, settings.samples)
     require_room(settings, max(map(len, prompts)))
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -80,7 +80,15 @@ def _run(settings: RunSettings, folder: Path) -> Message:
         body = completion_body(sampling, prompt)
         return thread.address.head("/v1/completions", len(body)) + body
 
-    library = SampleLibrary(prompts, serialise)
+    duration = _test(loadgen, test, folder, SampleLibrary(prompts, serialise), thread)
+    thread.stop()
+    if sink.failed_count:
+        raise _failure(settings, thread.client.counts)
+    return Ended(client=_client_record(thread.client.counts), duration_s=duration, versions=_versions())
+
+
+def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, thread: _ClientThread) -> float:
+    """Run LoadGen's test to its end, on this thread; return its duration in s."""
 
     def issue(samples: Sequence[Any]) -> None:
         requests = library.requests
@@ -98,12 +106,9 @@ def _run(settings: RunSettings, folder: Path) -> Message:
     # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
     loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / "audit.config"))
     duration = time.monotonic() - begin
-    thread.stop()
     loadgen.DestroyQSL(qsl)
     loadgen.DestroySUT(sut)
-    if sink.failed_count:
-        raise _failure(settings, thread.client.counts)
-    return Ended(client=_client_record(thread.client.counts), duration_s=duration, versions=_versions())
+    return duration
 
 
 class _LoadGenSink:
