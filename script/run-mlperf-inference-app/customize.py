@@ -23,7 +23,8 @@ def preprocess(i):
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
 
     job = Job.of(read_settings(CampaignSettings, env, KEYS))
-    command = shlex.join(["cm", *(i["input"].get("cmd") or ["run", "script", f"--tags={i['input'].get('tags', '')}"])])
+    words = i["input"].get("cmd") or [f"--tags={i['input'].get('tags', '')}"]
+    command = shlex.join(["cm", "run", "script", *words])
     run(job, recipes, command)
     env["CM_MLPERF_RESULTS_DIR"] = str(job.out)
     env["CM_MLPERF_SUMMARY"] = str(job.out / "summary.html")
