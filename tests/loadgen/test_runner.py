@@ -107,7 +107,7 @@ def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, 
     assert failure.value.exit_code == 50
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "run.failed" / "run.json").exists()
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 20
 
 
 def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):
@@ -134,7 +134,7 @@ def test_a_server_that_ends_is_named_as_the_cause(tmp_path, make_settings):
         with pytest.raises(ServerDied) as failure:
             run(settings, tmp_path / "run", alive=alive)
     assert failure.value.cause == "the last line of its log"
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 20
     assert not (tmp_path / "run").exists()
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):
     begin = time.monotonic()
     with pytest.raises(ServerUnreachable, match=f"nothing answers at {settings.server.endpoint}"):
         run(settings, tmp_path / "run")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def test_a_context_that_is_too_short_is_refused_before_the_run(tmp_path, make_settings):
@@ -202,7 +202,7 @@ def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signu
         parent.wait(5)
         psutil.wait_procs(children, timeout=5)
         assert not any(child.is_running() for child in children)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 10
     assert not (tmp_path / "run").exists()
 
 
