@@ -89,3 +89,10 @@ def test_a_valid_run_needs_the_whole_dataset():
 def test_impossible_values_are_refused(bad):
     with pytest.raises(UsageError, match="greater than 0"):
         user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.TEST, **{"target_qps": 5, **bad})
+
+
+def test_a_rehearsal_covers_the_whole_dataset_when_asked_to():
+    short = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.TEST)
+    full = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.TEST, whole_dataset=True)
+    assert (short.samples, full.samples) == (256, 13368)
+    assert full.rehearsal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
@@ -32,6 +33,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     round: str = "v6.1"
     model: str = "llama3.1-8b"
     execution_mode: str = "test"
+    style: Literal["short", "full"] = "short"
     target_qps: float | None = None
     target_qps_source: str = "given by --target_qps"
     test_query_count: int | None = None
@@ -54,6 +56,7 @@ KEYS = {
     "round": "CM_MLPERF_ROUND",
     "model": "CM_MLPERF_MODEL",
     "execution_mode": "CM_MLPERF_RUN_STYLE",
+    "style": "CM_MLPERF_SUBMISSION_GENERATION_STYLE",
     "target_qps": "CM_MLPERF_LOADGEN_TARGET_QPS",
     "target_qps_source": "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE",
     "test_query_count": "CM_TEST_QUERY_COUNT",
@@ -125,7 +128,7 @@ def _conf(inputs: RunInputs, benchmark: Benchmark, dataset: DatasetRecord | None
         benchmark, Scenario(Scenario.parse(inputs.scenario)), Mode(Mode.parse(inputs.mode)),
         ExecutionMode(ExecutionMode.parse(inputs.execution_mode)), target_qps=inputs.target_qps,
         test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
-        dataset_samples=dataset.samples if dataset else None,
+        dataset_samples=dataset.samples if dataset else None, whole_dataset=inputs.style == "full",
     )
 
 

@@ -62,11 +62,13 @@ class UserConf:
 def user_conf(
     benchmark: Benchmark, scenario: Scenario, mode: Mode, execution: ExecutionMode, *, target_qps: float | None = None,
     test_query_count: int | None = None, max_test_duration_s: float | None = None, dataset_samples: int | None = None,
+    whole_dataset: bool = False,
 ) -> UserConf:
     """Return the settings of a run.
 
     `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it. `test_query_count` and
-    `max_test_duration_s` bound a rehearsal alone. `dataset_samples` is the size of the dataset at hand.
+    `max_test_duration_s` bound a rehearsal alone; `whole_dataset` has it cover every sample, as a valid run does.
+    `dataset_samples` is the size of the dataset at hand.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
     """
     if scenario is Scenario.OFFLINE and mode is Mode.ACCURACY:
@@ -82,7 +84,8 @@ def user_conf(
         _require_qps(scenario, mode, target_qps)
         return UserConf(benchmark.loadgen_name, scenario, mode, False, benchmark.samples, target_qps,
                         VALID_MIN_DURATION_MS)
-    samples = min(REHEARSAL_SAMPLES, dataset_samples or benchmark.samples)
+    at_hand = dataset_samples or benchmark.samples
+    samples = at_hand if whole_dataset else min(REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or scenario is Scenario.SERVER:
         _require_qps(scenario, mode, target_qps)
     queries, duration_s = _rehearsal_size(scenario, target_qps, test_query_count, max_test_duration_s)
