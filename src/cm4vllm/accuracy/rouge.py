@@ -7,6 +7,7 @@ of the evaluate package, a wrapper of rouge-score).
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,7 @@ def _chunks(predictions: Sequence[str], references: Sequence[str]) -> Iterator[t
 def _score(predictions: Sequence[str], references: Sequence[str], sentences: str) -> PairScores:
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(TYPES), use_stemmer=True)
+    scorer = RougeScorer(list(TYPES), tokenizer=_Words())
     split = sentence_splitter(sentences)
     fmeasures: dict[str, list[float]] = {type_: [] for type_ in TYPES}
     lengths = []
@@ -69,3 +70,18 @@ def _score(predictions: Sequence[str], references: Sequence[str], sentences: str
             fmeasures[type_].append(scores[type_].fmeasure)
         lengths.append(len(ours))
     return PairScores(fmeasures, lengths)
+
+
+class _Words:
+    """rouge-score's own splitting and stemming of words; each word is stemmed once, or that takes most of the time."""
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self.stem = functools.cache(PorterStemmer().stem)
+
+    def tokenize(self, text: str) -> list[str]:
+        from rouge_score.tokenize import tokenize
+
+        words: list[str] = tokenize(text, self)
+        return words
