@@ -4,3 +4,6 @@ __version__ = "0.1.0"
 
 #: The line that every page and every record of a run that is not a result carries.
 REHEARSAL_NOTICE = "REHEARSAL, NOT A RESULT"
+
+#: The submitter's folder where the user named none: the tree must have one, and no name may be made up.
+NO_SUBMITTER = "not-stated"

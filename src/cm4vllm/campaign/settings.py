@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
 from cm4vllm.rules.rounds import Round, round_named
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
 
-__all__ = ["KEYS", "NOT_STATED", "CampaignSettings", "Job"]
-
-#: The submitter's name where the user gave none: a folder must have one, and no name may be made up.
-NOT_STATED = "not-stated"
+__all__ = ["KEYS", "CampaignSettings", "Job"]
 
 DEVICES = ("cpu",)
 IMPLEMENTATIONS = ("vllm", "reference")
@@ -35,7 +33,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     category: str = "datacenter"
     device: str = "cpu"
     implementation: str = "vllm"
-    submitter: str = NOT_STATED
+    submitter: str = NO_SUBMITTER
     output_dir: str = "mlperf-results"
     api_server: str = ""
     vllm_model_name: str = ""

@@ -49,7 +49,7 @@ _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", 
 class SystemAsked:
     """What the description is for.
 
-    `vllm` is the server's version and `packages` its others. `accelerators` is how many GPUs the server uses, None for
+    `vllm` is the server's version, empty where there is no server, and `packages` its others. `accelerators` is how many GPUs the server uses, None for
     all that are there; 0 is the CPU backend. `here` is false when the server runs on another machine than this one:
     then nothing that is detected belongs to it. `stated` is what the user's system file says.
     """
@@ -77,7 +77,7 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "submitter": asked.submitter,
         "status": "rdi",
         "system_type": asked.system_type,
-        "framework": f"vLLM {asked.vllm}",
+        "framework": f"vLLM {asked.vllm}" if asked.vllm else "",
     }
     merged = detected | dict(asked.stated)
     for key in FREE_TEXT & set(asked.stated):
@@ -180,7 +180,7 @@ def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
     if count == "0" or not model:
         count, model = merged.get("host_processors_per_node", ""), merged.get("host_processor_model_name", "")
     machine = f"{count}x{_model(model)}" if count and model else "unknown-machine"
-    return _safe(f"{machine}_vLLM-{asked.vllm}")
+    return _safe(f"{machine}_vLLM-{asked.vllm}" if asked.vllm else machine)
 
 
 def _model(name: str) -> str:

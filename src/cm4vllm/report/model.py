@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cm4vllm import NO_SUBMITTER
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import SubmissionError
@@ -24,10 +25,7 @@ from cm4vllm.rules.scenarios import Division, Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
-__all__ = ["NO_SUBMITTER", "Accuracy", "InvalidPerformance", "Latency", "Measurement", "Performance", "Report", "load"]
-
-#: The submitter's name that stands in folders where the user gave none.
-NO_SUBMITTER = "not-stated"
+__all__ = ["Accuracy", "InvalidPerformance", "Latency", "Measurement", "Performance", "Report", "load"]
 
 R = TypeVar("R", bound=Record)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, not_stated
@@ -25,11 +26,11 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 class SystemSettings(Record, frozen=True, kw_only=True):
     """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none.
 
-    `name` overrides the system's name.
+    `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.
     """
 
-    server_record: str
-    submitter: str
+    server_record: str = ""
+    submitter: str = NO_SUBMITTER
     folder: str = "."
     division: str = "open"
     category: str = "datacenter"
@@ -62,13 +63,13 @@ class SystemFiles:
 
 
 def write_system(settings: SystemSettings) -> SystemFiles:
-    """Describe the system that the server of `settings` runs on, and write its files.
+    """Describe the system that the server of `settings` runs on, or this machine, and write the files.
 
     The template is written where no system file was given, and never over one that is there already: it may be filled
     in. Raises UsageError for a wrong system file and for a server elsewhere of which nothing is stated.
     """
     folder = Path(settings.folder)
-    server = read_record(Path(settings.server_record), ServerRecord)
+    server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
     facts = detect_machine()
     stated = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else {}
     if settings.name:
@@ -77,10 +78,10 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         submitter=settings.submitter,
         division=settings.division,
         system_type=settings.category,
-        vllm=server.version,
-        packages=server.packages,
-        accelerators=accelerators_of(server),
-        here=runs_here(server.endpoint),
+        vllm=server.version if server else "",
+        packages=server.packages if server else {},
+        accelerators=accelerators_of(server) if server else None,
+        here=server is None or runs_here(server.endpoint),
         rehearsal=settings.execution_mode == "test",
         stated=stated,
     )
