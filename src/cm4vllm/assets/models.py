@@ -9,7 +9,7 @@ from pathlib import Path
 from cm4vllm.assets import tiny_model
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.errors import CmError, ModelError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
@@ -119,7 +119,10 @@ def _download(name: str, revision: str, target: Path) -> None:
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
         size = sum(file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors"))
         require_space(target, size + _SPARE_BYTES, f"the model {name}")
-        snapshot_download(name, revision=info.sha, local_dir=target, token=token, ignore_patterns=_LEFT_OUT)
+        with translated_os_errors("download to", target):
+            snapshot_download(name, revision=info.sha, local_dir=target, token=token, ignore_patterns=_LEFT_OUT)
+    except CmError:
+        raise
     except GatedRepoError as error:
         raise ModelError(f"the model {name} is gated", cause=_first_line(error),
                          remedy="accept its licence on the hub and set HF_TOKEN in the environment") from error
@@ -129,8 +132,8 @@ def _download(name: str, revision: str, target: Path) -> None:
     except RepositoryNotFoundError as error:
         raise ModelError(f"the hub has no model {name}, or it is private", cause=_first_line(error),
                          remedy="check its name; set HF_TOKEN in the environment for a private one") from error
-    except (OSError, ValueError, RuntimeError) as error:
-        # The hub's client raises its HTTP library's own errors, which are OSError or RuntimeError by version.
+    except Exception as error:
+        # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
         raise ModelError(f"the model {name} cannot be downloaded", cause=_first_line(error),
                          remedy=remedy_offline) from error
 

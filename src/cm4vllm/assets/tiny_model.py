@@ -52,7 +52,7 @@ def train(python: Path, folder: Path) -> None:
 def _run(words: list[str], progress: Step) -> None:
     lines: list[str] = []
     # -P and no PYTHONPATH: that environment's packages are vLLM's, and none of ours may come before them.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     with subprocess.Popen(words, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, preexec_fn=die_with_parent) as process:
         try:

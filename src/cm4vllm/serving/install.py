@@ -42,7 +42,9 @@ def install_cpu(folder: Path, lock: Path) -> VllmRecord:
     require_space(folder, SPACE_BYTES, "vLLM and what it needs")
     venv = folder / "venv"
     with step("environment for vLLM's CPU backend"):
-        _checked(run([sys.executable, "-m", "venv", "--clear", venv]), "a virtual environment cannot be made")
+        # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
+        _checked(run([sys.executable, "-m", "venv", "--clear", "--without-pip", venv]),
+                 "a virtual environment cannot be made")
     python = venv / "bin" / "python"
     torch = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
     with step(f"PyTorch, {torch}"):
@@ -78,8 +80,9 @@ def _install_torch(python: Path, torch: str, folder: Path) -> None:
 
 
 def _pip(python: Path, words: Sequence[str], log: Path) -> Completed:
-    return run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off",
-                *words], log=log, env={"PYTHONPATH": ""})
+    # Not compiled: of 20,000 modules a server imports a few thousand; the proof compiles those.
+    return run([sys.executable, "-m", "pip", f"--python={python}", "install", "--disable-pip-version-check",
+                "--no-input", "--no-compile", "--progress-bar=off", *words], log=log, env={"PYTHONPATH": ""})
 
 
 def _checked(done: Completed, what: str) -> None:
@@ -101,13 +104,16 @@ def _name_distribution(venv: Path, lock: Path) -> None:
 
 
 def _proof(python: Path, folder: Path) -> dict[str, str]:
-    done = run([python, Path(__file__).with_name("verification.py")], log=folder / "proof.log", env={
-        "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+    done = run([python, "-P", Path(__file__).with_name("verification.py")], log=folder / "proof.log", env={
+        "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     })
     if not done.ok:
         raise InstallError("the installed vLLM does not generate a token", cause=done.tail(12),
                            remedy=f"the whole log: {folder / 'proof.log'}")
-    lines = [line for line in done.output.splitlines() if line.startswith("{")]
-    packages: dict[str, str] = json.loads(lines[-1])
+    told = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
+    if not told:
+        raise InstallError("the installed vLLM did not tell its versions", cause=done.tail(12),
+                           remedy=f"the whole log: {folder / 'proof.log'}")
+    packages: dict[str, str] = json.loads(told)
     return packages

@@ -21,6 +21,7 @@ from cm4vllm.common.errors import (
     ServerDied,
     ServerNotReady,
     ServerUnreachable,
+    ServerUnsuitable,
     UsageError,
 )
 from cm4vllm.common.files import writable_folder, write_json
@@ -45,6 +46,8 @@ _SPEC_FILE = "supervisor-spec.json"
 GRACE_S = 10.0
 #: A server on two busy cores was ready after 45 s; large models load for many minutes and may be given more.
 READY_TIMEOUT_S = 900.0
+#: A server that answers, but not with a completion as it must be, gets this long to come to it.
+REFUSING_S = 30.0
 _LOOK_S = 0.1
 
 #: The supervisors that this process started: the pipe that keeps a server alive is open as long as its entry is here.
@@ -126,29 +129,41 @@ def _wait_until_ready(
 ) -> None:
     """Wait until the server has served a completion. Its /health may be good long before it can."""
     log = folder / LOG_FILE
+    refused_since: float | None = None
+    refusal: CmError | None = None
     while True:
         if supervisor.poll() is not None:
-            raise _died(folder, settings)
-        if time.monotonic() > deadline:
-            raise ServerNotReady(f"the server with {settings.name} was not ready in time",
-                                 cause=telling_lines(log) or f"its log {log} is empty",
-                                 remedy=f"look at {log}; --ready_timeout gives it more seconds")
+            raise _died(folder, endpoint, settings)
         if _listens(endpoint):
-            with contextlib.suppress(ServerUnreachable):
+            try:
                 check_completion(endpoint, settings.name, streamed=True, timeout_s=max(1, deadline - time.monotonic()))
                 return
+            except ServerUnreachable as error:
+                refusal = error
+            except ServerUnsuitable as error:
+                refusal, refused_since = error, refused_since or time.monotonic()
+        if time.monotonic() > min(deadline, (refused_since or deadline) + REFUSING_S):
+            raise _not_ready(folder, settings, refusal)
         progress.update(progress_line(log))
         time.sleep(_LOOK_S)
 
 
-def _died(folder: Path, settings: ServerSettings) -> CmError:
+def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) -> ServerNotReady:
+    log = folder / LOG_FILE
+    causes = [refusal.cause if refusal else "", telling_lines(log) or f"its log {log} is empty"]
+    return ServerNotReady(f"the server with {settings.name} has not served a completion in time",
+                          cause="\n".join(filter(None, causes)),
+                          remedy=advice(log.read_text(errors="replace") if log.exists() else "")
+                          or f"look at {log}; --ready_timeout gives it more seconds")
+
+
+def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
     log = folder / LOG_FILE
     text = log.read_text(errors="replace") if log.exists() else ""
-    cause = _cause(folder)
-    if "Address already in use" in text or "address already in use" in text:
-        return PortInUse(f"port {settings.port} was taken while the server started", cause=cause,
+    if re.search("address already in use", text, re.IGNORECASE):
+        return PortInUse(f"the address {endpoint} was taken while the server started", cause=_cause(folder),
                          remedy="run again; leave --port out to have a free one chosen")
-    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=cause,
+    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=_cause(folder),
                       remedy=advice(text) or f"the whole log is {log}")
 
 

@@ -80,8 +80,9 @@ class Supervisor:
         return status
 
     def _environment(self) -> dict[str, str]:
-        # Our packages are not the server's: it has an environment of its own.
-        return {**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, **self.env}
+        # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
+        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        return {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env}
 
     def _wake_on_signals(self) -> int:
         """Have every signal of interest wake the select() below; return the descriptor to select on."""

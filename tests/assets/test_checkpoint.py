@@ -1,0 +1,117 @@
+"""What a model folder says of itself, and how it is refused when it is damaged."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conftest import CONFIG, safetensors
+
+from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
+from cm4vllm.common.errors import ModelError
+
+
+def configure(model, **more):
+    (model / "config.json").write_text(json.dumps({**CONFIG, **more}))
+
+
+def test_parameters_and_data_type_come_from_the_weights_headers(model):
+    found = read_checkpoint(model)
+    assert found.architecture == "LlamaForCausalLM"
+    assert (found.vocabulary, found.max_positions) == (300, 64)
+    assert found.parameters == 42
+    assert found.weight_data_types == "bf16"
+
+
+def test_shards_are_counted_together(model):
+    safetensors(model / "model-2.safetensors", {"c": ("BF16", [8], 16)})
+    assert read_checkpoint(model).parameters == 50
+
+
+def test_a_nested_text_configuration_is_read(model):
+    configure(model, vocab_size=None, text_config={"vocab_size": 7, "max_position_embeddings": 9})
+    assert (read_checkpoint(model).vocabulary, read_checkpoint(model).max_positions) == (7, 9)
+
+
+@pytest.mark.parametrize(("quantisation", "data_type"), [
+    ({"quant_method": "compressed-tensors",
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}}, "int8"),
+    ({"quant_method": "compressed-tensors",
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
+    ({"quant_method": "compressed-tensors",
+      "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
+    ({"quant_method": "fp8"}, "fp8"),
+    ({"quant_method": "gptq", "bits": 4}, "int4"),
+    ({"quant_method": "awq", "bits": 4}, "int4"),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "fp4"),
+    ({"quant_method": "mxfp4"}, "fp4"),
+])  # fmt: skip
+def test_the_data_type_of_quantised_weights_comes_from_the_configuration(model, quantisation, data_type):
+    configure(model, quantization_config=quantisation)
+    assert read_checkpoint(model).weight_data_types == data_type
+
+
+def test_packed_weights_do_not_tell_their_number(model):
+    configure(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert read_checkpoint(model).parameters is None
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(ModelError) as caught:
+        read_checkpoint(tmp_path / "none")
+    assert "_path." in caught.value.remedy
+
+
+@pytest.mark.parametrize(("file", "words"), [
+    ("config.json", "has no config.json"), ("tokenizer.json", "has no tokenizer.json"),
+    ("model.safetensors", "has no weights"),
+])  # fmt: skip
+def test_a_missing_file_is_named_with_a_remedy(model, file, words):
+    (model / file).unlink()
+    with pytest.raises(ModelError, match=words) as caught:
+        read_checkpoint(model)
+    assert caught.value.cause
+    assert caught.value.remedy
+
+
+def test_weights_of_another_format_are_named(model):
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(ModelError) as caught:
+        read_checkpoint(model)
+    assert "pytorch_model.bin" in caught.value.cause
+
+
+def test_a_shard_that_the_index_names_must_be_there(model):
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00002.safetensors"}}))
+    with pytest.raises(ModelError, match="lacks weights") as caught:
+        read_checkpoint(model)
+    assert "model-00002.safetensors" in caught.value.cause
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:20], lambda data: b"",
+    lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+])  # fmt: skip
+def test_half_a_weights_file_is_refused(model, damage):
+    path = model / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        read_checkpoint(model)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_broken_configuration_is_refused(model, text):
+    (model / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_checkpoint(model)
+
+
+def test_a_fingerprint_changes_with_the_files(model):
+    before = fingerprint(model)
+    assert fingerprint(model) == before
+    (model / "tokenizer.json").write_text("{}")
+    assert fingerprint(model) != before

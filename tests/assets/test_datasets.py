@@ -1,0 +1,138 @@
+"""Datasets: the tiny one reads as the reference reads its own; files that do not fit are refused with the reason."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conftest import write_tokenizer
+
+from cm4vllm.assets.datasets import COLUMNS, DATASET_FILE, DatasetSettings, provide, rows_of
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings
+from cm4vllm.assets.models import provide as provide_model
+from cm4vllm.assets.records import DatasetRecord
+from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.records import read_record
+from cm4vllm.rules.benchmarks import BENCHMARKS
+
+SAMPLES = BENCHMARKS["llama3.1-8b"].samples
+
+
+@pytest.fixture
+def model_record(model, tmp_path):
+    folder = tmp_path / "model-entry"
+    folder.mkdir()
+    provide_model(ModelSettings(source="path", location=str(model)), folder)
+    return str(folder / MODEL_FILE)
+
+
+def rows(count=SAMPLES, **more):
+    return [{"input": "text", "tok_input": [1, 2, number % 300], "output": "gold", **more} for number in range(count)]
+
+
+def local(tmp_path, value, model_record=""):
+    path = tmp_path / "cnn_eval.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return provide(DatasetSettings(source="path", location=str(path), model_record=model_record), tmp_path)
+
+
+def test_the_tiny_dataset_has_the_benchmarks_size_and_the_models_tokens(tmp_path, model, model_record):
+    import pandas
+    from tokenizers import Tokenizer
+
+    record = provide(DatasetSettings(model_record=model_record), tmp_path)
+    assert read_record(tmp_path / DATASET_FILE, DatasetRecord) == record
+    made = rows_of(Path(record.path))
+    assert record.samples == len(made) == SAMPLES
+    assert record.sha256 == sha256_of(Path(record.path))
+    assert record.tokenizer_sha256 == sha256_of(model / "tokenizer.json")
+    assert record.sentences == "punkt-untrained"
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    for row in made[:: SAMPLES // 20]:
+        assert tuple(row) == COLUMNS
+        assert row["tok_input"] == tokenizer.encode(row["input"]).ids
+    assert record.max_input_tokens == max(len(row["tok_input"]) for row in made)
+    # And it reads as the reference reads its own.
+    table = pandas.read_json(record.path)  # language/llama3.1-8b/dataset.py
+    assert list(table.columns) == list(COLUMNS)
+    assert len(table) == SAMPLES
+    assert all(isinstance(token, int) for token in table["tok_input"][0])
+
+
+def test_truncation_of_a_tokenizer_does_not_cut_prompts(tmp_path, model, model_record):
+    from tokenizers import Tokenizer
+
+    whole = provide(DatasetSettings(model_record=model_record), tmp_path).max_input_tokens
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.enable_truncation(16)
+    tokenizer.save(str(model / "tokenizer.json"))
+    assert provide(DatasetSettings(model_record=model_record), tmp_path).max_input_tokens == whole > 16
+
+
+def test_the_tiny_dataset_needs_a_model(tmp_path):
+    with pytest.raises(DatasetError) as caught:
+        provide(DatasetSettings(), tmp_path)
+    assert "get,ml-model" in caught.value.remedy
+
+
+def test_a_file_of_records_is_taken_as_it_is(tmp_path, model_record):
+    record = local(tmp_path, rows(), model_record)
+    assert (record.name, record.samples, record.max_input_tokens) == ("cnn_eval", SAMPLES, 3)
+    assert record.sentences == "punkt_tab"
+
+
+def test_a_file_of_columns_is_read_as_pandas_does(tmp_path):
+    made = rows()
+    columns = {name: {str(n): row[name] for n, row in enumerate(made)} for name in COLUMNS}
+    assert local(tmp_path, columns).samples == SAMPLES
+    assert rows_of(tmp_path / "cnn_eval.json") == made
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    ("{", "not a JSON file"),
+    ([], "holds no records"),
+    (5, "holds no records"),
+    ([1], "holds no records"),
+    ({"input": {"0": "a"}}, "lacks tok_input, output"),
+    ({"input": {"0": "a"}, "tok_input": {}, "output": {"0": "b"}}, "different lengths"),
+    (rows(10), "has 10 samples"),
+    ([{"input": "a", "output": "b"}] * SAMPLES, "lacks tok_input"),
+    ([{"input": "a", "output": "b", "tok_input": []}] * SAMPLES, "sample 0 is not usable"),
+    ([{"input": "a", "output": None, "tok_input": [1]}] * SAMPLES, "sample 0 is not usable"),
+    ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, -1]}], f"sample {SAMPLES - 1} has -1"),
+    ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, 2.0]}], f"sample {SAMPLES - 1} has 2.0"),
+])  # fmt: skip
+def test_a_file_that_does_not_fit_is_refused(tmp_path, value, words):
+    with pytest.raises(DatasetError, match=words) as caught:
+        local(tmp_path, value)
+    assert caught.value.remedy
+    assert not (tmp_path / DATASET_FILE).exists()
+
+
+def test_token_ids_beyond_the_models_vocabulary_are_refused(tmp_path, model_record):
+    made = rows()
+    made[5]["tok_input"] = [300]
+    assert local(tmp_path, made).samples == SAMPLES  # nothing is known of the model
+    with pytest.raises(DatasetError, match="sample 5 has token id 300") as caught:
+        local(tmp_path, made, model_record)
+    assert "vocabulary has 300" in caught.value.cause
+
+
+def test_a_missing_file_and_an_unknown_benchmark_are_told(tmp_path):
+    with pytest.raises(DatasetError, match="there is no dataset"):
+        provide(DatasetSettings(source="path", location=str(tmp_path / "none")), tmp_path)
+    with pytest.raises(UsageError):
+        provide(DatasetSettings(benchmark="llama9"), tmp_path)
+
+
+def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
+    from cm4vllm.common.errors import ModelError
+
+    write_tokenizer(model / "tokenizer.json")
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="not a tokenizer"):
+        provide(DatasetSettings(model_record=model_record), tmp_path)

@@ -1,0 +1,114 @@
+"""Models of each source, and what is said when one cannot be had."""
+
+import hashlib
+
+import pytest
+
+from cm4vllm.assets.models import (
+    MODEL_FILE,
+    TINY_NAME,
+    ModelSettings,
+    check_unchanged,
+    provide,
+    tokenizer_sha256,
+)
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import InstallError, ModelError, UsageError
+from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.records import read_record
+
+
+@pytest.fixture
+def entry(tmp_path):
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    return folder
+
+
+def local(model, entry) -> ModelRecord:
+    return provide(ModelSettings(source="path", location=str(model)), entry)
+
+
+def test_a_local_folder_is_described_and_recorded(model, entry):
+    record = local(model, entry)
+    assert read_record(entry / MODEL_FILE, ModelRecord) == record
+    assert record.name == "My-Model"
+    assert record.path == str(model)
+    assert record.sha256 == sha256_of_tree(model)
+    assert (record.parameters, record.weight_data_types, record.min_tokens) == (42, "bf16", 1)
+    assert tokenizer_sha256(record) == hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()
+
+
+def test_a_snapshot_of_the_hubs_cache_has_the_models_name(model, entry):
+    folder = model.parent / "models--owner--Some-Model" / "snapshots" / "0123abcd"
+    folder.parent.mkdir(parents=True)
+    model.rename(folder)
+    assert local(folder, entry).name == "Some-Model"
+
+
+def test_a_folder_called_as_a_benchmark_does_not_become_its_model(model, entry):
+    folder = model.rename(model.with_name("llama3_1-8b"))
+    assert local(folder, entry).name == "local-llama3_1-8b"
+
+
+def test_files_that_changed_since_are_noticed(model, entry):
+    record = local(model, entry)
+    check_unchanged(record)
+    (model / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="have changed") as caught:
+        check_unchanged(record)
+    assert "--renew" in caught.value.remedy
+
+
+def test_a_folder_without_a_model_leaves_no_record(tmp_path, entry):
+    with pytest.raises(ModelError):
+        local(tmp_path / "none", entry)
+    assert not (entry / MODEL_FILE).exists()
+
+
+def test_without_vllm_the_tiny_model_says_how_it_is_trained_once(entry):
+    with pytest.raises(ModelError) as caught:
+        provide(ModelSettings(source="tiny"), entry)
+    assert "cm run script --tags=get,ml-model,_tiny" in caught.value.remedy
+
+
+def test_a_python_without_torch_is_told(entry, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\"\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(InstallError) as caught:
+        provide(ModelSettings(source="tiny", python=str(python)), entry)
+    assert "No module named 'torch'" in caught.value.cause
+    assert not (entry / TINY_NAME).exists()
+
+
+def test_a_training_that_is_killed_leaves_no_model(entry, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'step 100/1050 loss 2.0 3 s'\nkill -9 $$\n")
+    python.chmod(0o755)
+    with pytest.raises(ModelError, match="training") as caught:
+        provide(ModelSettings(source="tiny", python=str(python)), entry)
+    assert "killed by SIGKILL" in caught.value.cause
+    assert "step 100/1050" in caught.value.cause
+    assert not (entry / TINY_NAME).exists()
+
+
+def test_an_unknown_source_and_an_impossible_name_are_refused(entry):
+    with pytest.raises(UsageError):
+        provide(ModelSettings(source="cloud"), entry)
+    with pytest.raises(UsageError, match="not the name"):
+        provide(ModelSettings(source="hf", location="https://hub/owner/name"), entry)
+
+
+def test_a_hub_that_cannot_be_reached_is_told_with_another_way(entry, monkeypatch):
+    import huggingface_hub.constants
+    import huggingface_hub.hf_api
+
+    # A port of this machine where nothing listens: the hub's own client meets a real refusal.
+    for holder in (huggingface_hub.constants, huggingface_hub.hf_api.constants):
+        monkeypatch.setattr(holder, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(ModelError, match="owner/name cannot be downloaded") as caught:
+        provide(ModelSettings(source="hf", location="owner/name"), entry)
+    assert caught.value.cause
+    assert "_path." in caught.value.remedy

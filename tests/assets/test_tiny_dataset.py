@@ -1,0 +1,60 @@
+"""The harbour log: the same everywhere, no prompt in both sets, and a summary that follows from its prompt."""
+
+import hashlib
+import re
+
+import pytest
+
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples, split_of
+from cm4vllm.assets.tiny_model import STAGES, training_stages
+
+SHIP = re.compile(r"^\w+ ship (\w+) \|", re.MULTILINE)
+
+
+def test_the_same_seed_gives_the_same_examples():
+    text = "\n".join(example.input + example.output for example in examples(Split.EVALUATION, 200, EVALUATION_SEED))
+    # Changes only when the dataset does: results before and after cannot be compared then.
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "c115feeb5f5d7ab0"
+
+
+def test_another_seed_gives_other_examples():
+    first, second = (examples(Split.EVALUATION, 50, seed) for seed in (1, 2))
+    assert not {one.input for one in first} & {one.input for one in second}
+
+
+def test_more_examples_begin_with_the_same_ones():
+    assert examples(Split.TRAINING, 50, 7)[:20] == examples(Split.TRAINING, 20, 7)
+
+
+@pytest.mark.parametrize("seed", [0, EVALUATION_SEED])
+def test_the_sets_do_not_overlap_even_for_the_same_seed(seed):
+    training, evaluation = (examples(split, 2000, seed) for split in Split)
+    assert not {one.input for one in training} & {one.input for one in evaluation}
+    assert {split_of(one.input) for one in training} == {Split.TRAINING}
+    assert {split_of(one.input) for one in evaluation} == {Split.EVALUATION}
+
+
+def test_what_the_model_is_trained_on_is_not_evaluated():
+    stages = training_stages()
+    assert [len(stage) for stage in stages] == [count for _, count in STAGES]
+    assert {split_of(prompt) for stage in stages for prompt, _ in stage} == {Split.TRAINING}
+
+
+def test_prompts_differ_and_hold_one_to_four_records():
+    made = examples(Split.EVALUATION, 3000, EVALUATION_SEED)
+    assert len({one.input for one in made}) == 3000
+    counts = [len(SHIP.findall(one.input)) for one in made]
+    assert set(counts) == {1, 2, 3, 4}
+
+
+def test_each_record_has_one_sentence_with_its_ship():
+    for example in examples(Split.EVALUATION, 300, EVALUATION_SEED):
+        ships = SHIP.findall(example.input)
+        sentences = re.findall(r"[^.]+\.", example.output)
+        assert len(set(ships)) == len(ships) == len(sentences)
+        assert all(ship in sentence for ship, sentence in zip(ships, sentences, strict=True))
+
+
+def test_every_number_of_a_summary_stands_in_its_prompt():
+    for example in examples(Split.EVALUATION, 300, EVALUATION_SEED):
+        assert set(re.findall(r"\d+", example.output)) <= set(re.findall(r"\d+", example.input))

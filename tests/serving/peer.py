@@ -1,0 +1,105 @@
+"""A small server that speaks vLLM's completions protocol, well or with one fault: `python peer.py PORT [FAULT]`."""
+
+import json
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MODEL = "some-model"
+#: A server with the fault `late` serves its first completion after this many seconds.
+LATE_S = 1.0
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fault = ""
+    started = 0.0
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, value, *, status=200, content_type="application/json"):
+        data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        if self.fault == "silent":
+            time.sleep(60)
+        if self.fault == "web-page":
+            self.answer("<html>hello</html>", content_type="text/html")
+        elif self.fault == "key":
+            self.answer({"error": "Unauthorized"}, status=401)
+        elif self.path == "/health":
+            self.answer("")
+        elif self.path == "/version" and self.fault != "not-vllm":
+            self.answer({"version": "0.32.0"})
+        elif self.path == "/v1/models":
+            models = [{"id": MODEL, "max_model_len": 2048}]
+            if self.fault == "two-models":
+                models.append({"id": "another-model", "max_model_len": 1024})
+            if self.fault == "adapter":
+                models.append({"id": "adapter", "max_model_len": 2048, "parent": MODEL})
+            self.answer({"data": models})
+        elif self.path == "/metrics" and self.fault != "no-metrics":
+            caching = self.fault == "prefix-caching"
+            self.answer(f'# HELP vllm:cache_config_info\nvllm:cache_config_info{{block_size="16",'
+                        f'enable_prefix_caching="{caching}",gpu_memory_utilization="0.9"}} 1.0\n',
+                        content_type="text/plain")
+        else:
+            self.answer({"detail": "Not Found"}, status=404)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.fault == "late" and time.monotonic() - self.started < LATE_S:
+            self.answer({"error": {"message": "loading"}}, status=503)
+            return
+        if self.fault == "engine-dead":
+            self.answer({"error": {"message": "EngineCore encountered an issue"}}, status=500)
+            return
+        if body["model"] != MODEL:
+            self.answer({"error": {"message": "no such model"}}, status=404)
+            return
+        ids = None if self.fault == "no-ids" else list(range(body["max_tokens"]))
+        said = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+        if self.fault == "token-short":
+            ids.pop()
+        if self.fault == "prompt-changed":
+            said["prompt_tokens"] += 1
+        if not body.get("stream"):
+            self.answer({"choices": [{"text": "x", "token_ids": ids}], "usage": said})
+            return
+        parts = [{"choices": [{"text": "x", "token_ids": [token]}], "usage": None} for token in ids or [None]]
+        if ids is None:
+            parts[0]["choices"][0]["token_ids"] = None
+        events = [json.dumps(part) for part in [*parts, {"choices": [], "usage": said}]]
+        if self.fault != "cut-stream":
+            events.append("[DONE]")
+        self.answer("".join(f"data: {event}\n\n" for event in events), content_type="text/event-stream")
+
+
+@contextmanager
+def running(fault=""):
+    """Run a peer in a thread; give its base URL."""
+    handler = type("Peer", (Handler,), {"fault": fault, "started": time.monotonic()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+if __name__ == "__main__":
+    Handler.fault = sys.argv[2] if len(sys.argv) > 2 else ""
+    Handler.started = time.monotonic()
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

@@ -1,0 +1,53 @@
+"""Lines as vLLM 0.32.0 wrote them."""
+
+import pytest
+
+from cm4vllm.serving.logs import advice, progress_line, telling_lines
+
+LOG = """\
+(APIServer pid=12) INFO 11-21 01:22:33 [utils.py:1] non-default args: {'port': 8000}
+(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] EngineCore failed to start.
+(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] Traceback (most recent call last):
+(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9]   File "core.py", line 1, in run
+(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] ValueError: No available memory for the KV cache blocks.
+(APIServer pid=12) Traceback (most recent call last):
+(APIServer pid=12)   File "serve.py", line 3, in main
+(APIServer pid=12) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_the_root_cause_is_told_without_prefixes_and_repetitions(tmp_path):
+    (tmp_path / "log").write_text(LOG)
+    assert telling_lines(tmp_path / "log") == "ValueError: No available memory for the KV cache blocks."
+
+
+def test_without_an_error_the_last_lines_are_told(tmp_path):
+    (tmp_path / "log").write_text("one\n\ntwo\n")
+    assert telling_lines(tmp_path / "log") == "one\ntwo"
+
+
+def test_a_missing_log_tells_nothing(tmp_path):
+    assert telling_lines(tmp_path / "log") == ""
+    assert progress_line(tmp_path / "log") == "its process starts"
+
+
+def test_progress_is_the_last_line_in_short(tmp_path):
+    line = "\x1b[1m(Worker pid=3)\x1b[0m INFO 11-21 01:22:33 [a.py:1] Loading " + "x" * 200
+    (tmp_path / "log").write_text(f"{line}\n\n")
+    assert progress_line(tmp_path / "log").startswith("Loading xxx")
+    assert len(progress_line(tmp_path / "log")) == 80
+
+
+@pytest.mark.parametrize(("text", "word"), [
+    (LOG, "--max_model_len"),
+    ("OSError: [Errno 28] No space left on device", "free space"),
+    ("vllm: error: unrecognized arguments: --foo", "--extra_args"),
+    ("ModuleNotFoundError: No module named 'x'", "get,vllm"),
+    ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "free memory"),
+])  # fmt: skip
+def test_known_failures_have_a_remedy(text, word):
+    assert word in advice(text)
+
+
+def test_an_unknown_failure_has_none():
+    assert advice("KeyError: 'x'") == ""

@@ -1,0 +1,250 @@
+"""A server's life with real processes: ready only when it served, ended with all that came of it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peer
+
+from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, UsageError
+from cm4vllm.common.records import read_record
+from cm4vllm.serving import server as module
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
+
+PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
+#: Starts a peer, and beside it a process that leaves the session, ignores SIGTERM and loses its parent.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def settings(**more) -> ServerSettings:
+    return ServerSettings(model="m", name=peer.MODEL, **more)
+
+
+def launch(folder, *fault, timeout_s=20, argv=None, **more) -> ServerRecord:
+    return start(Path(sys.executable), settings(**more), folder, timeout_s=timeout_s, argv=argv or [*PEER, *fault])
+
+
+def family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes, timeout_s=10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes if _exists(one)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _exists(process) -> bool:
+    try:
+        process.status()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):
+    record = launch(tmp_path)
+    try:
+        assert read_record(tmp_path / SERVER_FILE, ServerRecord) == record
+        assert record.owned
+        assert record.endpoint.startswith("http://127.0.0.1:")
+        assert record.max_model_len == 2048
+        assert record.argv[-1] == record.endpoint.rpartition(":")[2]
+        assert death_reason(record) is None
+        processes = family(record.supervisor_pid)
+        assert len(processes) == 2
+    finally:
+        stop(record)
+    assert gone(processes, 0.1)
+    assert "the run that owned it ended" in death_reason(record)
+    stop(record)  # twice does no harm
+
+
+def test_listening_is_not_readiness(tmp_path):
+    begin = time.monotonic()
+    record = launch(tmp_path, "late")
+    stop(record)
+    assert time.monotonic() - begin > peer.LATE_S
+    assert record.ready_after_s >= peer.LATE_S
+
+
+def test_a_server_whose_completions_fail_is_not_ready(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "REFUSING_S", 0.5)
+    with pytest.raises(ServerNotReady) as caught:
+        launch(tmp_path, "engine-dead")
+    assert "EngineCore encountered an issue" in caught.value.cause
+    assert not (tmp_path / SERVER_FILE).exists()
+    assert gone_by_state(tmp_path)
+
+
+def test_a_server_that_serves_another_model_is_not_ready(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "REFUSING_S", 0.3)
+    with pytest.raises(ServerNotReady, match="other") as caught:
+        start(Path(sys.executable), ServerSettings(model="m", name="other"), tmp_path, timeout_s=20, argv=PEER)
+    assert "no such model" in caught.value.cause
+
+
+def gone_by_state(folder) -> bool:
+    state = json.loads((folder / "supervisor.json").read_bytes())
+    return not psutil.pid_exists(state["server"]) and not psutil.pid_exists(state["supervisor"])
+
+
+def test_a_server_that_never_listens_is_given_up_and_ended(tmp_path):
+    with pytest.raises(ServerNotReady) as caught:
+        launch(tmp_path, timeout_s=1,
+               argv=[sys.executable, "-uc", "print('I am loading'); import time; time.sleep(60)"])
+    assert "I am loading" in caught.value.cause
+    assert gone_by_state(tmp_path)
+
+
+def test_a_server_that_dies_is_told_with_its_own_words_and_one_remedy(tmp_path):
+    code = "raise ValueError('max_model_len (9) is greater than the derived maximum')"
+    begin = time.monotonic()
+    with pytest.raises(ServerDied) as caught:
+        launch(tmp_path, timeout_s=60, argv=[sys.executable, "-c", code])
+    assert time.monotonic() - begin < 10
+    assert "exit status 1" in caught.value.cause
+    assert "ValueError: max_model_len (9)" in caught.value.cause
+    assert caught.value.remedy == "lower --max_model_len"
+
+
+def test_a_program_that_does_not_exist(tmp_path):
+    with pytest.raises(ServerDied) as caught:
+        launch(tmp_path, argv=["/nonexistent/python"])
+    assert "/nonexistent/python cannot be started" in caught.value.cause
+
+
+def test_the_death_of_a_running_server_is_told(tmp_path):
+    record = launch(tmp_path)
+    psutil.Process(record.supervisor_pid).children()[0].kill()
+    deadline = time.monotonic() + 5
+    while (reason := death_reason(record)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert reason.startswith("killed by SIGKILL (it ended by itself)")
+
+
+def test_a_port_that_is_taken_is_told_with_its_holder(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} is in use") as caught:
+            launch(tmp_path, port=port)
+    assert f"process {os.getpid()}" in caught.value.cause
+    assert "--port" in caught.value.remedy
+
+
+def test_a_given_port_is_used(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    record = launch(tmp_path, port=port)
+    stop(record)
+    assert record.endpoint.endswith(f":{port}")
+
+
+def test_a_port_lost_between_choice_and_start_is_told(tmp_path):
+    code = "raise OSError(98, 'Address already in use')"
+    with pytest.raises(PortInUse):
+        launch(tmp_path, argv=[sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"port": 70000}, "no port"), ({"host": "no.such.host.invalid"}, "address"),
+])  # fmt: skip
+def test_impossible_addresses_are_refused(tmp_path, wrong, words):
+    with pytest.raises(UsageError, match=words):
+        launch(tmp_path, **wrong)
+
+
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotWritable):
+        launch(tmp_path / "file" / "server")
+
+
+def test_orphans_that_ignore_sigterm_end_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GRACE_S", 1.0)
+    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
+    processes = family(record.supervisor_pid)
+    assert len(processes) == 3
+    stop(record)
+    assert gone(processes, 0.1)
+
+
+def test_the_servers_end_takes_its_orphans_along(tmp_path):
+    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
+    processes = family(record.supervisor_pid)
+    next(one for one in processes if one.pid != record.supervisor_pid and peer.__file__ in one.cmdline()[1]).kill()
+    assert gone(processes)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.server import start
+record = start(Path(sys.executable), ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]), argv=sys.argv[3:])
+print("READY", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def owner(tmp_path):
+    """A process that owns a server with stubborn orphans, in a process group of its own."""
+    words = [sys.executable, "-c", OWNER, str(tmp_path), peer.MODEL, sys.executable, "-c", STUBBORN, *PEER[1:]]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for line in process.stdout:
+        if line.strip() == "READY":
+            break
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_however_the_owner_ends_no_process_is_left(owner, tmp_path, signum):
+    record = read_record(tmp_path / SERVER_FILE, ServerRecord)
+    processes = family(record.supervisor_pid)
+    assert len(processes) == 3
+    os.killpg(owner.pid, signum)  # as Ctrl-C does: the whole group at once
+    owner.wait(20)
+    assert gone(processes, 20)
+
+
+def test_a_killed_supervisor_takes_the_server_along_and_stop_ends_the_rest(tmp_path):
+    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
+    supervisor, *others = family(record.supervisor_pid)
+    server = next(one for one in others if peer.__file__ in one.cmdline()[1])
+    supervisor.kill()
+    assert gone([server])
+    assert "its supervisor was killed" in death_reason(record)
+    stop(record)
+    for one in others:  # it left the session, where nobody can find it once the supervisor is killed
+        if one != server:
+            one.kill()
