@@ -50,8 +50,9 @@ class SystemAsked:
     """What the description is for.
 
     `vllm` is the server's version, empty where there is no server, and `packages` its others. `accelerators` is how
-    many GPUs the server uses, None for all that are there; 0 is the CPU backend. `here` is false when the server runs on another machine than this one:
-    then nothing that is detected belongs to it. `stated` is what the user's system file says.
+    many GPUs the server uses, None for all that are there; 0 is the CPU backend. `here` is false when the server
+    runs on another machine than this one: then nothing that is detected belongs to it. `stated` is what the user's
+    system file says.
     """
 
     submitter: str
