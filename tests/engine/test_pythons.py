@@ -104,3 +104,12 @@ def test_package_goes_into_the_python_that_asks(tmp_path):
              "PIP_NO_INDEX": "1"})
     assert done.stdout.count("{'tiny-for-test': '1.2'}") == 2
     assert list((tmp_path / "venv").glob(f"lib/*/site-packages/{info}"))
+
+
+def test_where_pip_installed_cm4vllm_nothing_is_missing(tmp_path, monkeypatch):
+    file = tmp_path / "requirements.txt"
+    file.write_text("no-such-package==1.0\n")
+    assert missing_of(file) == ["no-such-package==1.0"]
+    (tmp_path / "cm4vllm-0.1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing_of(file) == []

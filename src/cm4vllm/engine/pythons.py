@@ -111,8 +111,13 @@ def require_file(requirements: Path, options: PipOptions) -> dict[str, str]:
 
 
 def missing_of(requirements: Path) -> list[str]:
-    """Return the requirements of a file that the running Python does not fulfil."""
+    """Return the requirements of a file that the running Python does not fulfil.
+
+    Where pip installed cm4vllm itself, it also saw to what it needs, in versions that suit the rest of that Python.
+    """
     present = _installed()
+    if "cm4vllm" in present:
+        return []
     return [f"{name}{condition}" for name, condition in _listed(requirements)
             if not _allowed(present.get(_normalised(name), ""), condition)]
 
