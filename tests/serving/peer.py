@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODEL = "some-model"
+#: The words of the model, by their ids.
+VOCABULARY = ["none", "buoy", "crane", "dock", "ebb", "ferry", "gale", "hull"]
 #: A server with the fault `late` serves its first completion after this many seconds.
 LATE_S = 1.0
 
@@ -64,6 +66,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         if body["model"] != MODEL:
             self.answer({"error": {"message": "no such model"}}, status=404)
+            return
+        if self.path == "/detokenize":
+            words = VOCABULARY if self.fault != "other-vocabulary" else VOCABULARY[::-1]
+            self.answer({"prompt": " ".join(words[token] for token in body["tokens"])})
             return
         ids = None if self.fault == "no-ids" else list(range(body["max_tokens"]))
         said = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}

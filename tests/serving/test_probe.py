@@ -5,14 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
+from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
 from cm4vllm.serving import probe as module
-from cm4vllm.serving.probe import base_url, probe
+from cm4vllm.serving.probe import base_url, check_vocabulary, probe
 
 
 def test_a_good_server_is_described_by_what_it_says_itself():
@@ -138,3 +141,21 @@ def test_what_is_no_address_is_refused(given):
         base_url(given)
     assert "--api_server" in caught.value.remedy
     assert "word" not in str(caught.value)
+
+
+@pytest.fixture
+def model(tmp_path):
+    words = {word: token for token, word in enumerate(peer.VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="none")).save(str(tmp_path / "tokenizer.json"))
+    return ModelRecord(name="harbour", path=str(tmp_path), source="made for this test", sha256="")
+
+
+def test_a_server_that_reads_token_ids_as_the_model_does_may_be_that_model(model):
+    with peer.running() as url:
+        check_vocabulary(probe(url), model)
+
+
+def test_a_server_of_another_vocabulary_is_not_measured_under_the_models_name(model):
+    with peer.running("other-vocabulary") as url, pytest.raises(ServerUnsuitable, match="not serve harbour") as caught:
+        check_vocabulary(probe(url), model)
+    assert "--vllm_model_name" in caught.value.remedy

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from cm4vllm import __version__
 from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.targets import TargetQps, measured_rate, offline_target, server_target
 from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
@@ -30,6 +31,8 @@ from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import summary_html
 from cm4vllm.report.table import final_table
 from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.serving.probe import check_vocabulary
+from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["Recipes", "run"]
 
@@ -119,6 +122,9 @@ class _Campaign:
             self._step("run,vllm-server", CM_VLLM_SERVER_MODEL_NAME=name, **server)
         self._step(f"get,mlperf,inference,loadgen,_r{self.job.round.name.removeprefix('v')}")
         self._step(f"get,ml-model,{self._model_source()}")
+        if self.job.settings.api_server:
+            check_vocabulary(read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord),
+                             read_record(Path(self.env["CM_ML_MODEL_RECORD"]), ModelRecord))
         self._step(f"get,dataset,{self.job.settings.dataset_source}")
         if not self.job.settings.api_server:
             self._step("run,vllm-server", **server)

@@ -8,19 +8,23 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["base_url", "check_completion", "probe", "served_models"]
+__all__ = ["base_url", "check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
 #: For a completion of a few tokens: a large model that has just started compiles and allocates for its first one.
 _LONG_S = 120.0
 _PROMPT = [3, 4, 5]
+#: About how many token ids a vocabulary is compared by.
+_SPREAD = 64
 _TOKENS = 4
 
 
@@ -121,6 +125,37 @@ def check_completion(endpoint: str, model: str, *, streamed: bool, timeout_s: fl
             f"{counted[1]} tokens to a prompt of {counted[0]}",
             remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
         )
+
+
+def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
+    """Prove that the server reads token ids as the tokenizer of `model` does: that it can be that model at all.
+
+    Ids from all over the vocabulary are turned into text by both; letters and digits are compared, because spaces and
+    broken characters depend on options of the decoder. Raises ServerUnsuitable when they differ.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(model.path) / "tokenizer.json"))
+    size = tokenizer.get_vocab_size(with_added_tokens=False)
+    ids = list(range(0, size, max(1, size // _SPREAD)))
+    ours = tokenizer.decode(ids, skip_special_tokens=False)
+    body = {"model": server.model_name, "tokens": ids}
+    try:
+        theirs = str(_decoded(server.endpoint, "/detokenize",
+                              _request(server.endpoint, "POST", "/detokenize", body, _SHORT_S)).get("prompt"))
+    except ServerUnsuitable as error:
+        theirs = error.cause
+    if _letters(ours) != _letters(theirs):
+        raise ServerUnsuitable(
+            f"the server at {server.endpoint} does not serve {model.name}",
+            cause=f"it reads token ids {ids[1]}, {ids[2]}, {ids[3]}, ... in another way than that model's tokenizer",
+            remedy=f"name the model it serves with --vllm_model_name (a hub id or a folder), and its dataset with "
+            f"--dataset_path; or serve {model.path}",
+        )
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text if character.isalnum())
 
 
 def _version(endpoint: str) -> str:
