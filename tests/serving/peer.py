@@ -1,13 +1,14 @@
 """A small server that speaks vLLM's completions protocol, well or with one fault: `python peer.py PORT [FAULT]`."""
 
 import json
+import os
 import sys
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-MODEL = "some-model"
+MODEL = os.environ.get("PEER_MODEL", "some-model")
 #: The words of the model, by their ids.
 VOCABULARY = ["none", "buoy", "crane", "dock", "ebb", "ferry", "gale", "hull"]
 #: A server with the fault `late` serves its first completion after this many seconds.

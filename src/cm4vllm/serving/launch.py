@@ -93,7 +93,7 @@ def _longest(settings: LaunchSettings) -> int:
 
 
 def wait_in_foreground(path: str) -> None:
-    """Tell how the server of a record is used, and wait until it ends. Raises ServerDied then; Ctrl-C ends the wait."""
+    """Tell how the server of a record is used, and wait for Ctrl-C. Raises ServerDied when the server ends before."""
     record = read_record(Path(path), ServerRecord)
     if not record.owned:
         return
@@ -106,8 +106,14 @@ def wait_in_foreground(path: str) -> None:
 
     log: {record.log}
 """, flush=True)
-    while (reason := server.death_reason(record)) is None:
-        time.sleep(_LOOK_S)
+    try:
+        while (reason := server.death_reason(record)) is None:
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt as stop:
+        if type(stop) is not KeyboardInterrupt:
+            raise  # another signal, which the caller has to tell of
+        say("stopping the server")
+        return
     raise ServerDied(f"the server with {record.model_name} ended", cause=reason,
                      remedy=f"the whole log is {record.log}")
 

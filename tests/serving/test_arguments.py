@@ -1,0 +1,101 @@
+"""The server's command line and environment, from settings and from what is known of the model."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.serving.arguments import KEYS, ServerSettings, completed, server_argv, server_env
+
+
+def argv(**more) -> list[str]:
+    return server_argv(Path("/venv/bin/python"), ServerSettings(model="/m", name="n", **more), 8000)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Make a model folder of a data type and a context; give its record."""
+
+    def make(data_type="F32", context=4096):
+        header = json.dumps({"w": {"dtype": data_type, "shape": [2], "data_offsets": [0, 8]}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+        (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+        (tmp_path / "tokenizer.json").write_text("{}")
+        return ModelRecord(name="my-model", path=str(tmp_path), source="made by the test", sha256="")
+
+    return make
+
+
+def test_what_the_rules_and_the_measurement_rest_on_is_always_said():
+    words = argv()
+    assert words[:5] == ["/venv/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/m"]
+    assert "--no-enable-prefix-caching" in words
+    assert words[words.index("--generation-config") + 1] == "vllm"
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert words[words.index("--port") + 1] == "8000"
+
+
+def test_only_what_is_set_is_said():
+    assert "--dtype" not in argv()
+    words = argv(dtype="float32", max_model_len=128, tp_size=2, enforce_eager=False)
+    assert words[words.index("--dtype") + 1] == "float32"
+    assert words[words.index("--max-model-len") + 1] == "128"
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enforce-eager" not in words
+
+
+def test_further_words_are_split_as_a_shell_does_and_run_by_none():
+    words = argv(extra="--block-size=16 --override '{\"a\": 1}' $(touch x)")
+    assert words[-5:] == ["--block-size=16", "--override", '{"a": 1}', "$(touch", "x)"]
+
+
+@pytest.mark.parametrize("extra", ["--enable-prefix-caching", "--enable_prefix_caching", "--generation-config=auto",
+                                   "--port 1", "--model=x", "--api-key=k", "--speculative-config={}", "'unclosed"])
+def test_words_that_would_spoil_the_result_are_refused(extra):
+    with pytest.raises(UsageError) as caught:
+        argv(extra=extra)
+    assert caught.value.cause
+
+
+def test_a_local_model_is_served_without_asking_a_hub(tmp_path):
+    assert server_env(ServerSettings(model=str(tmp_path), name="n"))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in server_env(ServerSettings(model="owner/name", name="n"))
+
+
+def test_no_secret_of_the_environment_is_recorded(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert "hf_secret" not in json.dumps(server_env(ServerSettings(model="owner/name", name="n")))
+
+
+def test_the_models_path_name_and_data_type_are_filled_in(model, tmp_path):
+    given = completed({}, model(), 0)
+    assert given == {KEYS["model"]: str(tmp_path), KEYS["name"]: "my-model", KEYS["dtype"]: "float32"}
+    assert KEYS["dtype"] not in completed({}, model("BF16"), 0)
+
+
+def test_what_the_user_says_wins(model):
+    given = completed({KEYS["name"]: "mine", KEYS["dtype"]: "bfloat16", KEYS["max_model_len"]: "300"}, model(), 200)
+    assert (given[KEYS["name"]], given[KEYS["dtype"]], given[KEYS["max_model_len"]]) == ("mine", "bfloat16", "300")
+
+
+@pytest.mark.parametrize(("context", "longest", "expected"), [
+    (131072, 0, None), (131072, 500, "2048"), (131072, 2048, "2048"), (131072, 2049, "4096"), (2048, 500, None),
+    (3000, 2500, None),
+])  # fmt: skip
+def test_a_long_context_is_cut_to_what_the_dataset_needs(model, context, longest, expected):
+    assert completed({}, model(context=context), longest).get(KEYS["max_model_len"]) == expected
+
+
+def test_a_dataset_that_is_longer_than_the_models_context_is_refused(model):
+    with pytest.raises(ModelError, match="does not fit") as caught:
+        completed({}, model(context=512), 513)
+    assert "512" in caught.value.cause
+    assert "513" in caught.value.cause
+
+
+def test_another_model_than_the_recorded_one_is_left_alone(model):
+    given = {KEYS["model"]: "owner/other"}
+    assert completed(given, model(), 0) == given

@@ -1,0 +1,137 @@
+"""What the recipe does, with a program in place of vLLM's Python that understands its command line."""
+
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peer
+
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
+from cm4vllm.assets.records import DatasetRecord
+from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.serving.arguments import KEYS
+from cm4vllm.serving.launch import LaunchSettings, end, launch
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import SERVER_FILE, death_reason
+
+#: Reads the words that vLLM would get, and becomes a peer of that name on that port.
+PYTHON = f"""#!{sys.executable}
+import json, os, sys
+words = sys.argv
+if "serve" not in words:
+    print(json.dumps({{"vllm": "0.32.0", "torch": "2.13.0+cpu"}}))
+    raise SystemExit
+value = lambda option: words[words.index(option) + 1]
+os.environ["PEER_MODEL"] = value("--served-model-name")
+os.execv({sys.executable!r}, [{sys.executable!r}, {peer.__file__!r}, value("--port")])
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    path = tmp_path / "python"
+    path.write_text(PYTHON)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def model_record(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (folder / "tokenizer.json").write_text("{}")
+    provide(ModelSettings(source="path", location=str(folder)), tmp_path)
+    return str(tmp_path / MODEL_FILE)
+
+
+def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, model_record):
+    dataset = DatasetRecord(name="d", path="", source="made by the test", sha256="", samples=1, max_input_tokens=100)
+    write_record(tmp_path / "dataset.json", dataset)
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
+                              dataset_record=str(tmp_path / "dataset.json"))
+    record, path = launch(settings, {KEYS["max_num_seqs"]: "32"})
+    try:
+        assert path == tmp_path / "server" / SERVER_FILE
+        assert read_record(path, ServerRecord) == record
+        assert record.model_name == "tiny"
+        assert record.packages == {"vllm": "0.32.0", "torch": "2.13.0+cpu"}
+        for option, value in (("--dtype", "float32"), ("--max-model-len", "2048"), ("--max-num-seqs", "32")):
+            assert record.argv[record.argv.index(option) + 1] == value
+    finally:
+        end(str(path))
+    assert death_reason(record) is not None
+
+
+def test_a_given_server_is_only_checked(tmp_path):
+    with peer.running() as url:
+        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+        end(str(path))
+        assert read_record(path, ServerRecord) == record
+        assert record.owned is False
+        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})[0] == record
+    assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
+
+
+def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
+    with peer.running("no-ids") as url, pytest.raises(ServerUnsuitable):
+        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+    assert not (tmp_path / "server" / SERVER_FILE).exists()
+
+
+def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, python, model_record):
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"))
+    (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 8192}')
+    with pytest.raises(ModelError, match="have changed"):
+        launch(settings, {})
+    (tmp_path / "tiny").rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="is gone"):
+        launch(settings, {})
+
+
+def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
+    with pytest.raises(UsageError, match="no vLLM"):
+        launch(LaunchSettings(folder=str(tmp_path)), {})
+    with pytest.raises(UsageError, match="no model"):
+        launch(LaunchSettings(python=python, folder=str(tmp_path)), {})
+
+
+FOREGROUND = """
+import sys
+from cm4vllm.serving.launch import LaunchSettings, end, launch, wait_in_foreground
+_, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
+try:
+    wait_in_foreground(str(path))
+finally:
+    end(str(path))
+"""
+
+
+def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, model_record):
+    process = subprocess.Popen([sys.executable, "-c", FOREGROUND, python, model_record, str(tmp_path / "server")],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.strip().startswith("log:"):
+            break
+    assert any("curl http://127.0.0.1:" in line for line in lines)
+    assert any("--api_server=http://127.0.0.1:" in line for line in lines)
+    record = read_record(tmp_path / "server" / SERVER_FILE, ServerRecord)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, rest
+    assert "stopping the server" in rest
+    assert death_reason(record) is not None

@@ -1,0 +1,138 @@
+"""The supervisor as a process, by what it leaves: its state file, its log, and no other process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cm4vllm.serving import supervisor as module
+from cm4vllm.serving.supervisor import descendants, parent_of
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Start a supervisor of a command; give its process."""
+    started = []
+
+    def start(*argv, env=None, grace_s=1.0, state=None, **options):
+        spec = tmp_path / "spec.json"
+        spec.write_text(json.dumps({"argv": argv, "env": env or {}, "log": str(tmp_path / "server.log"),
+                                    "state": str(state or tmp_path / "state.json"), "grace_s": grace_s}))
+        process = subprocess.Popen([sys.executable, "-m", module.__name__, str(spec)], stdin=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.wait(20)
+        process.stderr.close()
+
+
+def state(tmp_path) -> dict:
+    return json.loads((tmp_path / "state.json").read_bytes())
+
+
+def wait_for(path: Path, word: str = "") -> None:
+    deadline = time.monotonic() + 10
+    while not path.exists() or word not in path.read_text():
+        assert time.monotonic() < deadline, f"{path} holds no {word!r}"
+        time.sleep(0.02)
+
+
+def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
+    process = supervise(sys.executable, "-c", "print('hello'); raise SystemExit(7)")
+    assert process.wait(10) == 7
+    assert state(tmp_path) == {"supervisor": process.pid, "server": state(tmp_path)["server"], "status": 7,
+                               "reason": "it ended by itself"}
+    assert (tmp_path / "server.log").read_text() == "hello\n"
+
+
+def test_the_pipes_end_ends_the_server(supervise, tmp_path):
+    process = supervise(sys.executable, "-uc", "import time; print('up'); time.sleep(60)")
+    wait_for(tmp_path / "server.log", "up")
+    process.stdin.close()
+    process.wait(10)
+    assert state(tmp_path)["status"] == -15
+    assert state(tmp_path)["reason"] == "the run that owned it ended"
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_a_signal_ends_the_server(supervise, tmp_path, name):
+    process = supervise(sys.executable, "-uc", "import time; print('up'); time.sleep(60)")
+    wait_for(tmp_path / "server.log", "up")
+    subprocess.run(["kill", f"-{name}", str(process.pid)], check=True)
+    process.wait(10)
+    assert state(tmp_path)["reason"] == f"ended by SIG{name}"
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(supervise, tmp_path):
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    process = supervise(sys.executable, "-c", code, grace_s=0.5)
+    wait_for(tmp_path / "server.log", "up")
+    begin = time.monotonic()
+    process.stdin.close()
+    process.wait(10)
+    assert 0.5 <= time.monotonic() - begin < 5
+    assert state(tmp_path)["status"] == -9
+
+
+def test_an_orderly_end_is_waited_for(supervise, tmp_path):
+    code = ("import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(0)))\n"
+            "print('up', flush=True)\ntime.sleep(60)")
+    process = supervise(sys.executable, "-c", code, grace_s=10)
+    wait_for(tmp_path / "server.log", "up")
+    process.stdin.close()
+    process.wait(10)
+    assert "saved" in (tmp_path / "server.log").read_text()
+    assert state(tmp_path)["status"] == 0
+
+
+def test_the_server_is_in_a_session_of_its_own(supervise, tmp_path):
+    supervise(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())").wait(10)
+    assert (tmp_path / "server.log").read_text() == "True\n"
+
+
+def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setenv("KEPT", "kept")
+    code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['KEPT'], os.environ['GIVEN'])"
+    supervise(sys.executable, "-c", code, env={"GIVEN": "given"}).wait(10)
+    assert (tmp_path / "server.log").read_text() == "None kept given\n"
+
+
+def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):
+    code = ("import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        if os.fork() == 0:\n"
+            "            time.sleep(0.1)\n        os._exit(0)\n    os.wait()\n"
+            "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(60)")
+    process = supervise(sys.executable, "-c", code)
+    wait_for(tmp_path / "server.log", "up")
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert [child.status() for child in children if child.status() == psutil.STATUS_ZOMBIE] == []
+    assert len(children) == 1
+
+
+def test_a_state_that_cannot_be_written_does_not_keep_the_server_alive(supervise, tmp_path):
+    process = supervise(sys.executable, "-c", "pass", state="/proc/none/state.json")
+    process.wait(10)
+    assert process.stderr.read() == ""
+
+
+def test_descendants_are_found_through_generations():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        found = descendants(child.pid)
+        assert len(found) == 1
+        assert parent_of(found[0]) == child.pid
+        assert set(found) < set(descendants(os.getpid()))
+    finally:
+        child.communicate(b"\n")
+    assert parent_of(child.pid) is None
