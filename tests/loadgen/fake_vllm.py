@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,10 +57,11 @@ class Behaviour:
 
 @dataclass
 class FakeVllm:
-    """Use as a context manager; `endpoint` is its base URL."""
+    """Use as a context manager; `endpoint` is its base URL. `served_by` has the client's port of each request."""
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    served_by: list[int] = field(default_factory=list)
     connections: int = 0
     most_in_flight: int = 0
     port: int = 0
@@ -88,23 +90,33 @@ class FakeVllm:
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        open_now: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        writers: list[asyncio.StreamWriter] = []
+        talks: set[asyncio.Task[None]] = set()
 
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.connections += 1
-            open_now[writer] = asyncio.create_task(self._talk(reader, writer))
-            open_now[writer].add_done_callback(lambda task: open_now.pop(writer, None))
+        async def accept(listener: socket.socket) -> None:
+            # Not asyncio.start_server: it loses connections that are being accepted while it closes.
+            while True:
+                conn, _ = await self._loop.sock_accept(listener)
+                reader, writer = await asyncio.open_connection(sock=conn)
+                self.connections += 1
+                writers.append(writer)
+                task = asyncio.create_task(self._talk(reader, writer))
+                talks.add(task)
+                task.add_done_callback(talks.discard)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", self.port, backlog=2048)
-        self.port = server.sockets[0].getsockname()[1]
-        started.set()
-        await self._stop.wait()
-        server.close()
-        await asyncio.sleep(0.02)  # what was just accepted gets its task
-        for writer, task in list(open_now.items()):
+        with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listener:
+            listener.setblocking(False)
+            self.port = listener.getsockname()[1]
+            accepting = asyncio.create_task(accept(listener))
+            started.set()
+            await self._stop.wait()
+            accepting.cancel()
+            for task in list(talks):
+                task.cancel()
+            await asyncio.gather(accepting, *talks, return_exceptions=True)
+        for writer in writers:
             writer.transport.abort()
-            task.cancel()
-        await asyncio.sleep(0.02)  # and what was aborted its close
+        await asyncio.sleep(0.02)  # the transports close in the next turn of the loop
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -122,6 +134,7 @@ class FakeVllm:
         body = json.loads(await reader.readexactly(length))
         number = len(self.bodies)
         self.bodies.append(body)
+        self.served_by.append(writer.get_extra_info("peername")[1])
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:

@@ -135,6 +135,7 @@ def test_connections_are_used_again_the_last_one_first():
 
         drive(server, [], script=script)
     assert server.connections == 1 + 4
+    assert len(set(server.served_by[4:])) == 1
 
 
 def test_a_connection_that_the_server_may_close_is_not_used_again(monkeypatch):

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -179,8 +180,15 @@ class _ClientThread:
         self._thread.join()
 
     def _main(self, started: Future[tuple[asyncio.AbstractEventLoop, Client, Address]]) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve(started))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve(started))
+        except Exception as error:
+            # Without its client LoadGen would wait for ever.
+            traceback.print_exc()
+            _say(Failed(exit_code=RunFailed.exit_code, what="the client broke", cause=repr(error),
+                        remedy="report it, with the run's console.log"))
+            os._exit(RunFailed.exit_code)
 
     async def _serve(self, started: Future[tuple[asyncio.AbstractEventLoop, Client, Address]]) -> None:
         settings = self._settings
