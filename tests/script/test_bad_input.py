@@ -90,7 +90,7 @@ def test_a_model_folder_without_config_json(cm):
 def test_a_port_in_use(cm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = cm.main_job(f"--port={port}", timeout_s=600)
+        done = cm.main_job(f"--port={port}", timeout_s=900)  # vLLM may have to be installed first
     done.refused_with(PortInUse.exit_code, str(port), "remedy")
 
 
