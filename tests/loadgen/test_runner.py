@@ -58,8 +58,9 @@ def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
     result = read_performance(tmp_path / "run")
     assert result.queries == result.samples == 64
     assert result.errors == 0
-    assert result.ttft_mean < 40
-    assert 4.9 < result.tpot_mean < 12
+    # An answer takes 65 x 5 ms on average: a busy machine makes it slower, but its first token still comes well before.
+    assert result.tpot_mean > 4.9
+    assert result.ttft_mean < 32 * result.tpot_mean
     assert result.target_qps == 40
 
 
