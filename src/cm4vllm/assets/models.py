@@ -11,7 +11,7 @@ from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import CmError, ModelError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space, sha256_of, sha256_of_tree
-from cm4vllm.common.progress import step
+from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.rules.benchmarks import BENCHMARKS
 
@@ -45,7 +45,7 @@ KEYS = {
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
-    """Have the model and write its record to `folder`; what is trained or downloaded goes under `folder` too.
+    """Have the model and write its record to `folder`; the tiny one is trained there too.
 
     Raises ModelError, InstallError, DiskFull.
     """
@@ -54,7 +54,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     elif settings.source == "path":
         record = _local(Path(settings.location).expanduser().absolute())
     elif settings.source == "hf":
-        record = _hub(settings.location, settings.revision, folder)
+        record = _hub(settings.location, settings.revision)
     else:
         raise UsageError(f"unknown model source {settings.source!r}", remedy="known: tiny, path, hf")
     write_record(folder / MODEL_FILE, record)
@@ -96,31 +96,37 @@ def _local(folder: Path) -> ModelRecord:
                       recipe={"files": fingerprint(folder)})
 
 
-def _hub(name: str, revision: str, folder: Path) -> ModelRecord:
-    """Download a model of the hub, or take what the hub's own cache holds. The token comes from HF_TOKEN alone."""
+def _hub(name: str, revision: str) -> ModelRecord:
+    """Take a model from the hub's cache on this machine, downloading what is missing there.
+
+    A download that was cut short goes on where it stopped. The token comes from HF_TOKEN alone.
+    """
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
-    target = folder / name.rpartition("/")[2]
     with step(f"downloading {name}"):
-        _download(name, revision, target)
-    commit = _downloaded_commit(target)
-    source = f"Hugging Face hub, {name}" + (f" at {commit or revision}" if commit or revision else "")
-    return _described(target, _safe(target.name), source, recipe={"hub": name, "revision": commit or revision})
+        snapshot = _downloaded(name, revision)
+    commit = snapshot.name
+    return _described(snapshot, _published_name(snapshot), f"Hugging Face hub, {name} at {commit}",
+                      recipe={"hub": name, "revision": commit})
 
 
-def _download(name: str, revision: str, target: Path) -> None:
-    from huggingface_hub import HfApi, snapshot_download
+def _downloaded(name: str, revision: str) -> Path:
+    """Return the snapshot's folder. Raises ModelError, DiskFull, NotWritable."""
+    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+    cache = Path(constants.HF_HUB_CACHE)
     token = os.environ.get("HF_TOKEN") or False
-    remedy_offline = ("download it where the hub is reachable and give the folder: --tags=...,_path.<folder>\n"
-                      "or set HF_ENDPOINT to a mirror")
     try:
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-        size = sum(file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors"))
-        require_space(target, size + _SPARE_BYTES, f"the model {name}")
-        with translated_os_errors("download to", target):
-            snapshot_download(name, revision=info.sha, local_dir=target, token=token, ignore_patterns=_LEFT_OUT)
+        missing = sum(file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors")
+                      and not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache,
+                                                                revision=info.sha), str))
+        if missing:
+            require_space(cache, missing + _SPARE_BYTES, f"the model {name}")
+        with translated_os_errors("download to", cache):
+            return Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
+                                          ignore_patterns=_LEFT_OUT))
     except CmError:
         raise
     except GatedRepoError as error:
@@ -134,17 +140,21 @@ def _download(name: str, revision: str, target: Path) -> None:
                          remedy="check its name; set HF_TOKEN in the environment for a private one") from error
     except Exception as error:
         # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
+        if (snapshot := _cached(name, revision, cache)) is not None:
+            say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
+            return snapshot
         raise ModelError(f"the model {name} cannot be downloaded", cause=_first_line(error),
-                         remedy=remedy_offline) from error
+                         remedy="download it where the hub is reachable and give the folder: "
+                                "--tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror") from error
 
 
-def _downloaded_commit(target: Path) -> str:
-    """Return the commit that snapshot_download noted beside the files: the first line of any of its notes."""
-    for note in sorted((target / ".cache" / "huggingface" / "download").rglob("*.metadata")):
-        lines = note.read_text().splitlines()
-        if lines:
-            return lines[0]
-    return ""
+def _cached(name: str, revision: str, cache: Path) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
+    except Exception:
+        return None
 
 
 def _first_line(error: BaseException) -> str:
