@@ -112,7 +112,7 @@ class _Campaign:
         except SourceUnavailable as error:
             if not self.job.rehearsal:
                 raise
-            warn(f"the official checker will not run: {error.what} ({error.remedy})")
+            warn(f"the official checker will not run on this rehearsal\n{error}")
 
     def _assets_and_server(self) -> None:
         server = {"CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(self.out / "server")}
