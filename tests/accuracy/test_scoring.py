@@ -67,7 +67,8 @@ def test_the_first_answer_to_a_sample_counts(accuracy_run):
 
 
 def test_an_empty_answer_scores_zero(accuracy_run):
-    assert score_run(accuracy_run.write(["salt", "silk"], [(0, ""), (1, "silk")])).values["rouge1"] == 50.0
+    folder = accuracy_run.write(["salt", "silk", "salt"], [(0, ""), (1, "silk"), (2, "")])
+    assert score_run(folder).values["rouge1"] == 33.3333
 
 
 def test_missing_answers_are_refused(accuracy_run):
