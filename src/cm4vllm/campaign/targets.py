@@ -16,7 +16,7 @@ OFFLINE_MARGIN = 1.2
 
 #: The share of the Offline rate that the Server scenario is asked for. It is a safe choice, not the highest rate that
 #: keeps the latency limits: that one has to be searched for.
-SERVER_SHARE = 0.3
+SERVER_SHARE = 0.2
 
 
 @dataclass(frozen=True)
