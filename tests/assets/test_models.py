@@ -163,6 +163,8 @@ def hub(model, monkeypatch, tmp_path):
         thread.start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
+        # The training script, imported by other tests, puts the hub's client into offline mode.
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template[template.index("/{") :])
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))

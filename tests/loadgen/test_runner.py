@@ -140,6 +140,20 @@ def test_a_server_that_ends_is_named_as_the_cause(tmp_path, make_settings):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server", "performance")
+    settings = replace(settings, server=replace(settings.server, owned=True))
+    looks = iter(range(100))
+
+    def alive():  # the supervisor needs a moment to see the last process of its server go
+        return "killed by SIGKILL" if next(looks) > 5 else None
+
+    with pytest.raises(ServerDied) as failure:
+        run(settings, tmp_path / "run", alive=alive)
+    assert failure.value.cause == "killed by SIGKILL"
+
+
 def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):
     with FakeVllm() as server:
         settings = make_settings(server.endpoint, "Server", "performance")

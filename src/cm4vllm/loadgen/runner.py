@@ -34,6 +34,8 @@ SETTINGS_FILE = "settings.json"
 
 #: Seconds between two looks at whether the server still lives.
 ALIVE_INTERVAL_S = 0.5
+#: Seconds that a server of our own, whose connections broke, may take to be seen dead.
+DYING_S = 3.0
 
 Alive = Callable[[], str | None]
 
@@ -101,12 +103,20 @@ def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, 
     if isinstance(last, Ended) and status == 0:
         return last
     # A server that ends takes its connections along: then its end is the cause, not the failed requests.
-    reason = alive()
+    reason = _end_of_server(alive) if settings.server.owned else None
     if reason is not None:
         raise _died(settings, reason)
     if isinstance(last, Failed):
         raise _error(last)
     raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}", cause=last_lines(console, 20))
+
+
+def _end_of_server(alive: Alive) -> str | None:
+    """Return why the server ended, given the time that its supervisor needs to see the last of its processes go."""
+    deadline = time.monotonic() + DYING_S
+    while (reason := alive()) is None and time.monotonic() < deadline:
+        time.sleep(ALIVE_INTERVAL_S / 5)
+    return reason
 
 
 def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: RunSettings) -> Message | None:
