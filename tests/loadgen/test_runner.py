@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerUnreachable, ServerUnsuitable
