@@ -36,8 +36,8 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["Recipes", "run"]
 
-#: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may be
-#: as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
+#: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
+#: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
 SPACE_BYTES = 512 * 2**20
 
 

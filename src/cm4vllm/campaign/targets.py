@@ -11,8 +11,8 @@ __all__ = ["TargetQps", "measured_rate", "offline_target", "server_target"]
 
 #: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
 #: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a
-#: run on two cores: 213.5 samples/s, then 232.9): with this factor a run lasts 792 s at the rate measured before it, and
-#: still 600 s at a rate 1.32 times as high.
+#: run on two cores: 213.5 samples/s, then 232.9): with this factor a run lasts 792 s at the rate measured before it,
+#: and still 600 s at a rate 1.32 times as high.
 OFFLINE_MARGIN = 1.2
 
 #: The share of the Offline rate that the Server scenario is asked for. It is a safe choice, not the highest rate that
