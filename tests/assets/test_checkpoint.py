@@ -8,10 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import CONFIG, safetensors
-
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.common.errors import ModelError
+from conftest import CONFIG, safetensors
 
 
 def configure(model, **more):

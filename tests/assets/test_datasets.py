@@ -8,8 +8,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import write_tokenizer
-
 from cm4vllm.assets.datasets import COLUMNS, DATASET_FILE, DatasetSettings, provide, rows_of
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
@@ -18,6 +16,7 @@ from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.rules.benchmarks import BENCHMARKS
+from conftest import write_tokenizer
 
 SAMPLES = BENCHMARKS["llama3.1-8b"].samples
 
