@@ -3,8 +3,8 @@
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.loadgen.measurement import KEYS, RunInputs, write_user_conf
+    from cm4vllm.loadgen.measurement import RunInputs, write_user_conf
 
     env = i["env"]
-    env["CM_MLPERF_USER_CONF"] = str(write_user_conf(read_settings(RunInputs, env, KEYS)))
+    env["CM_MLPERF_USER_CONF"] = str(write_user_conf(read_settings(RunInputs, env)))
     return {"return": 0}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 
 def preprocess(i):
-    from cm4vllm.assets.models import KEYS, MODEL_FILE, ModelSettings, provide, tokenizer_sha256
+    from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide, tokenizer_sha256
     from cm4vllm.common.settings import read_settings
 
     env = i["env"]
-    record = provide(read_settings(ModelSettings, env, KEYS), Path.cwd())
+    record = provide(read_settings(ModelSettings, env), Path.cwd())
     env["CM_ML_MODEL_NAME"] = record.name
     env["CM_ML_MODEL_PATH"] = record.path
     env["CM_ML_MODEL_RECORD"] = str(Path.cwd() / MODEL_FILE)

@@ -4,10 +4,10 @@
 def preprocess(i):
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.submission.system import KEYS, SystemSettings, write_system
+    from cm4vllm.submission.system import SystemSettings, write_system
 
     env = i["env"]
-    files = write_system(read_settings(SystemSettings, env, KEYS))
+    files = write_system(read_settings(SystemSettings, env))
     if files.not_stated:
         say(f"system description: not stated: {', '.join(files.not_stated)}")
     if files.template is not None:

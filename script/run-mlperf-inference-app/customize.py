@@ -5,7 +5,7 @@ import shlex
 
 def preprocess(i):
     from cm4vllm.campaign.job import run
-    from cm4vllm.campaign.settings import KEYS, CampaignSettings, Job
+    from cm4vllm.campaign.settings import CampaignSettings, Job
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
@@ -22,7 +22,7 @@ def preprocess(i):
             raise CmError.again(done["return"], done["error"])
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
 
-    job = Job.of(read_settings(CampaignSettings, env, KEYS))
+    job = Job.of(read_settings(CampaignSettings, env))
     words = i["input"].get("cmd") or [f"--tags={i['input'].get('tags', '')}"]
     command = shlex.join(["cm", "run", "script", *words])
     run(job, recipes, command)

@@ -3,10 +3,10 @@
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.launch import KEYS, LaunchSettings, launch
+    from cm4vllm.serving.launch import LaunchSettings, launch
 
     env = i["env"]
-    record, path = launch(read_settings(LaunchSettings, env, KEYS), env)
+    record, path = launch(read_settings(LaunchSettings, env), env)
     env["CM_VLLM_SERVER_ENDPOINT"] = record.endpoint
     env["CM_VLLM_SERVER_RECORD"] = str(path)
     return {"return": 0}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cm4vllm.campaign.settings import KEYS, CampaignSettings, Job
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import read_settings
+from cm4vllm.common.settings import env_keys, read_settings
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
 
 
@@ -67,7 +67,7 @@ def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_
         "CM_MLPERF_LOADGEN_SCENARIO": "Server", "CM_MLPERF_LOADGEN_ALL_SCENARIOS": "yes", "CM_RERUN": "yes",
         "CM_MLPERF_INFERENCE_NUM_WORKERS": "12", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
     }
-    settings = read_settings(CampaignSettings, env, KEYS)
+    settings = read_settings(CampaignSettings, env)
     with pytest.raises(UsageError, match="round v4.1 is not there yet"):
         Job.of(settings)
     same = Job.of(CampaignSettings(num_workers=12, implementation="reference", scenario="Server", all_scenarios=True))
@@ -78,4 +78,4 @@ def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_
 
 
 def test_every_field_has_an_environment_key():
-    assert set(KEYS) == set(CampaignSettings.__struct_fields__)
+    assert set(env_keys(CampaignSettings)) == set(CampaignSettings.__struct_fields__)

@@ -12,7 +12,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.loadgen.measurement import KEYS, RunInputs, measure, write_user_conf
+from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
@@ -34,7 +34,7 @@ def env(tmp_path, dataset):
 
 
 def inputs(env, **changes):
-    return read_settings(RunInputs, {**env, **changes}, KEYS)
+    return read_settings(RunInputs, {**env, **changes})
 
 
 def serve(tmp_path, server):

@@ -8,7 +8,10 @@ import pytest
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.serving.arguments import KEYS, ServerSettings, completed, server_argv, server_env
+from cm4vllm.common.settings import env_keys
+from cm4vllm.serving.arguments import ServerSettings, completed, server_argv, server_env
+
+KEYS = env_keys(ServerSettings)
 
 
 def argv(**more) -> list[str]:

@@ -18,7 +18,8 @@ from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.serving.arguments import KEYS
+from cm4vllm.common.settings import env_keys
+from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import LaunchSettings, end, launch
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
@@ -61,7 +62,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
     write_record(tmp_path / "dataset.json", dataset)
     settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
                               dataset_record=str(tmp_path / "dataset.json"))
-    record, path = launch(settings, {KEYS["max_num_seqs"]: "32"})
+    record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "32"})
     try:
         assert path == tmp_path / "server" / SERVER_FILE
         assert read_record(path, ServerRecord) == record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
@@ -14,9 +14,10 @@ from cm4vllm.common.errors import DatasetError, ModelError, UsageError
 from cm4vllm.common.files import require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
 from cm4vllm.rules.benchmarks import BENCHMARKS
 
-__all__ = ["DATASET_FILE", "KEYS", "DatasetSettings", "provide", "rows_of"]
+__all__ = ["DATASET_FILE", "DatasetSettings", "provide", "rows_of"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
@@ -30,18 +31,10 @@ _CHUNK = 512
 class DatasetSettings(Record, frozen=True, kw_only=True):
     """Which dataset: `source` is tiny or path; `benchmark` says how many samples it must have."""
 
-    source: str = "tiny"
-    location: str = ""
-    benchmark: str = "llama3.1-8b"
-    model_record: str = ""
-
-
-KEYS = {
-    "source": "CM_DATASET_SOURCE_KIND",
-    "location": "CM_DATASET_LOCATION",
-    "benchmark": "CM_MLPERF_MODEL",
-    "model_record": "CM_ML_MODEL_RECORD",
-}
+    source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = "tiny"
+    location: Annotated[str, Key("CM_DATASET_LOCATION")] = ""
+    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
 
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.assets import tiny_model
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
@@ -13,9 +14,10 @@ from cm4vllm.common.errors import CmError, ModelError, UsageError, translated_os
 from cm4vllm.common.files import require_space, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.settings import Key
 from cm4vllm.rules.benchmarks import BENCHMARKS
 
-__all__ = ["KEYS", "MODEL_FILE", "TINY_NAME", "ModelSettings", "check_unchanged", "provide", "tokenizer_sha256"]
+__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_unchanged", "provide", "tokenizer_sha256"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -30,18 +32,10 @@ _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "origina
 class ModelSettings(Record, frozen=True, kw_only=True):
     """Which model: `source` is tiny, path or hf; `location` the folder or the hub id; `python` one that has torch."""
 
-    source: str = "tiny"
-    location: str = ""
-    revision: str = ""
-    python: str = ""
-
-
-KEYS = {
-    "source": "CM_ML_MODEL_SOURCE_KIND",
-    "location": "CM_ML_MODEL_LOCATION",
-    "revision": "CM_ML_MODEL_REVISION",
-    "python": "CM_VLLM_PYTHON_BIN_WITH_PATH",
-}
+    source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
+    location: Annotated[str, Key("CM_ML_MODEL_LOCATION")] = ""
+    revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
+    python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:

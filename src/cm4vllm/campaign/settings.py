@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
 from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
 from cm4vllm.rules.rounds import Round, round_named
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
 
-__all__ = ["KEYS", "CampaignSettings", "Job"]
+__all__ = ["CampaignSettings", "Job"]
 
 DEVICES = ("cpu",)
 IMPLEMENTATIONS = ("vllm", "reference")
@@ -22,59 +24,30 @@ CATEGORIES = ("datacenter",)
 class CampaignSettings(Record, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    model: str = "llama3.1-8b"
-    round: str = "v6.1"
-    scenario: str = ""
-    all_scenarios: bool = False
-    modes: str = "accuracy,performance"
-    style: str = "short"
-    execution_mode: str = "test"
-    division: str = "open"
-    category: str = "datacenter"
-    device: str = "cpu"
-    implementation: str = "vllm"
-    submitter: str = NO_SUBMITTER
-    output_dir: str = "mlperf-results"
-    api_server: str = ""
-    vllm_model_name: str = ""
-    model_source: str = "_tiny"
-    dataset_source: str = "_tiny"
-    offline_target_qps: float | None = None
-    server_target_qps: float | None = None
-    test_query_count: int | None = None
-    max_test_duration: float | None = None
-    num_workers: int | None = None
-    run_checker: bool = True
-    rerun: bool = False
-
-
-#: The environment key of each field: the upstream names where upstream has one.
-KEYS = {
-    "model": "CM_MLPERF_MODEL",
-    "round": "CM_MLPERF_ROUND",
-    "scenario": "CM_MLPERF_LOADGEN_SCENARIO",
-    "all_scenarios": "CM_MLPERF_LOADGEN_ALL_SCENARIOS",
-    "modes": "CM_MLPERF_LOADGEN_MODES",
-    "style": "CM_MLPERF_SUBMISSION_GENERATION_STYLE",
-    "execution_mode": "CM_MLPERF_RUN_STYLE",
-    "division": "CM_MLPERF_SUBMISSION_DIVISION",
-    "category": "CM_MLPERF_SUBMISSION_SYSTEM_TYPE",
-    "device": "CM_MLPERF_DEVICE",
-    "implementation": "CM_MLPERF_IMPLEMENTATION",
-    "submitter": "CM_MLPERF_SUBMITTER",
-    "output_dir": "OUTPUT_BASE_DIR",
-    "api_server": "CM_MLPERF_INFERENCE_API_SERVER",
-    "vllm_model_name": "CM_VLLM_SERVER_MODEL_NAME",
-    "model_source": "CM_ML_MODEL_SOURCE",
-    "dataset_source": "CM_DATASET_SOURCE",
-    "offline_target_qps": "CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS",
-    "server_target_qps": "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS",
-    "test_query_count": "CM_TEST_QUERY_COUNT",
-    "max_test_duration": "CM_MLPERF_MAX_DURATION_TEST",
-    "num_workers": "CM_MLPERF_INFERENCE_NUM_WORKERS",
-    "run_checker": "CM_RUN_SUBMISSION_CHECKER",
-    "rerun": "CM_RERUN",
-}
+    model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
+    scenario: Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")] = ""
+    all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
+    modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
+    style: Annotated[str, Key("CM_MLPERF_SUBMISSION_GENERATION_STYLE")] = "short"
+    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
+    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
+    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"
+    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = "cpu"
+    implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
+    submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
+    output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
+    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    vllm_model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
+    model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = "_tiny"
+    dataset_source: Annotated[str, Key("CM_DATASET_SOURCE")] = "_tiny"
+    offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
+    server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
+    test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
+    max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
+    num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
+    run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
+    rerun: Annotated[bool, Key("CM_RERUN")] = False
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,42 @@
-"""Typed settings out of a recipe's environment."""
+"""Typed settings out of a recipe's environment: a field says by `Key` which environment key gives it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
 
 from cm4vllm.common.errors import UsageError
 
-__all__ = ["read_settings"]
+__all__ = ["Key", "env_keys", "read_settings"]
 
 T = TypeVar("T")
 
 
-def read_settings(cls: type[T], env: Mapping[str, Any], keys: Mapping[str, str]) -> T:
-    """Make a `cls` (a msgspec.Struct) from environment values.
+@dataclass(frozen=True)
+class Key:
+    """The environment key of a field: `name: Annotated[str, Key("CM_NAME")]`. Upstream's name where it has one."""
 
-    `keys` maps each field to its environment key. Keys that are absent or empty leave the field's default; words like
-    yes, no, on and off are understood for booleans. Raises UsageError naming the key whose value does not fit.
+    name: str
+
+
+def env_keys(cls: type[Any]) -> Mapping[str, str]:
+    """Return the environment key of each field of `cls` that has one, in the order of the fields."""
+    hints = get_type_hints(cls, include_extras=True)
+    named = {field: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Key)]
+             for field, hint in hints.items()}
+    return {field: keys[0].name for field, keys in named.items() if keys}
+
+
+def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
+    """Make a `cls` (a msgspec.Struct whose fields have a `Key`) from environment values.
+
+    Keys that are absent or empty leave the field's default; words like yes, no, on and off are understood for booleans.
+    Raises UsageError naming the key whose value does not fit.
     """
     import msgspec
 
-    hints = {field.name: field.type for field in msgspec.structs.fields(cls)}  # type: ignore[arg-type]
+    keys, hints = env_keys(cls), get_type_hints(cls)
     values: dict[str, Any] = {}
     for field, key in keys.items():
         value = env.get(key)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, run, settings_sha256
@@ -22,55 +23,31 @@ from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["KEYS", "RunInputs", "measure", "write_user_conf"]
+__all__ = ["RunInputs", "measure", "write_user_conf"]
 
 
 class RunInputs(Record, frozen=True, kw_only=True):
     """What the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
-    scenario: str
-    mode: str
-    round: str = "v6.1"
-    model: str = "llama3.1-8b"
-    execution_mode: str = "test"
-    style: Literal["short", "full"] = "short"
-    target_qps: float | None = None
-    target_qps_source: str = "given by --target_qps"
-    test_query_count: int | None = None
-    max_test_duration: float | None = None
-    max_in_flight: int | None = None
-    stream_interval: int | None = None
-    model_record: str = ""
-    dataset_record: str = ""
-    server_record: str = ""
-    user_conf: str = ""
-    output_dir: str = ""
-    pythonpath: str = ""
-    rerun: bool = False
-
-
-#: The environment key of each field: the upstream names where upstream has one.
-KEYS = {
-    "scenario": "CM_MLPERF_LOADGEN_SCENARIO",
-    "mode": "CM_MLPERF_LOADGEN_MODE",
-    "round": "CM_MLPERF_ROUND",
-    "model": "CM_MLPERF_MODEL",
-    "execution_mode": "CM_MLPERF_RUN_STYLE",
-    "style": "CM_MLPERF_SUBMISSION_GENERATION_STYLE",
-    "target_qps": "CM_MLPERF_LOADGEN_TARGET_QPS",
-    "target_qps_source": "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE",
-    "test_query_count": "CM_TEST_QUERY_COUNT",
-    "max_test_duration": "CM_MLPERF_MAX_DURATION_TEST",
-    "max_in_flight": "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT",
-    "stream_interval": "CM_VLLM_STREAM_INTERVAL",
-    "model_record": "CM_ML_MODEL_RECORD",
-    "dataset_record": "CM_DATASET_RECORD",
-    "server_record": "CM_VLLM_SERVER_RECORD",
-    "user_conf": "CM_MLPERF_USER_CONF",
-    "output_dir": "CM_MLPERF_OUTPUT_DIR",
-    "pythonpath": "CM_MLPERF_LOADGEN_PYTHONPATH",
-    "rerun": "CM_RERUN",
-}
+    scenario: Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")]
+    mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
+    model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
+    style: Annotated[Literal["short", "full"], Key("CM_MLPERF_SUBMISSION_GENERATION_STYLE")] = "short"
+    target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
+    target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given by --target_qps"
+    test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
+    max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
+    max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
+    stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
+    user_conf: Annotated[str, Key("CM_MLPERF_USER_CONF")] = ""
+    output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
+    pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
+    rerun: Annotated[bool, Key("CM_RERUN")] = False
 
 
 def write_user_conf(inputs: RunInputs) -> Path:
@@ -109,7 +86,8 @@ def _settings(inputs: RunInputs) -> RunSettings:
         try:
             text = Path(inputs.user_conf).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {KEYS['user_conf']}={inputs.user_conf}", cause=str(error)) from error
+            key = env_keys(RunInputs)["user_conf"]
+            raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
         _conf(inputs, benchmark, dataset), benchmark, round_named(inputs.round).name,
         model=read_record(Path(_given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
@@ -134,7 +112,7 @@ def _conf(inputs: RunInputs, benchmark: Benchmark, dataset: DatasetRecord | None
 
 def _given(value: str, field: str) -> str:
     if not value:
-        raise UsageError(f"{KEYS[field]} is not given", remedy="run the recipe that exports it first")
+        raise UsageError(f"{env_keys(RunInputs)[field]} is not given", remedy="run the recipe that exports it first")
     return value
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key, env_keys
 
-__all__ = ["KEYS", "ServerSettings", "completed", "server_argv", "server_env"]
+__all__ = ["ServerSettings", "completed", "server_argv", "server_env"]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
@@ -31,47 +33,24 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     Empty settings leave vLLM's own default. `kv_cache_gib` is the memory that the CPU backend keeps for the KV cache.
     """
 
-    model: str
-    name: str
-    host: str = LOOPBACK
-    port: int = 0
-    dtype: str = ""
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    kv_cache_dtype: str = ""
-    quantization: str = ""
-    tp_size: int | None = None
-    seed: int | None = None
-    enforce_eager: bool = True
-    trust_remote_code: bool = False
-    uvicorn_log_level: str = ""
-    kv_cache_gib: int = 1
-    cpu_binding: str = "auto"
-    extra: str = ""
-
-
-#: The environment key of each setting that a user can give: upstream's names where upstream has one.
-KEYS = {
-    "model": "CM_VLLM_SERVER_MODEL_NAME",
-    "name": "CM_VLLM_SERVER_SERVED_MODEL_NAME",
-    "host": "CM_VLLM_SERVER_HOST",
-    "port": "CM_VLLM_SERVER_PORT",
-    "dtype": "CM_VLLM_SERVER_DTYPE",
-    "max_model_len": "CM_VLLM_SERVER_MAX_MODEL_LEN",
-    "max_num_seqs": "CM_VLLM_SERVER_MAX_NUM_SEQS",
-    "max_num_batched_tokens": "CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS",
-    "kv_cache_dtype": "CM_VLLM_SERVER_KV_CACHE_DTYPE",
-    "quantization": "CM_VLLM_SERVER_QUANTIZATION",
-    "tp_size": "CM_VLLM_SERVER_TP_SIZE",
-    "seed": "CM_VLLM_SERVER_SEED",
-    "enforce_eager": "CM_VLLM_SERVER_ENFORCE_EAGER",
-    "trust_remote_code": "CM_VLLM_SERVER_TRUST_REMOTE_CODE",
-    "uvicorn_log_level": "CM_VLLM_SERVER_UVICORN_LOG_LEVEL",
-    "kv_cache_gib": "CM_VLLM_SERVER_CPU_KVCACHE_SPACE",
-    "cpu_binding": "CM_VLLM_SERVER_CPU_OMP_THREADS_BIND",
-    "extra": "CM_VLLM_SERVER_EXTRA_ARGS",
-}
+    model: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
+    name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
+    host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
+    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
+    dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
+    max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
+    max_num_seqs: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = 256
+    max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
+    kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = ""
+    quantization: Annotated[str, Key("CM_VLLM_SERVER_QUANTIZATION")] = ""
+    tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
+    seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
+    enforce_eager: Annotated[bool, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = True
+    trust_remote_code: Annotated[bool, Key("CM_VLLM_SERVER_TRUST_REMOTE_CODE")] = False
+    uvicorn_log_level: Annotated[str, Key("CM_VLLM_SERVER_UVICORN_LOG_LEVEL")] = ""
+    kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
+    cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
+    extra: Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")] = ""
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
@@ -85,10 +64,10 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     context is much longer than that is served with less, because vLLM keeps memory for one request of full length.
     Raises ModelError when the context is too short.
     """
-    done = dict(env)
-    if model is None or not model.path or done.get(KEYS["model"]) not in (None, "", model.name, model.path):
+    done, keys = dict(env), env_keys(ServerSettings)
+    if model is None or not model.path or done.get(keys["model"]) not in (None, "", model.name, model.path):
         return done
-    done[KEYS["model"]] = model.path
+    done[keys["model"]] = model.path
     checkpoint = read_checkpoint(Path(model.path))
     if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
         raise ModelError(f"the dataset does not fit the model {model.name}",
@@ -102,8 +81,8 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     if needed and checkpoint.max_positions is not None and checkpoint.max_positions > needed:
         known["max_model_len"] = str(needed)
     for field, value in known.items():
-        if not done.get(KEYS[field]):
-            done[KEYS[field]] = value
+        if not done.get(keys[field]):
+            done[keys[field]] = value
     return done
 
 

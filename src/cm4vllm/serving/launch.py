@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
@@ -12,13 +13,13 @@ from cm4vllm.common.errors import ModelError, ServerDied, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import read_settings
+from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["KEYS", "LaunchSettings", "end", "launch", "wait_in_foreground"]
+__all__ = ["LaunchSettings", "end", "launch", "wait_in_foreground"]
 
 _LOOK_S = 0.5
 
@@ -26,32 +27,20 @@ _LOOK_S = 0.5
 class LaunchSettings(Record, frozen=True, kw_only=True):
     """Which server: the one at `api_server`, or one of our own for the model of `model_record` or `model_name`."""
 
-    api_server: str = ""
-    folder: str = "vllm-server"
-    model_name: str = ""
-    model_record: str = ""
-    dataset_record: str = ""
-    benchmark: str = "llama3.1-8b"
-    python: str = ""
-    ready_timeout_s: float = server.READY_TIMEOUT_S
-
-
-KEYS = {
-    "api_server": "CM_MLPERF_INFERENCE_API_SERVER",
-    "folder": "CM_VLLM_SERVER_DIR",
-    "model_name": "CM_VLLM_SERVER_MODEL_NAME",
-    "model_record": "CM_ML_MODEL_RECORD",
-    "dataset_record": "CM_DATASET_RECORD",
-    "benchmark": "CM_MLPERF_MODEL",
-    "python": "CM_VLLM_PYTHON_BIN_WITH_PATH",
-    "ready_timeout_s": "CM_VLLM_SERVER_READY_TIMEOUT",
-}
+    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = "vllm-server"
+    model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
+    ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = server.READY_TIMEOUT_S
 
 
 def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerRecord, Path]:
     """Return the record of a server that is ready to be measured, and the path it was written to.
 
-    `env` holds the server's own settings under the keys of `arguments.KEYS`.
+    `env` holds the server's own settings under the keys of `arguments.ServerSettings`.
     """
     folder = Path(settings.folder).absolute()
     path = folder / server.SERVER_FILE
@@ -75,13 +64,14 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             raise ModelError(f"the model folder {model.path} is gone", remedy="get it again: cm run script "
                              "--tags=get,ml-model with the same variation and --renew")
         check_unchanged(model)
-    given = {key: str(env[key]) for key in arguments.KEYS.values() if env.get(key) not in (None, "")}
+    keys = env_keys(arguments.ServerSettings)
+    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
     given = arguments.completed(given, model, _longest(settings))
-    name = given.get(arguments.KEYS["model"], "")
+    name = given.get(keys["model"], "")
     if not name:
         raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
-    given.setdefault(arguments.KEYS["name"], Path(name).name if Path(name).is_dir() else name)
-    return read_settings(arguments.ServerSettings, given, arguments.KEYS)
+    given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
+    return read_settings(arguments.ServerSettings, given)
 
 
 def _longest(settings: LaunchSettings) -> int:

@@ -6,17 +6,19 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
 from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, not_stated
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import read_system_file, template
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["KEYS", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "accelerators_of", "runs_here", "write_system"]
+__all__ = ["SYSTEM_FILE", "SystemFiles", "SystemSettings", "accelerators_of", "runs_here", "write_system"]
 
 SYSTEM_FILE = "system.json"
 _TEMPLATE = "system.template.yaml"
@@ -29,27 +31,14 @@ class SystemSettings(Record, frozen=True, kw_only=True):
     `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.
     """
 
-    server_record: str = ""
-    submitter: str = NO_SUBMITTER
-    folder: str = "."
-    division: str = "open"
-    category: str = "datacenter"
-    execution_mode: str = "test"
-    system_file: str = ""
-    name: str = ""
-
-
-#: The environment key of each field.
-KEYS = {
-    "folder": "CM_SUT_DIR",
-    "server_record": "CM_VLLM_SERVER_RECORD",
-    "submitter": "CM_MLPERF_SUBMITTER",
-    "division": "CM_MLPERF_SUBMISSION_DIVISION",
-    "category": "CM_MLPERF_SUBMISSION_SYSTEM_TYPE",
-    "execution_mode": "CM_MLPERF_RUN_STYLE",
-    "system_file": "CM_MLPERF_SYSTEM_FILE",
-    "name": "CM_HW_NAME",
-}
+    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
+    submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
+    folder: Annotated[str, Key("CM_SUT_DIR")] = "."
+    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
+    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"
+    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
+    system_file: Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")] = ""
+    name: Annotated[str, Key("CM_HW_NAME")] = ""
 
 
 @dataclass(frozen=True)
