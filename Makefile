@@ -27,7 +27,7 @@ test: setup $(VENV)/.installed-test check
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.installed-test
-	@$(BIN)/ruff check --no-cache src script automation tests
+	@$(BIN)/ruff check --no-cache src script automation tests benchmarks
 	@$(BIN)/mypy
 
 $(VENV)/.installed: requirements.txt pyproject.toml

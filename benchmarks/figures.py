@@ -1,0 +1,93 @@
+"""What all benchmarks share: cases measured in turn, medians, ratios by round, a table, and --json=FILE.
+
+A round measures every case once, so that a machine that is busy for a while is busy for all of them; a ratio is taken
+within a round. The value of a figure is the median over the rounds, `low` and `high` are the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "ratios", "report"]
+
+#: A load average above this share of the processors is told: what was measured then is measured beside other work.
+BUSY_LOAD = 0.75
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number. `limit` reads ">= 25" or "<= 1.25", None where none is set; `holds` is None then, too."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    limit: str | None = None
+    holds: bool | None = None
+
+
+def figure(name: str, values: Sequence[float], unit: str, *, at_least: float | None = None,
+           at_most: float | None = None) -> Figure:
+    """Return the figure of `values`, one a round; the limit is held by the median."""
+    value, limit, holds = statistics.median(values), None, None
+    if at_least is not None:
+        limit, holds = f">= {at_least:g}", value >= at_least
+    elif at_most is not None:
+        limit, holds = f"<= {at_most:g}", value <= at_most
+    return Figure(name, value, min(values), max(values), unit, limit, holds)
+
+
+def interleaved(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Call every case once a round and return what each returned, by round; each round begins with another case."""
+    names = list(cases)
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            measured[name].append(cases[name]())
+    return measured
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Return over / under of each round."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def arguments(description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser that knows --rounds and --json; a benchmark adds its own options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds that are measured (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    return parser
+
+
+def report(figures: Iterable[Figure], path: Path | None = None) -> int:
+    """Print the table, write `path` where it is given, and return the exit code: 1 when a limit does not hold."""
+    shown = list(figures)
+    print(_table(shown))
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    busy = "; the machine was BUSY, repeat on a quiet one" if load > BUSY_LOAD * processors else ""
+    print(f"load average {load:.2f} on {processors} processors{busy}")
+    if path is not None:
+        fields = {f.name: {key: value for key, value in asdict(f).items() if key != "name"} for f in shown}
+        path.write_text(json.dumps(fields, indent=2) + "\n")
+    return 1 if any(f.holds is False for f in shown) else 0
+
+
+def _table(figures: Sequence[Figure]) -> str:
+    verdicts = {None: "", True: "holds", False: "DOES NOT HOLD"}
+    rows = [["figure", "median", "low", "high", "unit", "limit", ""]]
+    for f in figures:
+        numbers = [f"{number:,.4g}" for number in (f.value, f.low, f.high)]
+        rows.append([f.name, *numbers, f.unit, f.limit or "", verdicts[f.holds]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "{:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}  {:<{}}  {:<{}}"
+    return "\n".join(
+        form.format(*(part for pair in zip(row, widths, strict=True) for part in pair)).rstrip() for row in rows)
