@@ -16,23 +16,13 @@ from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine import dependencies
 from cm4vllm.engine.cache import Entry, Identity
 from cm4vllm.engine.documents import merged
-from cm4vllm.engine.environment import (
-    Env,
-    as_text,
-    compose,
-    exported,
-    merge_into,
-    secret_key,
-    substitute,
-    substitute_all,
-)
+from cm4vllm.engine.environment import Env, exported, merge_into, substitute_all
+from cm4vllm.engine.frame import Frame
 from cm4vllm.engine.hooks import working_in
-from cm4vllm.engine.meta import Dependency, Layer, ScriptMeta
-from cm4vllm.engine.request import Request, check_flags, flag, mapped_inputs
+from cm4vllm.engine.meta import Dependency, ScriptMeta
+from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.selection import select
 from cm4vllm.engine.session import Session
-from cm4vllm.engine.variations import Resolution, resolve
-from cm4vllm.engine.versions import Wanted
 
 __all__ = ["Outcome", "run"]
 
@@ -70,70 +60,25 @@ def run(session: Session, request: Request) -> Outcome:
         return _Run(session, request, script).outcome()
 
 
-class _Run:
+class _Run(Frame):
     """One script's run. Nothing of it is used by another run; its environment and state are its own copies."""
 
     def __init__(self, session: Session, request: Request, script: ScriptMeta) -> None:
-        check_flags(script, request.inputs)
+        super().__init__(request, script, fake=session.fake)
         self.session = session
-        self.request = request
-        self.script = script
-        self.variations: Resolution = resolve(script, request.variations, request.excluded_variations)
-        self.wanted = request.wanted.or_else(Wanted.from_environment(request.env)).or_else(script.wanted)
         self.folder = request.folder
         self.deps: list[str] = []
-        self.version = ""
         self.extra_tags: list[str] = []
-        self.compose(None)
-        self.tell_overridden()
-
-    def compose(self, version: Layer | None) -> None:
-        """Make environment, constants, state and dependencies from all layers."""
-        script, request = self.script, self.request
-        special, mapped = mapped_inputs(script, request.inputs)
-        layers = [variation.layer for variation in self.variations.layers]
-        caller = {**request.env, **special, **self.wanted.environment()}
-        self.env, self.const = compose(caller, script.layer, layers, version, {**request.const, **mapped},
-                                       explicit=request.explicit)
-        self.state: dict[str, Any] = copy.deepcopy(dict(request.state))
-        self.layers = [script.layer, *layers, *([version] if version else [])]
-        for layer in self.layers:
-            self.state = merged(merged(self.state, layer.state), layer.const_state)
-        for layer in self.layers:
-            for update in layer.updates:
-                if update.conditions.hold(self.env):
-                    merge_into(self.env, {key: value for key, value in update.env.items() if key not in self.const})
-                    self.state = merged(self.state, update.state)
-        substitute_all(self.env)
-        if self.session.fake:
-            self.env["CM_TMP_FAKE_RUN"] = "yes"
-        self.phases = dependencies.collect(self.layers)
-        self.ad = tuple(amendment for layer in self.layers for amendment in layer.ad) + request.ad
-        # The caller's changes come last: what is said on the command line wins.
-        self.adr = tuple(amendment for layer in self.layers for amendment in layer.adr) + request.adr
-        dependencies.check_names(script, self.phases, self.ad)
-
-    def tell_overridden(self) -> None:
-        for key in self.request.explicit:
-            given = as_text(self.request.env[key])
-            if self.env.get(key) != given and "<<<" not in str(given):
-                self.session.tell(f"note: --env.{key}={given} gives way to {self.env.get(key)!r}, which a variation or "
-                                  f"an input says; --const.{key}={given} would not")
+        for note in self.overridden():
+            session.tell(note)
 
     # --- cached or not -----------------------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        inputs = self.request.inputs
-        cached = (self.script.cache and not flag(inputs, "skip_cache", "force_skip_cache")) or (
-            self.script.can_force_cache and flag(inputs, "force_cache"))
-        outcome = self.from_cache() if cached and self.is_real() else self.fresh()
+        outcome = self.from_cache() if self.is_kept and self.is_real else self.fresh()
         self.check_version(outcome.version)
         self.tell_env(outcome)
         return outcome
-
-    def is_real(self) -> bool:
-        """Tell whether the script's own part runs: not in a fake run, and not of the script that is only prepared."""
-        return not self.session.fake and not flag(self.request.inputs, "prepare")
 
     def from_cache(self) -> Outcome:
         cache, identity = self.session.cache, self.identity()
@@ -166,26 +111,6 @@ class _Run:
                     "version": outcome.version})
         return outcome
 
-    def identity(self) -> Identity:
-        """Return what the cache knows this run by: all that it declares to depend on, as it stands before it runs."""
-        declared = set(self.script.input_mapping.values())
-        for layer in self.layers:
-            declared |= {*layer.env, *layer.default_env, *layer.const}
-        inputs = {key: self.env[key] for key in declared
-                  if key in self.env and not key.startswith("CM_TMP_") and not secret_key(key)}
-        extra = [tag for tag in self.cache_tags() if tag not in self.script.tags and not tag.startswith("_")]
-        return Identity(self.script.uid or str(self.script.path), self.variations.names, inputs, tuple(extra))
-
-    def cache_tags(self) -> list[str]:
-        env = self.env
-        tags = [*self.script.tags, *(f"_{name}" for name in self.variations.names)]
-        tags += [*substitute(list(self.request.extra_cache_tags), env), *_split(env.get("CM_EXTRA_CACHE_TAGS"))]
-        if env.get("CM_NAME"):
-            tags.append(f"name-{str(env['CM_NAME']).lower()}")
-        for key, prefix in self.script.cache_tags_from_env:
-            tags += [f"deps-{prefix}{value}" for value in _split(env.get(key))]
-        return list(dict.fromkeys(tags))
-
     def hit(self, entry: Entry | None) -> Outcome | None:
         """Use an entry: only dynamic dependencies run."""
         saved = entry.result() if entry else None
@@ -214,7 +139,7 @@ class _Run:
             self.folder = self.folder / str(self.env["CM_OUTDIRNAME"])
             self.folder.mkdir(parents=True, exist_ok=True)
         self.run_deps("deps")
-        own_part = self.is_real()
+        own_part = self.is_real
         result = self.preprocess() if own_part else {}
         if result.get("skip"):
             return self.instead(result)
@@ -226,17 +151,6 @@ class _Run:
             self.take(self.hook("postprocess"))
             self.run_deps("post_deps")
         return self.result()
-
-    def settle_version(self) -> None:
-        """Fall back to the default version, and take in what the meta says of the version."""
-        default = next((layer.default_version for layer in reversed(self.layers) if layer.default_version), "")
-        settled = self.wanted.with_default(default)
-        raw = self.script.versions.get(settled.version)
-        if settled != self.wanted or raw is not None:
-            asked, self.wanted = self.wanted, settled
-            self.compose(Layer.of(raw) if raw is not None else None)
-            self.wanted = asked
-        self.version = settled.version
 
     def preprocess(self) -> Mapping[str, Any]:
         hooks = self.session.hooks_of(self.script)
@@ -265,10 +179,6 @@ class _Run:
                 "automation": self.session.automation, "customize": raw.get("customize", {}), "os_info": dict(_OS_INFO),
                 "run_script_input": {**shared, "os_info": dict(_OS_INFO), "script_name": self.script_name or "run",
                                      "bat_ext": ".sh"}}
-
-    @property
-    def script_name(self) -> str:
-        return next((layer.script_name for layer in reversed(self.layers) if layer.script_name), "")
 
     def take(self, result: Mapping[str, Any]) -> None:
         """Take in what a hook returned and left in the environment."""
@@ -345,9 +255,7 @@ class _Run:
                 self.run_dep(dependency, phase)
 
     def run_dep(self, dependency: Dependency, phase: str) -> None:
-        request = dependencies.request_for(
-            dependency, script=self.script, variations=self.variations, env=self.env, const=self.const,
-            state=self.state, adr=self.adr, phase=phase, folder=self.folder)
+        request = self.asked_of(dependency, phase, self.folder)
         self.deps.append(request.title())
         if self.session.no_deps:
             return
@@ -359,10 +267,9 @@ class _Run:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def result(self) -> Outcome:
-        keys = [key for layer in self.layers for key in layer.new_env_keys] + [*self.request.force_new_env_keys]
         state_keys = [key for layer in self.layers for key in layer.new_state_keys]
-        return Outcome(self.env, self.state, exported(self.env, keys), exported(self.state, state_keys), self.deps,
-                       self.version)
+        return Outcome(self.env, self.state, exported(self.env, self.new_env_keys), exported(self.state, state_keys),
+                       self.deps, self.version)
 
     def check_version(self, version: str) -> None:
         if version and not self.wanted.accepts(version):
@@ -390,7 +297,3 @@ _OS_INFO = {
     "run_local_bat_from_python": "bash -c \". ./${bat_file}\"", "run_bat": ". ${bat_file}",
     "start_script": ["#!/bin/bash", ""], "env": {}, "env_quotes_if_space": "\"", "grep": "grep",
 }
-
-
-def _split(value: Any) -> list[str]:
-    return [part for part in str(value or "").split(",") if part]
