@@ -1,0 +1,22 @@
+"""Writes Kubernetes manifests of a vLLM server, checked against their published schemas."""
+
+
+def preprocess(i):
+    from pathlib import Path
+
+    import yaml
+
+    from cm4vllm.common.progress import say
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.kubernetes import PodSettings, write_manifests
+    from cm4vllm.serving.kubernetes_schemas import check_objects
+
+    env = i["env"]
+    path = write_manifests(read_settings(PodSettings, env), env, Path(env["CM_KUBERNETES_DIR"]).absolute())
+    kserve = Path(env["CM_KSERVE_SOURCE"]) if env.get("CM_KSERVE_SOURCE") else None
+    for sentence in check_objects(list(yaml.safe_load_all(path.read_text())), kserve,
+                                  env.get("CM_KUBERNETES_VERSION", "")):
+        say(sentence)
+    say(f"kubectl apply -f {path}")
+    env["CM_KUBERNETES_MANIFESTS"] = str(path)
+    return {"return": 0}

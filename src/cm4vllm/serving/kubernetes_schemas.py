@@ -1,0 +1,107 @@
+"""Checks Kubernetes objects against the schemas that their projects publish."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cm4vllm.common.errors import SourceUnavailable, UsageError
+
+__all__ = ["check_objects"]
+
+#: The file of each kind's definition in kserve/kserve.
+_DEFINITIONS = {
+    "InferenceService": "charts/kserve-crd/templates/serving.kserve.io_inferenceservices.yaml",
+    "LLMInferenceService": "charts/kserve-llmisvc-crd/templates/serving.kserve.io_llminferenceservices.yaml",
+}
+
+
+def check_objects(documents: list[dict[str, Any]], kserve: Path | None, version: str = "") -> list[str]:
+    """Check each object and return a sentence for each: by which schema it was checked, or why not.
+
+    Kubernetes' own kinds are checked by kubernetes-validate, for the Kubernetes `version` or else the newest that it
+    knows; KServe's by the definitions in `kserve`, a checkout or git directory of kserve/kserve. A field that no schema
+    names is an error.
+    Raises UsageError for an object that does not fit.
+    """
+    said = []
+    for document in documents:
+        kind = document["kind"]
+        if kind not in _DEFINITIONS:
+            said.append(_check_builtin(document, version))
+        elif kserve is None:
+            said.append(f"{kind}: not checked: give a checkout of kserve/kserve (--kserve_src)")
+        else:
+            _check_custom(document, _definition(kserve, _DEFINITIONS[kind]))
+            said.append(f"{kind}: fits its definition in {kserve}")
+    return said
+
+
+def _check_builtin(document: dict[str, Any], version: str) -> str:
+    import kubernetes_validate
+
+    try:
+        used = kubernetes_validate.validate(document, version or kubernetes_validate.latest_version(), strict=True)
+    except kubernetes_validate.ValidationError as error:
+        where = ".".join(str(part) for part in error.path)
+        raise _unfit(document, f"{where}: {error.message}") from error
+    except (kubernetes_validate.utils.VersionNotSupportedError, IndexError, ValueError) as error:
+        # IndexError: the version is older than the oldest one there; ValueError: it is not a version.
+        raise UsageError(f"no schema of Kubernetes {version} is known",
+                         remedy="give --kubernetes_version=MAJOR.MINOR, or leave it out") from error
+    return f"{document['kind']}: fits the schema of Kubernetes {used}"
+
+
+def _check_custom(document: dict[str, Any], definition: Mapping[str, Any]) -> None:
+    import jsonschema
+
+    version = document["apiVersion"].rpartition("/")[2]
+    schemas = {each["name"]: each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"]}
+    if version not in schemas:
+        raise _unfit(document, f"its definition has no version {version}, but {', '.join(schemas)}")
+    validator = jsonschema.Draft202012Validator(_strict(schemas[version]))
+    error = jsonschema.exceptions.best_match(validator.iter_errors(document))
+    if error is not None:
+        raise _unfit(document, f"{'.'.join(str(part) for part in error.path)}: {error.message}")
+
+
+def _unfit(document: dict[str, Any], cause: str) -> UsageError:
+    return UsageError(f"the {document['kind']} does not fit its published schema", cause=cause)
+
+
+def _strict(schema: Any, *, top: bool = True) -> Any:
+    """Return a structural schema as JSON Schema: integers or strings, and no fields that it does not name."""
+    if isinstance(schema, list):
+        return [_strict(each, top=False) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    done = {key: _strict(value, top=False) if key != "properties"
+            else {name: _strict(each, top=False) for name, each in value.items()} for key, value in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        done.setdefault("additionalProperties", False)
+    if top:
+        done["properties"]["metadata"] = {"type": "object"}
+    return done
+
+
+def _definition(kserve: Path, name: str) -> Mapping[str, Any]:
+    plain = kserve / name
+    try:
+        text = plain.read_text() if plain.is_file() else subprocess.run(
+            ["git", "-C", str(kserve), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SourceUnavailable(f"{kserve} has no {name}", remedy="name a checkout or a git directory of kserve/kserve"
+                                ) from error
+    # A chart's template: lines of Helm's own are not YAML.
+    text = re.sub(r"(?m)^\s*\{\{.*\}\}\s*$", "", text)
+    # libyaml's loader where PyYAML has it: these files have some MB.
+    definition: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return definition

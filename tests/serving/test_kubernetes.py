@@ -1,0 +1,149 @@
+"""Manifests for Kubernetes: what was described, in the form that the published schemas allow."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cm4vllm.common.errors import SourceUnavailable, UsageError
+from cm4vllm.common.settings import read_settings
+from cm4vllm.serving.kubernetes import PodSettings, manifests, write_manifests
+from cm4vllm.serving.kubernetes_schemas import check_objects
+
+IMAGE = "example.org/vllm:1"
+GIVEN = {"CM_VLLM_SERVER_MODEL_NAME": "owner/Model-7B.v1", "CM_KUBERNETES_IMAGE": IMAGE}
+
+
+def objects(**env):
+    env = {**GIVEN, **env}
+    return manifests(read_settings(PodSettings, env), env)
+
+
+def container(document):
+    spec = document["spec"]
+    return (spec["template"]["spec"] if document["kind"] == "Deployment" else spec.get("predictor") or spec["template"]
+            )["containers"][0]
+
+
+@pytest.mark.parametrize("kind", ["deployment", "kserve"])
+def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
+    document = objects(CM_KUBERNETES_KIND=kind, CM_VLLM_SERVER_TP_SIZE="4", CM_VLLM_SERVER_PP_SIZE="2",
+                       CM_VLLM_SERVER_MAX_NUM_SEQS="512", CM_VLLM_SERVER_EXTRA_ARGS="--swap-space 8")[0]
+    pod = container(document)
+    assert pod["command"] == ["vllm", "serve"]
+    assert pod["args"][0] == "owner/Model-7B.v1"
+    pairs = dict(zip(pod["args"], pod["args"][1:], strict=False))
+    assert (pairs["--tensor-parallel-size"], pairs["--pipeline-parallel-size"]) == ("4", "2")
+    assert (pairs["--host"], pairs["--max-num-seqs"], pairs["--swap-space"]) == ("0.0.0.0", "512", "8")
+    assert "--no-enable-prefix-caching" in pod["args"]
+    assert "--enforce-eager" not in pod["args"]
+    assert pod["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert pod["image"] == IMAGE
+
+
+def test_a_service_finds_the_pods():
+    deployment, service = objects()
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["metadata"]["name"] == deployment["metadata"]["name"] == "model-7b-v1"
+
+
+def test_the_number_of_replicas_is_fixed():
+    assert objects(CM_KUBERNETES_REPLICAS="3")[0]["spec"]["replicas"] == 3
+    predictor = objects(CM_KUBERNETES_REPLICAS="3", CM_KUBERNETES_KIND="kserve")[0]["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["maxReplicas"]) == (3, 3)
+
+
+def test_llm_d_is_told_once_what_its_own_fields_say():
+    document, = objects(CM_KUBERNETES_KIND="llm-d", CM_VLLM_SERVER_TP_SIZE="2", CM_KUBERNETES_IMAGE="",
+                        CM_VLLM_SERVER_EXTRA_ARGS="""--override-generation-config '{"a b": 1}'""")
+    words = next(shlex.split(each["value"]) for each in container(document)["env"]
+                 if each["name"] == "VLLM_ADDITIONAL_ARGS")
+    assert document["spec"]["parallelism"] == {"tensor": 2}
+    assert document["spec"]["model"] == {"uri": "hf://owner/Model-7B.v1", "name": "Model-7B.v1"}
+    assert not {"--tensor-parallel-size", "--port", "--host", "--served-model-name", "2"} & set(words)
+    assert words[-2:] == ["--override-generation-config", '{"a b": 1}']
+    assert "image" not in container(document)
+
+
+def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():
+    deployment = objects(CM_VLLM_SERVER_MODEL_NAME="pvc://models/llama/8b")[0]
+    pod = container(deployment)
+    assert pod["args"][0] == "/mnt/models/llama/8b"
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in pod["env"]
+    claims = [each.get("persistentVolumeClaim") for each in deployment["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": "models", "readOnly": True} in claims
+
+
+def test_the_token_is_a_reference(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    env = {**GIVEN, "CM_KUBERNETES_HF_TOKEN_SECRET": "hub", "HF_TOKEN": "hf_secret"}
+    text = write_manifests(read_settings(PodSettings, env), env, tmp_path).read_text()
+    assert "hf_secret" not in text
+    assert "secretKeyRef" in text
+
+
+@pytest.mark.parametrize(("env", "why"), [
+    ({"CM_KUBERNETES_IMAGE": ""}, "image"),
+    ({"CM_KUBERNETES_NAME": "My_Name"}, "My_Name"),
+    ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "does not see"),
+    ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
+    ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
+    ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET": "hub"}, "service account"),
+    ({"CM_KUBERNETES_KIND": "swarm"}, "CM_KUBERNETES_KIND"),
+])  # fmt: skip
+def test_what_a_cluster_would_refuse_is_refused_here(env, why):
+    with pytest.raises(UsageError, match=why):
+        objects(**env)
+
+
+def test_objects_fit_the_schema_of_kubernetes(tmp_path):
+    env = {**GIVEN, "CM_KUBERNETES_CPU": "8", "CM_KUBERNETES_MEMORY": "64Gi", "CM_KUBERNETES_NAMESPACE": "bench"}
+    path = write_manifests(read_settings(PodSettings, env), env, tmp_path)
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert [sentence.partition(":")[0] for sentence in check_objects(documents, None)] == ["Deployment", "Service"]
+
+
+@pytest.mark.parametrize("spoil", [{"replicas": "three"}, {"replica": 3}])
+def test_an_object_that_does_not_fit_is_told(spoil):
+    document = objects()[0]
+    document["spec"].update(spoil)
+    with pytest.raises(UsageError) as caught:
+        check_objects([document], None)
+    assert next(iter(spoil)) in caught.value.cause
+
+
+@pytest.mark.parametrize("version", ["0.1", "9.99", "new"])
+def test_an_unknown_version_of_kubernetes_is_told(version):
+    with pytest.raises(UsageError, match=version):
+        check_objects(objects(), None, version)
+
+
+def test_what_was_not_checked_is_said():
+    assert "not checked" in check_objects(objects(CM_KUBERNETES_KIND="kserve"), None)[0]
+
+
+KSERVE = os.environ.get("KSERVE_GIT", "")
+
+
+@pytest.fixture
+def kserve():
+    if not KSERVE:
+        pytest.skip("KSERVE_GIT does not name a checkout or git directory of kserve/kserve")
+    return Path(KSERVE)
+
+
+@pytest.mark.parametrize("kind", ["kserve", "llm-d"])
+@pytest.mark.parametrize("model", ["owner/name", "pvc://models/llama"])
+def test_objects_fit_the_definitions_of_kserve(kserve, kind, model):
+    documents = objects(CM_KUBERNETES_KIND=kind, CM_VLLM_SERVER_MODEL_NAME=model, CM_VLLM_SERVER_TP_SIZE="2")
+    assert "fits" in check_objects(documents, kserve)[0]
+    documents[0]["spec"]["replicaz"] = 1
+    with pytest.raises(UsageError, match="does not fit"):
+        check_objects(documents, kserve)
+
+
+def test_a_folder_that_is_not_kserve_is_told(tmp_path):
+    with pytest.raises(SourceUnavailable):
+        check_objects(objects(CM_KUBERNETES_KIND="kserve"), tmp_path)
