@@ -39,6 +39,8 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
             from cm4vllm.engine.help import script_help
 
             return script_help(self, i)
+        if flag(i, "plan", "graph"):
+            return self.plan(i)
         session = self.cmind.state.get(_SESSION)
         if session is not None:
             return self._nested(session, i)
@@ -71,6 +73,12 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
             print(json.dumps(result, indent=2, default=str))
         _tell_more(session, i, result)
         return result
+
+    def plan(self, i: Result) -> Result:
+        """Print what a run would do, without running anything of any script."""
+        from cm4vllm.engine.planning import print_plan
+
+        return print_plan(self, i)
 
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CONDITION_KEYS", "Conditions", "is_no"]
+__all__ = ["CONDITION_KEYS", "Clause", "Conditions", "is_no", "matches", "says_no", "says_yes"]
 
 CONDITION_KEYS = ("enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env")
 
@@ -41,13 +41,13 @@ class Conditions:
         A value list with `yes` matches every set value that does not say no; one with `no` matches what says no, and in
         the `all` forms also a missing key. Other values are compared without regard to case.
         """
-        if self.enable_all is not None and not all(_matches(key, v, env, True) for key, v in self.enable_all.items()):
+        if self.enable_all is not None and not all(matches(key, v, env, True) for key, v in self.enable_all.items()):
             return False
-        if self.enable_any is not None and not any(_matches(key, v, env, False) for key, v in self.enable_any.items()):
+        if self.enable_any is not None and not any(matches(key, v, env, False) for key, v in self.enable_any.items()):
             return False
-        if self.skip_all is not None and all(_matches(key, v, env, True) for key, v in self.skip_all.items()):
+        if self.skip_all is not None and all(matches(key, v, env, True) for key, v in self.skip_all.items()):
             return False
-        return not (self.skip_any is not None and any(_matches(key, v, env, False) for key, v in self.skip_any.items()))
+        return not (self.skip_any is not None and any(matches(key, v, env, False) for key, v in self.skip_any.items()))
 
 
 def _clause(raw: Mapping[str, Any]) -> Clause:
@@ -61,12 +61,23 @@ def _word(value: Any) -> str:
     return "" if value is None else str(value).strip().lower()
 
 
-def _matches(key: str, values: frozenset[str], env: Mapping[str, Any], missing_is_no: bool) -> bool:
+def says_yes(values: frozenset[str]) -> bool:
+    """Tell whether a value list matches whatever is set and does not say no."""
+    return bool(values & _YES)
+
+
+def says_no(values: frozenset[str]) -> bool:
+    """Tell whether a value list matches only what says no."""
+    return not says_yes(values) and bool(values & (_NO - {""}))
+
+
+def matches(key: str, values: frozenset[str], env: Mapping[str, Any], missing_is_no: bool) -> bool:
+    """Tell whether one key of a clause matches; `missing_is_no` is the rule of the `all` forms."""
     if key not in env:
         return missing_is_no and bool(values & _NO)
     value = _word(env[key])
-    if values & _YES:
+    if says_yes(values):
         return value not in _NO
-    if values & (_NO - {""}):
+    if says_no(values):
         return value in _NO
     return value in values

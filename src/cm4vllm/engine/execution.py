@@ -15,6 +15,7 @@ from typing import Any
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine import dependencies
 from cm4vllm.engine.cache import Entry, Identity
+from cm4vllm.engine.conditions import is_no
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import Env, exported, merge_into, substitute_all
 from cm4vllm.engine.frame import Frame
@@ -77,6 +78,8 @@ class _Run(Frame):
     def outcome(self) -> Outcome:
         outcome = self.from_cache() if self.is_kept and self.is_real else self.fresh()
         self.check_version(outcome.version)
+        if self.is_real and not self.session.no_deps:
+            self.check_promises(outcome.new_env)
         self.tell_env(outcome)
         return outcome
 
@@ -275,6 +278,12 @@ class _Run(Frame):
         if version and not self.wanted.accepts(version):
             raise CmError(f"{self.script.title()} has version {version}, but {self.wanted} is wanted",
                           remedy="install a version that fits, or ask for another one")
+
+    def check_promises(self, new_env: Env) -> None:
+        for key in self.promised_env_keys:
+            if is_no(new_env.get(key, "")):
+                raise RecipeError(f"{self.script.title()} ended without {key}, which its meta promises",
+                                  remedy=f"set it in {self.script.path}, or take it out of promised_env_keys")
 
     def tell_env(self, outcome: Outcome) -> None:
         for key, label in self.script.env_at_the_end.items():

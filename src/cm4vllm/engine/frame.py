@@ -11,7 +11,7 @@ from cm4vllm.engine.cache import Identity
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import as_text, compose, merge_into, secret_key, substitute, substitute_all
-from cm4vllm.engine.meta import Dependency, Layer, ScriptMeta
+from cm4vllm.engine.meta import STEPS, Dependency, Layer, ScriptMeta
 from cm4vllm.engine.request import Request, check_flags, flag, mapped_inputs
 from cm4vllm.engine.variations import resolve
 from cm4vllm.engine.versions import Wanted
@@ -56,6 +56,7 @@ class Frame:
         if self.fake:
             self.env["CM_TMP_FAKE_RUN"] = "yes"
         self.phases = dependencies.collect(self.layers)
+        self.steps = dependencies.collect(self.layers, [STEPS])[STEPS]
         self.ad = tuple(amendment for layer in self.layers for amendment in layer.ad) + request.ad
         # The caller's changes come last: what is said on the command line wins.
         self.adr = tuple(amendment for layer in self.layers for amendment in layer.adr) + request.adr
@@ -125,6 +126,11 @@ class Frame:
     def new_env_keys(self) -> list[str]:
         """The patterns of the keys that it hands back."""
         return [key for layer in self.layers for key in layer.new_env_keys] + [*self.request.force_new_env_keys]
+
+    @property
+    def promised_env_keys(self) -> list[str]:
+        """The keys that it hands back set to something that does not say no, whatever happens."""
+        return [key for layer in self.layers for key in layer.promised_env_keys]
 
     def asked_of(self, dependency: Dependency, phase: str, folder: Path) -> Request:
         """Return what a dependency is asked for, given the environment as it stands now."""

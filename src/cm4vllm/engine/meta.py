@@ -12,11 +12,13 @@ from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.documents import merged, read_meta
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
-__all__ = ["DEPENDENCY_KEYS", "PHASES", "SCRIPT_KEYS", "VARIATION_KEYS", "Amendment", "Dependency", "Layer",
-           "ScriptMeta", "Variation", "amendments_of", "load_script", "split_tags"]
+__all__ = ["DEPENDENCY_KEYS", "PHASES", "SCRIPT_KEYS", "STEPS", "VARIATION_KEYS", "Amendment", "Bring", "Dependency",
+           "Layer", "ScriptMeta", "Variation", "amendments_of", "load_script", "split_tags"]
 
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
+#: What a script's own code runs, declared in the form of dependencies for the plan; the engine does not run it.
+STEPS = "steps"
 
 Raw = Mapping[str, Any]
 
@@ -33,7 +35,10 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names."""
+    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
+
+    `only_if` says in words what decides whether a step is taken, where no environment key tells it.
+    """
 
     tags: tuple[str, ...]
     names: frozenset[str]
@@ -51,6 +56,7 @@ class Dependency:
     dynamic: bool
     force_cache: bool
     skip_if_fake_run: bool
+    only_if: str
     inputs: Raw
     raw: Raw = field(repr=False, compare=False)
 
@@ -74,6 +80,7 @@ class Dependency:
             dynamic=bool(raw.get("dynamic")),
             force_cache=bool(raw.get("force_cache")),
             skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
+            only_if=str(raw.get("only_if") or ""),
             inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
             raw=raw,
         )
@@ -90,7 +97,8 @@ class Dependency:
 DEPENDENCY_KEYS = frozenset({
     "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
     "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
-    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *CONDITION_KEYS, *VERSION_KEYS,
+    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", "only_if", *CONDITION_KEYS,
+    *VERSION_KEYS,
 })
 
 
@@ -127,6 +135,33 @@ class ConditionalUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Bring:
+    """Something that a script's own code brings onto the machine; declared for the plan.
+
+    `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
+    which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what was
+    measured, 0 where nobody has; `measured` says on what.
+    """
+
+    what: str
+    how: str
+    requirements: str
+    package: str
+    shared: bool
+    disk_bytes: int
+    measured: str
+
+    @classmethod
+    def of(cls, raw: Raw) -> Bring:
+        return cls(str(raw.get("what") or ""), str(raw.get("how") or ""), str(raw.get("requirements") or ""),
+                   str(raw.get("package") or ""), bool(raw.get("shared")), int(raw.get("disk_bytes") or 0),
+                   str(raw.get("measured") or ""))
+
+
+BRING_KEYS = frozenset(Bring.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """What the meta itself, each variation and each version can say alike."""
 
@@ -144,6 +179,8 @@ class Layer:
     script_name: str
     default_version: str
     docker: Raw
+    brings: tuple[Bring, ...]
+    promised_env_keys: tuple[str, ...]
 
     @classmethod
     def of(cls, raw: Raw) -> Layer:
@@ -151,20 +188,22 @@ class Layer:
             env=raw.get("env") or {}, default_env=raw.get("default_env") or {}, const=raw.get("const") or {},
             state=raw.get("state") or {}, const_state=raw.get("const_state") or {},
             deps={phase: tuple(Dependency.of(entry) for entry in raw.get(phase) or () if entry.get("tags"))
-                  for phase in PHASES},
+                  for phase in (*PHASES, STEPS)},
             adr=amendments_of(raw.get("adr") or {}) + amendments_of(raw.get("add_deps_recursive") or {}),
             ad=amendments_of(raw.get("ad") or {}) + amendments_of(raw.get("add_deps") or {}),
             new_env_keys=_texts(raw.get("new_env_keys")), new_state_keys=_texts(raw.get("new_state_keys")),
             updates=tuple(ConditionalUpdate(Conditions.of(entry), entry.get("env") or {}, entry.get("state") or {})
                           for entry in raw.get("update_meta_if_env") or ()),
             script_name=str(raw.get("script_name") or ""), default_version=str(raw.get("default_version") or ""),
-            docker=raw.get("docker") or {},
+            docker=raw.get("docker") or {}, brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
+            promised_env_keys=_texts(raw.get("promised_env_keys")),
         )
 
 
 _LAYER_KEYS = frozenset({
     "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
     "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
+    STEPS, "brings", "promised_env_keys",
 })
 
 

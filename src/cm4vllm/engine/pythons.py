@@ -14,8 +14,8 @@ from cm4vllm.common.processes import Completed, exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.versions import version_key
 
-__all__ = ["PipOptions", "Python", "env_name", "inspect_python", "installed_version", "missing_of", "require_file",
-           "require_package", "requirements_of"]
+__all__ = ["PipOptions", "Python", "env_name", "inspect_python", "installed_version", "listed", "missing_of",
+           "needs", "require_file", "require_package", "requirements_of"]
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#]*)")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
@@ -85,9 +85,14 @@ def require_package(package: str, condition: str, options: PipOptions) -> dict[s
         raise UsageError(f"{package!r} is not the name of a package" if package else "which package?",
                          remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy")
     name = package.partition("[")[0]
-    if options.force or not _allowed(installed_version(name), condition):
+    if options.force or needs(package, condition):
         _install([f"{package}{condition}"], f"install {package}{condition}", options)
     return {name: installed_version(name)}
+
+
+def needs(package: str, condition: str) -> bool:
+    """Tell whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
+    return not _allowed(installed_version(package.partition("[")[0]), condition)
 
 
 def requirements_of(recipe: str) -> Path:
@@ -118,11 +123,12 @@ def missing_of(requirements: Path) -> list[str]:
     present = _installed()
     if "cm4vllm" in present:
         return []
-    return [f"{name}{condition}" for name, condition in _listed(requirements)
+    return [f"{name}{condition}" for name, condition in listed(requirements)
             if not _allowed(present.get(_normalised(name), ""), condition)]
 
 
-def _listed(requirements: Path) -> Iterator[tuple[str, str]]:
+def listed(requirements: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and condition of each package that a requirements file lists."""
     for line in requirements.read_text().splitlines():
         found = _REQUIREMENT.match(line.strip())
         if found:

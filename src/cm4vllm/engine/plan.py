@@ -1,0 +1,315 @@
+"""What a run would do, found out without running anything of any script and without writing anything.
+
+The tree is walked as a run walks it, over the same frames. What a script that runs would export is not known: its keys
+become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh exports what
+its meta says, and a cache entry what it holds: those are known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.engine.brings import Brought, brought_by
+from cm4vllm.engine.cache import Entry
+from cm4vllm.engine.cache_view import stored
+from cm4vllm.engine.conditions import Conditions
+from cm4vllm.engine.dependencies import amended
+from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words
+from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
+from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.selection import candidates, select
+from cm4vllm.engine.session import Session
+from cm4vllm.engine.variations import known
+from cm4vllm.engine.versions import Wanted
+
+__all__ = ["Node", "Status", "plan"]
+
+#: A tree deeper than this goes round in circles.
+_DEPTH = 60
+_NESTED_RUN = re.compile(r"automation[\"'\]]*\.run\(|\.access\(")
+#: What an entry depends on that a script before makes under circumstances that only the run can tell.
+_MADE_BEFORE = "whether it was made before"
+
+
+class Status(StrEnum):
+    """What a run would do with a script."""
+
+    CACHED = "cached"
+    REUSED = "made above"
+    MAKE = "to make"
+    RUN = "to run"
+    OPEN = "open"
+    FAILS = "fails"
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One script of the tree.
+
+    `why` is the phase of `parent` that asks for it, `added_by` the variation that brings the dependency, `only_if` what
+    decides whether it takes part at all, `open_facts` what decides which script it is or whether an entry fits.
+    """
+
+    tags: str
+    why: str
+    parent: str = ""
+    names: tuple[str, ...] = ()
+    added_by: str = ""
+    only_if: tuple[str, ...] = ()
+    status: Status = Status.OPEN
+    script: ScriptMeta | None = None
+    variations: tuple[str, ...] = ()
+    asked: str = ""
+    version: str = ""
+    entry: Entry | None = None
+    open_facts: tuple[str, ...] = ()
+    brings: tuple[Brought, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    error: CmError | None = None
+    children: list[Node] = field(default_factory=list)
+
+    def walk(self, certain: bool = True) -> Iterator[tuple[Node, bool]]:
+        """Yield this node and all below it, each with whether it is certain to take part."""
+        certain = certain and not self.only_if
+        yield self, certain
+        for child in self.children:
+            yield from child.walk(certain and self.status is not Status.OPEN)
+
+    def failure(self) -> CmError | None:
+        """Return the first error that the run is certain to meet."""
+        return next((node.error for node, certain in self.walk() if certain and node.error is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An entry that will be there once a node before has run."""
+
+    script: str
+    asked: str
+    certain: bool
+    exports: Exports
+
+
+def plan(session: Session, request: Request) -> Node:
+    """Return what a run of `request` would do. Raises CmError when the script that is asked for cannot be told."""
+    planner = _Planner(session)
+    root = Node(tags=request.title(), why="asked for")
+    planner.fill(root, lambda: request, certain=True)
+    if root.error is not None:
+        raise root.error
+    return root
+
+
+class _Planner:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.made: dict[str, _Made] = {}
+        #: Scripts of which an entry will be made under a key that only the run can tell.
+        self.made_unseen: set[str] = set()
+        self.stack: list[Prospect] = []
+        #: Which script tells a fact, by its key.
+        self.tellers: dict[str, str] = {}
+
+    def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
+        """Fill in a node for what is asked for, with all below it, and return what it hands back."""
+        try:
+            request = asked()
+            node.tags = in_words(request.title())
+            if facts := self.undetermined(request):
+                node.open_facts = self.words(facts)
+                return Exports.of_patterns(self.patterns_of_any(request))
+            near = self.stack[-1].script.path.parent if self.stack else self.session.near
+            node.script = select(self.session.catalogue, request, near)
+            return self.filled(node, asked, certain=certain)
+        except CmError as error:
+            node.status, node.error = Status.FAILS, error
+            return Exports()
+
+    def undetermined(self, request: Request) -> frozenset[str]:
+        """Return the facts without which it is not known which script is meant."""
+        facts = facts_in([request.tags, request.excluded_tags, request.excluded_variations])
+        if facts or not (in_variations := facts_in(request.variations)):
+            return facts
+        scripts = candidates(self.session.catalogue, request)
+        return frozenset() if any(known(script, request.variations) for script in scripts) else in_variations
+
+    def patterns_of_any(self, request: Request) -> list[str]:
+        """Return the patterns of what any of the scripts that may be meant hands back."""
+        if facts_in(request.tags):
+            return ["*"]
+        scripts = candidates(self.session.catalogue, request)
+        raws = [raw for script in scripts for raw in (script.raw, *script.variations.values())]
+        return [str(key) for raw in raws for key in raw.get("new_env_keys") or ()]
+
+    def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
+        assert node.script is not None  # noqa: S101 the caller has set it
+        globs: list[str] = []
+        if self.stack:
+            globs = self.stack[-1].all_globs
+            self.stack[-1].learn(vocabulary_of(node.script))
+        frame = Prospect(asked(), node.script, globs)
+        node.variations = tuple(map(in_words, frame.variations.names))
+        node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
+        self.check_circle(frame)
+        key = self.settle(node, frame, certain=certain)
+        self.stack.append(frame)
+        try:
+            exports = self.below(node, frame, certain=certain)
+        finally:
+            self.stack.pop()
+        if key:
+            self.made[key] = _Made(frame.script.uid, frame.wanted.pip_text(), certain, exports)
+        for told in {*exports.open, *exports.assured}:
+            self.tellers[told] = node.script.title()
+        return exports
+
+    def check_circle(self, frame: Prospect) -> None:
+        same = [other for other in self.stack if other.script is frame.script
+                and other.variations.names == frame.variations.names]
+        if any(other.env == frame.env for other in same) or len(self.stack) > _DEPTH:
+            way = " > ".join(other.script.title() for other in [*self.stack, frame])
+            raise RecipeError(f"{frame.script.title()} depends on itself", cause=way,
+                              remedy="remove one of these dependencies, or give it a condition")
+
+    # --- cached or not -----------------------------------------------------------------------------------------------
+
+    def settle(self, node: Node, frame: Prospect, *, certain: bool) -> str:
+        """Find a node's status; return the key of the entry that it would make."""
+        if not frame.is_kept or not frame.is_real:
+            node.status = Status.RUN
+            return ""
+        if flag(frame.request.inputs, "new", "renew"):
+            node.status = Status.MAKE
+            return ""
+        identity, wanted = frame.identity(), frame.wanted
+        if facts := facts_in([identity.variations, identity.inputs, identity.tags, wanted.pip_text()]):
+            if self.may_be_there(frame.script):
+                node.open_facts = self.words(facts)
+            else:
+                node.status = Status.MAKE
+            self.made_unseen.add(frame.script.uid)
+            return ""
+        key = identity.key()
+        if (entry := self.session.cache.find(identity, wanted)) is not None:
+            if entry.result() is not None:
+                node.status, node.entry = Status.CACHED, entry
+                return ""
+            node.notes.append("files of its cache entry are gone")
+        if (made := self.made.get(key)) is not None:
+            if (not wanted or made.asked == wanted.pip_text()) and made.certain:
+                node.status = Status.REUSED
+            else:
+                node.open_facts = ("its version",) if made.certain else (_MADE_BEFORE,)
+            return ""
+        if frame.script.uid in self.made_unseen:
+            node.open_facts = (_MADE_BEFORE,)
+            return ""
+        node.status = Status.MAKE
+        return key
+
+    def may_be_there(self, script: ScriptMeta) -> bool:
+        """Tell whether the cache has, or will have by now, any entry of this script."""
+        made = self.made_unseen | {made.script for made in self.made.values()}
+        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(self.session.cache.root))
+
+    # --- what is below -----------------------------------------------------------------------------------------------
+
+    def below(self, node: Node, frame: Prospect, *, certain: bool) -> Exports:
+        if node.status is Status.REUSED or node.status is Status.CACHED:
+            for phase in PHASES:
+                self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
+            return self.kept_exports(node, frame)
+        if not facts_in(str(frame.wanted)):
+            frame.settle_version()
+            node.version = in_words(frame.version)
+        brings = [bring for layer in frame.layers for bring in layer.brings]
+        node.brings = brought_by(frame.script, brings, frame.wanted)
+        certain = certain and node.status is not Status.OPEN
+        self.dependencies(node, frame, "deps", certain=certain)
+        source = self.source_of(frame.script)
+        for step in frame.steps:
+            self.dependency(node, frame, step, STEPS, certain=certain)
+        if not frame.steps and _NESTED_RUN.search(source):
+            node.notes.append("its customize.py may run further scripts, which its meta does not name")
+        if source:
+            frame.blur()
+        early_end = ("its preprocess does not end it early",) if "skip" in source else ()
+        self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
+        runs_shell = any(frame.script.path.glob(f"{frame.script_name or 'run'}*.sh"))
+        if runs_shell:
+            frame.blur()
+        for phase in ("posthook_deps", "post_deps"):
+            self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
+        return frame.exports(runs_code=bool(source) or runs_shell)
+
+    def source_of(self, script: ScriptMeta) -> str:
+        try:
+            return (script.path / "customize.py").read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def kept_exports(self, node: Node, frame: Prospect) -> Exports:
+        saved = node.entry.result() if node.entry is not None else None
+        if saved is not None:
+            return Exports(known=saved["new_env"])
+        return self.made[frame.identity().key()].exports
+
+    def dependencies(self, node: Node, frame: Prospect, phase: str, *, certain: bool, only_dynamic: bool = False,
+                     only_if: tuple[str, ...] = ()) -> None:
+        for dependency in frame.phases[phase]:
+            self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
+
+    def dependency(self, node: Node, frame: Prospect, dependency: Dependency, phase: str, *, certain: bool,
+                   only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
+        """Add the node of a dependency or a step, unless it takes no part, and take what it hands back."""
+        taken, truth = self.changed(frame, dependency)
+        truth = both(truth, decide(taken.conditions, frame.env))
+        if truth is False or (only_dynamic and not taken.dynamic):
+            return
+        conditions = (*only_if, *([taken.only_if] if taken.only_if else []),
+                      *(self.words(truth) if isinstance(truth, frozenset) else ()))
+        child = Node(tags=in_words(",".join(taken.tags)), why="step" if phase == STEPS else phase,
+                     parent=frame.script.title(), names=tuple(sorted(taken.names)), only_if=conditions,
+                     added_by=self.origin(frame, dependency, phase))
+        node.children.append(child)
+        child_certain = certain and not conditions
+        exports = self.fill(child, lambda: self.asked_of(frame, taken, phase), certain=child_certain)
+        frame.take(exports, certain=child_certain)
+
+    def changed(self, frame: Prospect, dependency: Dependency) -> tuple[Dependency, Truth]:
+        """Return a dependency with the changes that are certain, and the facts that decide about others."""
+        truth: Truth = True
+        changes = []
+        for change in frame.ad + frame.adr:
+            if change.name not in dependency.names:
+                continue
+            holds = decide(change.conditions, frame.env)
+            if isinstance(holds, frozenset):
+                truth = both(truth, holds)
+            elif holds:
+                changes.append(replace(change, conditions=Conditions()))
+        return amended(dependency, changes, frame.env), truth
+
+    def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:
+        if phase != STEPS:
+            return frame.asked_of(dependency, phase, frame.request.folder)
+        # As a hook asks: with its whole environment, and without what a dependency inherits beside it.
+        asked = frame.asked_of(dependency, "post_deps", frame.request.folder)
+        return replace(asked, const={}, state={}, adr=(), wanted=Wanted(), is_dependency=False,
+                       inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
+
+    def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:
+        """Return the variation that brings a dependency; empty where the script itself does."""
+        for variation in frame.variations.layers:
+            if any(one is dependency for one in variation.layer.deps[phase]):
+                return in_words(variation.name)
+        return ""
+
+    def words(self, keys: Sequence[str] | frozenset[str]) -> tuple[str, ...]:
+        """Say of each fact which script tells it."""
+        return tuple(f"{key} (told by {self.tellers[key]})" if key in self.tellers else key for key in sorted(keys))

@@ -1,0 +1,100 @@
+"""A frame as a plan sees it: its environment holds facts where only a run could tell the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cm4vllm.engine.conditions import Conditions
+from cm4vllm.engine.environment import LOCAL_KEYS, exported, matching, merge_into, substitute_all
+from cm4vllm.engine.facts import assured, decide, unknown
+from cm4vllm.engine.frame import Frame
+from cm4vllm.engine.meta import Layer, ScriptMeta
+from cm4vllm.engine.request import Request
+
+__all__ = ["Exports", "Prospect", "vocabulary_of"]
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+_WILD = re.compile(r"[*?\[]")
+
+
+def vocabulary_of(script: ScriptMeta) -> frozenset[str]:
+    """Return all words of a meta that could be environment keys."""
+    return frozenset(_WORD.findall(repr(script.raw)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What a script hands back: `known` values, keys that it may or will set, and patterns of keys that it may set."""
+
+    known: Mapping[str, Any] = field(default_factory=dict)
+    open: frozenset[str] = frozenset()
+    assured: frozenset[str] = frozenset()
+    globs: tuple[str, ...] = ()
+
+    @classmethod
+    def of_patterns(cls, patterns: Iterable[str], promised: Iterable[str] = ()) -> Exports:
+        """Return what code hands back of which only the patterns are known."""
+        listed, kept = list(patterns), frozenset(promised)
+        return cls(open=frozenset(key for key in listed if not _WILD.search(key)) - kept, assured=kept,
+                   globs=tuple(key for key in listed if _WILD.search(key)))
+
+
+class Prospect(Frame):
+    """A frame that nothing of is run. `globs` are patterns of keys that scripts before may have set by now."""
+
+    def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
+        self.vocabulary = vocabulary_of(script)
+        self.globs: list[str] = []
+        self.inherited_globs = list(inherited_globs)
+        super().__init__(request, script)
+
+    def compose(self, version: Layer | None) -> None:
+        super().compose(version)
+        for layer in self.layers:
+            for update in layer.updates:
+                if not isinstance(decide(update.conditions, self.env), bool):
+                    self.env.update({key: unknown(key) for key in update.env if key not in self.const})
+
+    def holds(self, conditions: Conditions) -> bool:
+        return decide(conditions, self.env) is True
+
+    @property
+    def all_globs(self) -> list[str]:
+        return list(dict.fromkeys([*self.globs, *self.inherited_globs]))
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Put a fact at each of these keys that is absent but may have got a value."""
+        absent = [word for word in words if word not in self.env]
+        inherited = set(matching(absent, self.inherited_globs)) - set(matching(absent, LOCAL_KEYS))
+        self.env.update({key: unknown(key) for key in {*matching(absent, self.globs), *inherited}})
+
+    def take(self, exports: Exports, *, certain: bool) -> None:
+        """Merge what a script hands back; what may be so, but need not, becomes a fact."""
+        self.globs += exports.globs
+        self.env.update({key: unknown(key) for key in {*matching(self.env, exports.globs), *exports.open}})
+        self.env.update({key: assured(key) if certain else unknown(key) for key in exports.assured})
+        if certain:
+            merge_into(self.env, exports.known)
+        else:
+            self.env.update({key: unknown(key) for key, value in exports.known.items() if self.env.get(key) != value})
+        self.learn(self.vocabulary)
+        substitute_all(self.env)
+
+    def blur(self) -> None:
+        """Forget all values: code that has run may have changed any of them."""
+        self.globs = ["*"]
+        self.env.update({key: unknown(key) for key in self.env})
+        self.learn(self.vocabulary)
+
+    def exports(self, *, runs_code: bool) -> Exports:
+        """Return what the script hands back once all its dependencies are taken."""
+        if runs_code:
+            return Exports.of_patterns(self.new_env_keys, self.promised_env_keys)
+        known = exported(self.env, self.new_env_keys)
+        # Keys that a dependency may have set and that this script hands on; where both are patterns, take no chance.
+        open_ = Exports.of_patterns(self.new_env_keys)
+        return Exports(known=known, open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
+                       globs=open_.globs if self.all_globs else ())
