@@ -97,7 +97,11 @@ class FakeVllm:
             # Not asyncio.start_server: it loses connections that are being accepted while it closes.
             while True:
                 conn, _ = await self._loop.sock_accept(listener)
-                reader, writer = await asyncio.open_connection(sock=conn)
+                try:
+                    reader, writer = await asyncio.open_connection(sock=conn)
+                except (asyncio.CancelledError, OSError):
+                    conn.close()
+                    raise
                 self.connections += 1
                 writers.append(writer)
                 task = asyncio.create_task(self._talk(reader, writer))

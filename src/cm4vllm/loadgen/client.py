@@ -1,7 +1,7 @@
 """The asynchronous client: many completions at once over kept-alive connections, in one event loop.
 
-It knows nothing of LoadGen: requests come in as (key, body index) pairs through `submit`, answers leave through a Sink.
-So it can run in a thread beside LoadGen, or in a process of its own.
+It knows nothing of LoadGen: requests come in through `submit`, answers leave through a Sink. It runs in the worker
+processes, and alone in tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.wire import AnswerError, AnswerReader, error_message
+from cm4vllm.serving.records import Api
 
 __all__ = ["Client", "Completion", "Counts", "Request", "Sink"]
 
@@ -23,25 +24,31 @@ __all__ = ["Client", "Completion", "Counts", "Request", "Sink"]
 REUSE_WITHIN_S = 4.0
 #: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
 MAX_RETRIES = 2
-#: Mean pause before the first and the second retry.
+#: Mean pause before the first and the second retry on the same server; another server is asked at once.
 RETRY_PAUSE_S = (0.05, 0.25)
-#: Seconds that the server may take to accept a connection.
+#: Seconds that a server may take to accept a connection.
 CONNECT_S = 10.0
-#: A server that sends nothing at all for so long, on any connection, with requests open, is taken for stuck.
-STALL_S = 600.0
+#: Seconds that a server which did not answer is left alone, where there is another.
+REST_S = 2.0
+#: Seconds without a byte from any server, with requests open, after which they are taken for stuck: nothing comes of a
+#: whole answer before its last token.
+STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request, serialised once: `data` is the whole HTTP request, `prompt_tokens` the length of its prompt."""
+class Request(NamedTuple):
+    """One request: `body` is its JSON, serialised before, `prompt_tokens` the length of its prompt.
 
-    data: bytes
+    `key` comes back with the answer; `issued_ns` is when it was issued (time.monotonic_ns), 0 where nobody asks.
+    """
+
+    key: int
+    body: bytes | memoryview
     prompt_tokens: int
+    issued_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer: the `key` it was submitted with and its int32 token ids."""
+class Completion(NamedTuple):
+    """A whole answer: the `key` of its request and its int32 token ids."""
 
     key: int
     tokens: array[int]
@@ -49,19 +56,22 @@ class Completion:
 
 @dataclass(slots=True)
 class Counts:
-    """What the client saw so far. `failures` counts the kinds of failure by their cause."""
+    """What the client saw so far."""
 
     requests: int = 0
     completed: int = 0
     failed: int = 0
     retries: int = 0
+    connections: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
 
 
 class Sink(Protocol):
     """Where answers go; called in the event loop's thread."""
+
+    def sent(self, request: Request) -> None:
+        """The request is written to a connection for the first time, or one is being opened for it."""
 
     def first_token(self, key: int, token: int) -> None:
         """The first token of `key` came; at most once for each key, and only for streamed answers."""
@@ -74,115 +84,118 @@ class Sink(Protocol):
 
 
 class Client:
-    """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival."""
+    """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
+
+    Of several servers the one with the fewest requests open is asked.
+    """
 
     def __init__(
-        self, address: Address, sink: Sink, *, streamed: bool, max_in_flight: int | None = None,
-        stall_s: float = STALL_S,
+        self, addresses: Sequence[Address], sink: Sink, *, streamed: bool, max_in_flight: int | None = None,
+        api: Api = Api.COMPLETIONS, stall_s: float | None = None,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
         self.streamed = streamed
         self.sink = sink
-        self.heard_at = 0.0
-        self._address = address
+        self._servers = [_Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
-        self._stall_s = stall_s
+        self._stall_s = stall_s or (STALL_STREAMED_S if streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
-        self._incoming: deque[tuple[int, Request]] = deque()
-        self._woken = False
+        self._incoming: deque[Iterator[Request]] = deque()
         self._connections: set[Connection] = set()
-        self._idle: list[Connection] = []
         self._open: set[_Exchange] = set()
         self._done: list[Completion] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watch = self._loop.call_later(min(1.0, stall_s), self._watch_stall)
+        self._filling = False
+        self._heard = (0, self._loop.time())
+        self._watch = self._loop.call_later(0, self._look_around)
 
-    @property
-    def waiting(self) -> int:
-        """Requests submitted but not sent yet."""
-        return len(self._incoming)
-
-    def submit(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Take requests; safe to call from any thread."""
-        self._incoming.extend(requests)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._send_waiting)
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests, which are drawn from the iterable only as they are sent."""
+        self._incoming.append(iter(requests))
+        self._send_waiting()
 
     def close(self) -> None:
-        """Close all connections. To be called in the event loop's thread, with nothing being connected."""
+        """Close all connections, with nothing being connected."""
         self._watch.cancel()
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.close()
 
     def _send_waiting(self) -> None:
-        # Cleared before the queue is read: what is appended from now on wakes the loop again.
-        self._woken = False
-        while self._incoming and (self._max_in_flight is None or self.in_flight < self._max_in_flight):
-            key, request = self._incoming.popleft()
-            if not self._open:
-                self.heard_at = self._loop.time()
-            self.counts.requests += 1
-            self.counts.prompt_tokens += request.prompt_tokens
+        self._filling = False
+        incoming, limit = self._incoming, self._max_in_flight
+        while incoming and (limit is None or self.in_flight < limit):
+            request = next(incoming[0], None)
+            if request is None:
+                incoming.popleft()
+                continue
+            counts = self.counts
+            counts.requests += 1
+            counts.prompt_tokens += request.prompt_tokens
             self.in_flight += 1
-            exchange = _Exchange(self, key, request)
+            exchange = _Exchange(self, request, self._choose(None))
             self._open.add(exchange)
             self._send(exchange)
+            self.sink.sent(request)
 
     def _send(self, exchange: _Exchange) -> None:
-        if exchange.abandoned:
-            return
-        connection = self._reusable()
+        server = exchange.server
+        server.in_flight += 1
+        connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
         if connection is not None:
-            connection.send(exchange)
+            exchange.connection = connection
+            connection.send(exchange, server.request(exchange.request.body))
             return
-        task = self._loop.create_task(self._connect_and_send(exchange))
+        task = self._loop.create_task(self._connect_and_send(exchange, server))
         self._tasks.add(task)  # the loop itself keeps tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect_and_send(self, exchange: _Exchange) -> None:
-        address = self._address
+    def _choose(self, failed: _Server | None) -> _Server:
+        """Return the server with the fewest requests open, of those that answer; `failed` is asked last."""
+        if len(self._servers) == 1:
+            return self._servers[0]
+        now = self._loop.time()
+        return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
+
+    async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
         connection = Connection(self._connections.discard)
         self._connections.add(connection)
+        self.counts.connections += 1
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._loop.create_connection(
-                    lambda: connection, address.host, address.port, ssl=address.tls, server_hostname=address.server_name
-                )
+                await server.address.connect(connection)
         except OSError as error:
             self._connections.discard(connection)
-            reason = error.strerror or type(error).__name__
+            reason = error.strerror or str(error) or type(error).__name__
             exchange.broken(f"cannot connect to the server: {reason}", answered=False)
             return
         if connection.open:
-            connection.send(exchange)
+            exchange.connection = connection
+            connection.send(exchange, server.request(exchange.request.body))
         else:
             exchange.broken("the server closed the connection", answered=False)
-
-    def _reusable(self) -> Connection | None:
-        """Return the connection used last, or None when there is none that the server surely keeps open."""
-        oldest = self._loop.time() - REUSE_WITHIN_S
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.open and connection.idle_since >= oldest:
-                return connection
-            connection.close()
-        return None
 
     # Called by exchanges
 
     def retry(self, exchange: _Exchange) -> None:
-        """Send the exchange again after a short pause."""
+        """Send the exchange again: at once where another server answers, after a short pause otherwise."""
         self.counts.retries += 1
-        pause = RETRY_PAUSE_S[exchange.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311 - spreads the load
-        self._loop.call_later(pause, self._send, exchange)
+        failed = exchange.server
+        failed.rests_until = self._loop.time() + REST_S
+        exchange.server = self._choose(failed)
+        # random: spreads the load
+        pause = RETRY_PAUSE_S[exchange.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
+        self._loop.call_later(pause if exchange.server is failed else 0, self._again, exchange)
 
-    def release(self, connection: Connection) -> None:
+    def _again(self, exchange: _Exchange) -> None:
+        if not exchange.abandoned:
+            self._send(exchange)
+
+    def release(self, connection: Connection, server: _Server) -> None:
         """Keep a connection whose answer is whole for the next request."""
         if connection.open:
             connection.idle_since = self._loop.time()
-            self._idle.append(connection)
+            server.idle.append(connection)
 
     def complete(self, exchange: _Exchange, tokens: array[int]) -> None:
         """Hand over a whole answer, together with the others of this turn of the event loop."""
@@ -190,69 +203,110 @@ class Client:
         self.counts.completion_tokens += len(tokens)
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append(Completion(exchange.key, tokens))
+        self._done.append(Completion(exchange.request.key, tokens))
         self._leave(exchange)
 
     def fail(self, exchange: _Exchange, cause: str) -> None:
         """Give a request up."""
         self.counts.failed += 1
-        self.counts.failures[cause] += 1
-        self.sink.failed(exchange.key, cause, first_token_seen=exchange.first_token_seen)
+        self.sink.failed(exchange.request.key, cause, first_token_seen=exchange.first_token_seen)
         self._leave(exchange)
 
     def _leave(self, exchange: _Exchange) -> None:
         self._open.discard(exchange)
         self.in_flight -= 1
-        if self._incoming and not self._woken:
-            self._woken = True
+        if self._incoming and not self._filling:
+            self._filling = True
             self._loop.call_soon(self._send_waiting)
 
     def _hand_over(self) -> None:
         done, self._done = self._done, []
         self.sink.completed(done)
 
-    def _watch_stall(self) -> None:
-        self._watch = self._loop.call_later(min(1.0, self._stall_s), self._watch_stall)
-        if self._open and self._loop.time() - self.heard_at > self._stall_s:
+    def _look_around(self) -> None:
+        """Drop connections that servers have closed, and give up what is open when nothing comes any more."""
+        pause = min(self._stall_s / 4, 15.0)
+        self._watch = self._loop.call_later(pause, self._look_around)
+        for server in self._servers:
+            server.forget_closed()
+        received = self.counts.completed + self.counts.failed + sum(
+            connection.received for connection in self._connections)
+        now = self._loop.time()
+        if not self._open or received != self._heard[0]:
+            self._heard = (received, now)
+            return
+        for exchange in list(self._open):
+            if exchange.connection is not None:
+                exchange.connection.look_through()
+        if now - self._heard[1] >= self._stall_s:
             for exchange in list(self._open):
                 exchange.abandon(f"the server sent nothing for {self._stall_s:g} s")
+
+
+class _Server:
+    """One server: its connections that are idle, the last used one last, and what is open on the others."""
+
+    __slots__ = ("_head", "address", "idle", "in_flight", "rests_until")
+
+    def __init__(self, address: Address, head: bytes) -> None:
+        self.address = address
+        self.idle: deque[Connection] = deque()
+        self.in_flight = 0
+        self.rests_until = 0.0
+        self._head = head
+
+    def request(self, body: bytes | memoryview) -> bytes:
+        """Return the bytes of a whole request."""
+        return b"".join((self._head, b"%d\r\n\r\n" % len(body), body))
+
+    def reusable(self, oldest: float) -> Connection | None:
+        """Return the connection used last, or None when there is none that the server surely keeps open."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.open and connection.idle_since >= oldest:
+                return connection
+            connection.close()
+        return None
+
+    def forget_closed(self) -> None:
+        while self.idle and not self.idle[0].open:
+            self.idle.popleft()
 
 
 class _Exchange:
     """One request through all its tries, until it is answered or given up."""
 
-    __slots__ = ("_client", "_reader", "_refusal", "abandoned", "first_token_seen", "key", "request", "retries")
+    __slots__ = ("_client", "_reader", "_refusal", "abandoned", "connection", "first_token_seen", "request", "retries",
+                 "server")
 
-    def __init__(self, client: Client, key: int, request: Request) -> None:
-        self.key = key
-        self.request = request.data
+    def __init__(self, client: Client, request: Request, server: _Server) -> None:
+        self.request = request
+        self.server = server
         self.retries = 0
-        self.first_token_seen = False
+        self.first_token_seen = self.abandoned = False
+        self.connection: Connection | None = None
         self._client = client
         self._reader = AnswerReader(streamed=client.streamed, prompt_tokens=request.prompt_tokens)
-        self._refusal = bytearray()
-        self.abandoned = False
+        self._refusal = b""
 
-    def body(self, status: int, data: bytes) -> None:
-        client = self._client
-        client.heard_at = client._loop.time()
-        if self.abandoned:
-            return
-        if status != 200:
+    def body(self, status: int, data: bytes) -> bool:
+        if status != 200 or self.abandoned:
             self._refusal += data
-            return
+            return False
         first = self._reader.feed(data)
         if first is not None:
             self.first_token_seen = True
-            client.sink.first_token(self.key, first)
+            self._client.sink.first_token(self.request.key, first)
+        return self.first_token_seen
 
     def ended(self, connection: Connection, status: int) -> None:
+        self._leave()
         if self.abandoned:
             return
-        self._client.release(connection)
+        self._client.release(connection, self.server)
         if status != 200:
-            message = error_message(bytes(self._refusal)).removeprefix("the server answered: ")
-            self._refusal.clear()
+            message = error_message(self._refusal).removeprefix("the server answered: ")
+            self._refusal = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
             self._give_up(cause, again=status >= 500 or status == 429)
@@ -268,6 +322,7 @@ class _Exchange:
         self._client.complete(self, tokens)
 
     def broken(self, cause: str, *, answered: bool) -> None:
+        self._leave()
         if not self.abandoned:
             self._give_up(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
 
@@ -275,6 +330,10 @@ class _Exchange:
         """Give the request up from outside; what may still come for it is ignored."""
         self.abandoned = True
         self._client.fail(self, cause)
+
+    def _leave(self) -> None:
+        self.server.in_flight -= 1
+        self.connection = None
 
     def _give_up(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.client import Request
 
 __all__ = ["SampleLibrary", "read_prompts"]
 
@@ -31,23 +31,31 @@ def read_prompts(dataset: DatasetRecord, count: int) -> list[list[int]]:
 
 
 class SampleLibrary:
-    """The prompts, and the requests of those that LoadGen has loaded: nothing is serialised while the test runs."""
+    """The prompts, serialised in memory that other processes can map: nothing is serialised while the test runs.
+
+    `records[index]` is offset and length of a body in the memory behind `descriptor`, and the tokens of its prompt. A
+    sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run.
+    """
 
     def __init__(self, prompts: list[list[int]], serialise: Callable[[list[int]], bytes]) -> None:
-        self.requests: dict[int, Request] = {}
+        self.descriptor = os.memfd_create("bodies")
+        self.records: dict[int, tuple[int, int, int]] = {}
         self._prompts = prompts
         self._serialise = serialise
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def load(self, indices: Iterable[int]) -> None:
-        """Serialise the requests of these samples (LoadSamplesToRam)."""
-        for index in indices:
-            prompt = self._prompts[index]
-            self.requests[index] = Request(self._serialise(prompt), len(prompt))
+        """Serialise these samples (LoadSamplesToRam)."""
+        with os.fdopen(os.dup(self.descriptor), "wb") as file:
+            for index in indices:
+                if index not in self.records:
+                    prompt = self._prompts[index]
+                    length = file.write(self._serialise(prompt))
+                    self.records[index] = (self._size, length, len(prompt))
+                    self._size += length
 
     def unload(self, indices: Iterable[int]) -> None:
-        """Forget the requests of these samples (UnloadSamplesFromRam)."""
-        for index in indices:
-            self.requests.pop(index, None)
+        """Keep these samples (UnloadSamplesFromRam)."""

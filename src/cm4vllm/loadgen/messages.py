@@ -6,7 +6,7 @@ import msgspec
 
 from cm4vllm.loadgen.records import ClientRecord
 
-__all__ = ["Ended", "Failed", "Message", "Progress"]
+__all__ = ["Answers", "Ended", "Failed", "Message", "Progress"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
@@ -16,6 +16,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
     total: int | None
     elapsed_s: float
     tokens: int
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="answers"):
+    """Answers since the last such message: the index of each sample in the dataset, and the tokens of its answer."""
+
+    answers: list[tuple[int, list[int]]]
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
@@ -36,4 +42,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Ended | Failed
+Message = Progress | Answers | Ended | Failed

@@ -7,7 +7,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.rules.scenarios import Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["ClientRecord", "RunRecord", "RunSettings"]
+__all__ = ["ClientRecord", "ProcessRecord", "RunRecord", "RunSettings", "SelfCheck", "Spread"]
 
 #: The name of the record's file in a run's folder.
 RUN_FILE = "run.json"
@@ -19,7 +19,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     `user_conf` is the text of user.conf. `samples` is the size of the query sample library: the whole dataset, or its
     first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the Offline scenario alone.
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
-    the first always comes alone.
+    the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide.
     """
 
     rehearsal: bool
@@ -34,6 +34,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     min_tokens: int
     max_in_flight: int
     stream_interval: int = 1
+    num_workers: int = 0
     target_qps: float
     target_qps_source: str
     model: ModelRecord
@@ -41,8 +42,63 @@ class RunSettings(Record, frozen=True, kw_only=True):
     server: ServerRecord
 
 
+class Spread(Record, frozen=True, kw_only=True):
+    """Times in ms: their median, their 99th percentile, the greatest."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class ProcessRecord(Record, frozen=True, kw_only=True):
+    """One process of the client during the run: LoadGen's, or a worker's.
+
+    `issue_lag` is the time between LoadGen's call and the moment a query is written to its connection, in the Server
+    scenario; `loop_lag` how late a worker's event loop ran what was due. The garbage collector is off: `gc_pauses` is 0
+    unless something turned it on.
+    """
+
+    name: str
+    cpu_s: float
+    wall_s: float
+    peak_memory_mib: float
+    gc_pauses: int = 0
+    gc_longest_ms: float = 0.0
+    loop_lag: Spread | None = None
+    issue_lag: Spread | None = None
+
+    @property
+    def cpu_share(self) -> float:
+        """The part of one processor that the process used, of 1."""
+        return self.cpu_s / self.wall_s if self.wall_s else 0.0
+
+
+class SelfCheck(Record, frozen=True, kw_only=True):
+    """What the client can do by itself, measured before the run against a server in memory.
+
+    It answers `tokens` tokens a query at once. Server: queries came at `qps`; `added_ttft` is the time to first token,
+    all of it the client's and that server's. Offline: queries followed each other as fast as they could.
+    `capacity_qps` is what the client can carry: at `qps`, divided by the share of a processor that its busiest process
+    used. `server_share` is that of the server in memory: near 1, the capacity is a lower bound.
+    """
+
+    workers: int
+    tokens: int
+    queries: int
+    qps: float
+    capacity_qps: float
+    busiest: str
+    busiest_share: float
+    server_share: float
+    added_ttft: Spread | None = None
+
+
 class ClientRecord(Record, frozen=True, kw_only=True):
-    """What the client saw. `failures` holds one line for each kind of failure, with its count."""
+    """What the client saw. `failures` holds one line for each kind of failure, with its count.
+
+    `reported_tokens` are those that LoadGen was told of: fewer than `completion_tokens` where the benchmark's reference
+    leaves out the first one of each answer. `connections` counts those that were opened.
+    """
 
     requests: int
     completed: int
@@ -51,6 +107,10 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     failures: dict[str, int] = {}
+    reported_tokens: int = 0
+    connections: int = 0
+    processes: list[ProcessRecord] = []
+    self_check: SelfCheck | None = None
 
 
 class RunRecord(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -22,7 +22,7 @@ from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version
-from cm4vllm.loadgen.messages import Ended, Failed, Message, Progress
+from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Progress
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 
@@ -38,21 +38,27 @@ ALIVE_INTERVAL_S = 0.5
 DYING_S = 3.0
 
 Alive = Callable[[], str | None]
+#: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer.
+OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], None]
 
 
-def run(settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None) -> RunRecord:
+def run(
+    settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None,
+    on_answers: OnAnswers | None = None,
+) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
-    dead, or returns None while it lives. Raises ServerDied, RunFailed and the errors of the process; what was written
-    until then is kept as `<folder>.failed`.
+    dead, or returns None while it lives. `on_answers` is given the answers about once a second, each one once, before
+    `run` returns; it is for accuracy runs, whose time is not measured. Raises ServerDied, RunFailed and the errors of
+    the process; what was written until then is kept as `<folder>.failed`.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.scenario} {settings.mode} run"
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         started_at = now()
-        ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown)
+        ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
         record = _record(settings, staging, ended, started_at)
         write_record(staging / RUN_FILE, record)
     return record
@@ -82,18 +88,20 @@ def _without_address(argv: list[str]) -> list[str]:
     ]
 
 
-def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step) -> Ended:
+def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step,
+            on_answers: OnAnswers | None) -> Ended:
     """Run the LoadGen process to its end and return what it said last."""
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
     console = folder / CONSOLE_LOG
     with console.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder)],
+            [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder),
+             *(["--answers"] if on_answers else [])],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
         )
         try:
-            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), alive, shown, settings)
+            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), alive, shown, settings, on_answers)
             status = child.wait()
         finally:
             child.kill()
@@ -119,7 +127,8 @@ def _end_of_server(alive: Alive) -> str | None:
     return reason
 
 
-def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: RunSettings) -> Message | None:
+def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: RunSettings,
+            on_answers: OnAnswers | None) -> Message | None:
     """Read the child's standard output to its end; return the last message that is not progress."""
     last: Message | None = None
     pending = b""
@@ -134,7 +143,7 @@ def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: Ru
                     return last
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    last = _take(line, log, shown) or last
+                    last = _take(line, log, shown, on_answers) or last
             if time.monotonic() - looked >= ALIVE_INTERVAL_S:
                 looked = time.monotonic()
                 reason = alive()
@@ -142,7 +151,7 @@ def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: Ru
                     raise _died(settings, reason)
 
 
-def _take(line: bytes, log: int, shown: Step) -> Message | None:
+def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -152,6 +161,10 @@ def _take(line: bytes, log: int, shown: Step) -> Message | None:
         total = f" of {message.total:,}" if message.total else ""
         rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
         shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
+        return None
+    if isinstance(message, Answers):
+        if on_answers is not None:
+            on_answers(message.answers)
         return None
     return message
 

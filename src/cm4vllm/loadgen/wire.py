@@ -1,33 +1,36 @@
-"""The completions protocol of vLLM: a request's bytes, and the exact token ids out of an answer's bytes.
+"""The completions protocol: a request's bytes, and the exact token ids out of an answer's bytes.
 
 An answer is a JSON document, or a stream of `data: {...}` events that ends with `data: [DONE]`. Token ids are those the
-server lists under `token_ids` (request field `return_token_ids`); text is never tokenised again. Their count must equal
-`usage.completion_tokens`, and `usage.prompt_tokens` the length of the prompt, or the answer counts as failed.
+server lists under `token_ids`; text is never tokenised again. Their count must equal `usage.completion_tokens`, and
+`usage.prompt_tokens` the length of the prompt, or the answer counts as failed.
 
 Reading is deferred: while a stream runs, its bytes are only gathered, and looked through for the first token. A literal
-`"token_ids":[` cannot come from generated text, because JSON escapes the quotes inside strings.
+`"token_ids"` cannot come from generated text, because JSON escapes the quotes inside strings. So the lists are found by
+a pattern; where a piece holds more such keys than the pattern found, it is decoded as JSON instead.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from cm4vllm.serving.records import Api
+
 __all__ = ["AnswerError", "AnswerReader", "Sampling", "completion_body", "error_message"]
 
 #: Raw bytes of a stream that are kept before they are reduced to token ids: bounds memory over thousands of streams.
-COMPACT_BYTES = 64 * 1024
+COMPACT_BYTES = 4 * 1024
 
-_IDS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
+_KEY = b'"token_ids"'
+_IDS = re.compile(rb'"token_ids":\s*(?:\[([\d,\s]*)\]|null)')
 _FIRST = re.compile(rb'"token_ids":\s*\[\s*(\d+)\s*[,\]]')
-_COMPLETION = re.compile(rb'"completion_tokens":\s*(\d+)')
-_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
-_ERROR = re.compile(rb'"error":\s*\{')
+_NUMBER = re.compile(rb"\s*:\s*(\d+)")
+_ERROR = re.compile(rb'"error"\s*:\s*\{')
 _LAST_EVENT = b"data: [DONE]\n\n"
 _DONE = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*$")
 
@@ -47,6 +50,7 @@ class Sampling:
     max_tokens: int
     min_tokens: int
     stream_interval: int
+    api: Api = Api.COMPLETIONS
 
     @property
     def streamed(self) -> bool:
@@ -55,22 +59,23 @@ class Sampling:
 
 def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     """Return the JSON body that asks for one completion of the token ids `prompt`."""
-    body: dict[str, Any] = {
-        "model": sampling.model,
-        "prompt": list(prompt),
+    drawn: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "temperature": 0,
         "top_p": 1,
         "top_k": 1,
         "seed": 42,
-        "return_token_ids": True,
     }
+    if sampling.stream_interval > 1:
+        drawn["stream_interval"] = sampling.stream_interval
+    body: dict[str, Any] = {"model": sampling.model}
+    if sampling.api is Api.COMPLETIONS:
+        body |= {"prompt": list(prompt), **drawn, "return_token_ids": True}
+    else:
+        body |= {"token_ids": list(prompt), "sampling_params": {**drawn, "detokenize": False}}
     if sampling.streamed:
-        body["stream"] = True
-        body["stream_options"] = {"include_usage": True}
-        if sampling.stream_interval > 1:
-            body["stream_interval"] = sampling.stream_interval
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)
 
 
@@ -85,8 +90,7 @@ class AnswerReader:
         self._buffer = bytearray()
         self._tokens = array("i")
         self._has_first = not streamed
-        self._completion: int | None = None
-        self._prompt: int | None = None
+        self._completion = self._prompt = -1
         self._error = ""
 
     def feed(self, data: bytes) -> int | None:
@@ -97,11 +101,7 @@ class AnswerReader:
             if self._streamed and len(buffer) > COMPACT_BYTES:
                 self._compact()
             return None
-        found = _FIRST.search(buffer)
-        if found is None:
-            return None
-        self._has_first = True
-        return int(found[1])
+        return self._first()
 
     def finish(self) -> array[int]:
         """Return all token ids as int32. Raises AnswerError when the answer is not whole or does not add up."""
@@ -109,9 +109,9 @@ class AnswerReader:
         self._reduce(rest)
         if self._error:
             raise AnswerError(self._error)
-        if self._streamed and not _DONE.search(rest):
+        if self._streamed and not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
             raise AnswerError("the stream ended without [DONE]")
-        if self._completion is None:
+        if self._completion < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
         if len(self._tokens) != self._completion:
             if not self._tokens:
@@ -123,41 +123,85 @@ class AnswerReader:
             raise AnswerError("the server counts other prompt tokens than were sent")
         return self._tokens
 
+    def _first(self) -> int | None:
+        """Return the first token's id if it has come."""
+        found = _FIRST.search(self._buffer)
+        if found is not None:
+            token = int(found[1])
+        else:
+            end = self._end_of_events()
+            whole = bytes(self._buffer[:end])
+            if whole.count(_KEY) == len(_IDS.findall(whole)):
+                return None
+            listed = next(filter(None, map(_listed, _documents(whole))), None)
+            if not listed:
+                return None
+            token = listed[0]
+        self._has_first = True
+        return token
+
     def _compact(self) -> None:
         """Reduce all whole events to what is counted of them, and keep the bytes of the event under way."""
-        end = self._buffer.rfind(b"\n\n", 0, len(self._buffer) - len(_LAST_EVENT)) + 2
-        if end >= 2:
+        end = self._end_of_events()
+        if end:
             self._reduce(bytes(self._buffer[:end]))
             del self._buffer[:end]
 
+    def _end_of_events(self) -> int:
+        """Return where the last whole event ends that leaves enough behind it to see [DONE] at the answer's end."""
+        buffer, limit = self._buffer, max(0, len(self._buffer) - len(_LAST_EVENT))
+        end = buffer.rfind(b"\n\n", 0, limit) + 2
+        if end == 1:
+            end = buffer.rfind(b"\r\n\r\n", 0, limit) + 4
+        return end if end > 3 else 0
+
     def _reduce(self, raw: bytes) -> None:
-        for found in _IDS.finditer(raw):
-            listed = found[1].strip()
-            if listed:
-                try:
+        lists = _IDS.findall(raw)
+        try:
+            if raw.count(_KEY) == len(lists):
+                listed = b",".join(filter(None, map(bytes.strip, lists)))
+                if listed:
                     self._tokens.extend(map(int, listed.split(b",")))
-                except (ValueError, OverflowError):
-                    self._error = self._error or "the answer's token_ids are not 32-bit integers"
-        self._completion = _last_number(_COMPLETION, raw, self._completion)
-        self._prompt = _last_number(_PROMPT, raw, self._prompt)
+            else:
+                for document in _documents(raw):
+                    self._tokens.extend(_listed(document))
+        except (ValueError, TypeError, OverflowError):
+            self._error = self._error or "the answer's token_ids are not 32-bit integers"
+        self._completion = _last_number(b'"completion_tokens"', raw, self._completion)
+        self._prompt = _last_number(b'"prompt_tokens"', raw, self._prompt)
         self._error = self._error or error_message(raw)
 
 
 def error_message(raw: bytes) -> str:
     """Return what an error document or error event in `raw` says, or an empty string when there is none."""
-    if not _ERROR.search(raw):
+    if b'"error"' not in raw or not _ERROR.search(raw):
         return ""
-    for line in raw.splitlines():
-        try:
-            document = msgspec.json.decode(line.removeprefix(b"data:").strip())
-        except msgspec.DecodeError:
-            continue
-        error = document.get("error") if isinstance(document, dict) else None
+    for document in _documents(raw):
+        error = document.get("error")
         if isinstance(error, dict):
             return f"the server answered: {error.get('message', error)}"
     return ""
 
 
-def _last_number(pattern: re.Pattern[bytes], raw: bytes, otherwise: int | None) -> int | None:
-    numbers = pattern.findall(raw)
-    return int(numbers[-1]) if numbers else otherwise
+def _documents(raw: bytes) -> Iterator[dict[str, Any]]:
+    """Give the JSON objects of whole events, or of a whole answer."""
+    lines = raw.splitlines() if raw.lstrip().startswith(b"data:") else [raw]
+    for line in lines:
+        try:
+            document = msgspec.json.decode(line.removeprefix(b"data:").strip())
+        except msgspec.DecodeError:
+            continue
+        if isinstance(document, dict):
+            yield document
+
+
+def _listed(document: dict[str, Any]) -> list[int]:
+    """Return the token ids of an answer or event that has been decoded."""
+    choices = document.get("choices") or [{}]
+    return choices[0].get("token_ids") or []
+
+
+def _last_number(key: bytes, raw: bytes, otherwise: int) -> int:
+    at = raw.rfind(key)
+    found = _NUMBER.match(raw, at + len(key)) if at >= 0 else None
+    return int(found[1]) if found else otherwise

@@ -44,6 +44,9 @@ class Benchmark:
     then measures with wrong limits. `samples` is the size of the dataset, which an accuracy run covers whole.
     Generation is greedy with `max_tokens`; `min_tokens` is the reference's, raised by us only for models that may end
     at once, because LoadGen cannot compute TPOT from fewer than two tokens.
+    `first_token_told_again` says what the reference tells LoadGen when an answer is whole, where its first token was
+    told before: all tokens (SUT_VLLM.py, SUT_API.py, deepseek-r1/mlperf/server_sut.py), or all but the first, which
+    lowers n_tokens by one (gpt-oss-120b/mlperf/server_sut.py, _send_final_response).
     """
 
     name: str
@@ -56,6 +59,7 @@ class Benchmark:
     limits: Mapping[Scenario, LatencyLimit]
     system_type: str = "datacenter"
     scorer: str = "rouge"
+    first_token_told_again: bool = True
     refused: str = ""
 
 
@@ -94,7 +98,8 @@ BENCHMARKS = {
         Benchmark("deepseek-r1", ("v5.1", "v6.0", "v6.1"), "deepseek-r1", 4388, 20000, 1, (),
                   {Scenario.SERVER: LatencyLimit(2000, 80)}, scorer="exact_match", refused=_NO_SCORER),
         Benchmark("gpt-oss-120b", ("v6.0", "v6.1"), "gpt-oss-120b", 4395, 32768, 1, (),
-                  {Scenario.SERVER: LatencyLimit(3000, 80)}, scorer="exact_match", refused=_NO_SCORER),
+                  {Scenario.SERVER: LatencyLimit(3000, 80)}, scorer="exact_match", first_token_told_again=False,
+                  refused=_NO_SCORER),
     )
 }  # fmt: skip
 

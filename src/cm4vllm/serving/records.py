@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from cm4vllm.common.records import Record
 
-__all__ = ["ServerRecord"]
+__all__ = ["Api", "ServerRecord"]
+
+
+class Api(StrEnum):
+    """The way in which completions are asked for, all of them with token ids in and token ids out.
+
+    COMPLETIONS is the OpenAI format with vLLM's `return_token_ids`, GENERATE vLLM's token-only endpoint, which it
+    offers with --enable-scale-out.
+    """
+
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self is Api.COMPLETIONS else "/inference/v1/generate"
 
 
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
-    `endpoint` is its base URL without a path, `model_name` the name it serves, `version` what its /version says.
+    `endpoint` is its base URL without a path (unix:///PATH for a Unix socket), `model_name` the name it serves,
+    `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
+    of the same model, over which the client spreads its requests. `ca_file` holds the certificates that a https://
+    endpoint is checked against, beside the system's. `unchecked` says in words what the probe could not find out.
     """
 
     endpoint: str
+    replicas: list[str] = []
+    api: Api = Api.COMPLETIONS
+    ca_file: str = ""
+    unchecked: list[str] = []
     model_name: str
     max_model_len: int
     version: str
@@ -25,3 +49,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     supervisor_pid: int | None = None
     started_at: str = ""
     ready_after_s: float | None = None
+
+    @property
+    def endpoints(self) -> list[str]:
+        """All servers: `endpoint` and its replicas."""
+        return [self.endpoint, *self.replicas]

@@ -1,0 +1,131 @@
+"""Between LoadGen and the workers: queries out, answers back to LoadGen as int32 tokens, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.gauge import Gauge
+from cm4vllm.loadgen.library import SampleLibrary
+from cm4vllm.loadgen.messages import Answers, Failed, Message, Progress
+from cm4vllm.loadgen.records import ClientRecord, RunSettings
+from cm4vllm.loadgen.reporter import Reporter
+from cm4vllm.loadgen.workers import Workers, worker_settings
+from cm4vllm.rules.scenarios import Mode, Scenario
+
+__all__ = ["Carrier"]
+
+#: How long a run that has failed goes on, so that its report can tell one bad request from a server that is gone.
+GRACE_S = 1.0
+#: Seconds between two lines of progress.
+TELL_S = 1.0
+
+
+class Carrier:
+    """Use as a context manager around LoadGen's test; `issue` is what LoadGen calls.
+
+    A query that cannot be answered is completed empty, so that LoadGen could end; then the process tells why and ends,
+    because LoadGen cannot be stopped and nothing of the run can be used.
+    """
+
+    def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, *, tell: Callable[[Message], None],
+                 show_answers: bool = False) -> None:
+        self._settings = settings
+        self._library = library
+        self._tell = tell
+        self._gauge = Gauge("LoadGen")
+        self._reporter = Reporter(loadgen, settings, self._first_failure, keep=show_answers)
+        self._indices: dict[int, int] | None = {} if show_answers else None
+        self._workers = Workers(worker_settings(settings, settings.num_workers or 1), library.descriptor,
+                                self._reporter, self._end)
+        self._issued = 0
+        self._begin = time.monotonic()
+        self._over = threading.Event()
+        self._ending = threading.Lock()
+        self._teller = threading.Thread(target=self._tell_progress, name="progress", daemon=True)
+
+    def __enter__(self) -> Carrier:
+        self._teller.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._over.set()
+        self._teller.join()
+        with self._ending:
+            self._workers.close()
+        self._tell_answers()
+        self._process = self._gauge.record()
+        if error is None and self._reporter.failed_count:
+            raise self._failure()
+
+    def issue(self, samples: Sequence[Any]) -> None:
+        """Take what LoadGen issues; called on LoadGen's thread."""
+        if not self._issued:
+            self._begin = time.monotonic()
+        self._issued += len(samples)
+        if self._indices is not None:
+            self._indices.update((sample.id, sample.index) for sample in samples)
+        records = self._library.records
+        self._workers.issue([(sample.id, *records[sample.index]) for sample in samples])
+
+    def record(self) -> ClientRecord:
+        """Return what the client saw, when it has ended."""
+        counts = [stats.counts for stats in self._workers.stats]
+        return ClientRecord(
+            requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
+            retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
+            completion_tokens=sum(c.completion_tokens for c in counts),
+            reported_tokens=self._reporter.token_count, failures=dict(self._workers.failures),
+            connections=sum(c.connections for c in counts),
+            processes=[self._process, *(stats.process for stats in self._workers.stats)],
+        )
+
+    def _tell_progress(self) -> None:
+        while not self._over.wait(TELL_S):
+            self._tell_answers()
+            reporter = self._reporter
+            # All of an Offline run is issued at once; how many queries a Server run will issue only LoadGen knows.
+            known = self._settings.scenario is Scenario.OFFLINE or self._settings.mode is Mode.ACCURACY
+            self._tell(Progress(
+                done=reporter.completed_count + reporter.failed_count,
+                total=max(self._issued, self._settings.samples) if known else None,
+                elapsed_s=round(time.monotonic() - self._begin, 3), tokens=reporter.token_count))
+
+    def _tell_answers(self) -> None:
+        indices, answers = self._indices, self._reporter.take()
+        if indices is not None and answers:
+            self._tell(Answers(answers=[(indices.pop(key), tokens.tolist()) for key, tokens in answers]))
+
+    def _first_failure(self) -> None:
+        threading.Thread(target=self._give_up, name="grace", daemon=True).start()
+
+    def _give_up(self) -> None:
+        if not self._over.wait(GRACE_S):
+            self._end(None)
+
+    def _end(self, error: CmError | None) -> None:
+        """End the process with what is known: `error`, or else the requests that failed."""
+        with self._ending:
+            if error is None:
+                self._workers.close()
+            self._process = self._gauge.record()
+            reason = error or self._failure()
+            self._tell(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause, remedy=reason.remedy,
+                              client=self.record()))
+            os._exit(reason.exit_code)
+
+    def _failure(self) -> RunFailed:
+        failures = self._workers.failures
+        causes = "\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5))
+        settings, server = self._settings, self._settings.server
+        log = f" (its log: {server.log})" if server.log else ""
+        return RunFailed(
+            f"{failures.total()} of {self._issued} requests of the {settings.scenario} {settings.mode} run failed",
+            cause=causes,
+            remedy=f"look what the server says{log}, then run again; nothing of this run is kept as a result",
+        )

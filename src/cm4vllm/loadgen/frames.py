@@ -1,0 +1,60 @@
+"""What LoadGen's process and a worker process say to each other, over a socket pair, in fixed records.
+
+To the worker, one `REQUEST` record a query: its key, where its body lies in the memory that both share, the tokens of
+its prompt, and when it was issued. From the worker, a `HEADER` and the bytes it announces: an int32 for each token, or
+UTF-8. Numbers are the machine's own, unaligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from cm4vllm.loadgen.client import Counts
+from cm4vllm.loadgen.records import ProcessRecord
+from cm4vllm.serving.records import Api
+
+__all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
+
+#: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
+REQUEST = struct.Struct("=QQIIq")
+#: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE), bytes of text that follow (the others).
+HEADER = struct.Struct("=QIi")
+
+
+class Kind(IntEnum):
+    """What a record of a worker tells."""
+
+    #: The worker has reached its servers; the text is empty.
+    READY = 0
+    #: The worker cannot work; the text says why.
+    UNREACHABLE = 1
+    #: A query's first token came.
+    FIRST = 2
+    #: A query's answer is whole: its tokens follow.
+    DONE = 3
+    #: A query cannot be answered; the text says why. FAILED_LATE: after its first token was told.
+    FAILED = 4
+    FAILED_LATE = 5
+    #: The last word of a worker: its `Stats` as JSON.
+    STATS = 6
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told before it starts. `max_in_flight` is its own share; None: no bound."""
+
+    name: str
+    endpoints: list[str]
+    ca_file: str
+    api: Api
+    streamed: bool
+    max_in_flight: int | None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker saw in the whole run."""
+
+    counts: Counts
+    process: ProcessRecord

@@ -1,0 +1,83 @@
+"""What one process of the client does to the measurement: its processor time, its pauses, and how late it was."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from array import array
+from asyncio import AbstractEventLoop
+from collections.abc import Sequence
+from typing import Any
+
+from cm4vllm.loadgen.records import ProcessRecord, Spread
+
+__all__ = ["Gauge", "spread", "without_pauses"]
+
+#: Seconds between two looks at how late the event loop is.
+LOOK_S = 0.02
+
+
+def spread(times_ms: Sequence[float]) -> Spread | None:
+    """Return the median, the 99th percentile and the greatest of times in ms; None of none."""
+    if not times_ms:
+        return None
+    ordered = sorted(times_ms)
+    p50, p99 = (ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.99))
+    return Spread(p50_ms=round(p50, 3), p99_ms=round(p99, 3), max_ms=round(ordered[-1], 3))
+
+
+def without_pauses() -> None:
+    """Take what is there out of the garbage collector's sight, and stop it: nothing on the way of a query is cyclic."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+class Gauge:
+    """Measures its process from the moment it is made. Times in ns are those of time.monotonic_ns."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._cpu = time.process_time()
+        self._begin = time.monotonic()
+        self._pauses: list[float] = []
+        self._pause_begin = 0.0
+        self._loop_lags = array("d")
+        self._issue_lags = array("d")
+        gc.callbacks.append(self._collected)
+
+    def watch(self, loop: AbstractEventLoop) -> None:
+        """Look regularly how late `loop` runs what is due."""
+        due = loop.time() + LOOK_S
+
+        def look() -> None:
+            nonlocal due
+            now = loop.time()
+            self._loop_lags.append(max(0.0, now - due) * 1e3)
+            due = now + LOOK_S
+            loop.call_at(due, look)
+
+        loop.call_at(due, look)
+
+    def issued(self, issued_ns: int) -> None:
+        """Note how long ago a query was issued that is being sent now."""
+        if issued_ns:
+            self._issue_lags.append((time.monotonic_ns() - issued_ns) / 1e6)
+
+    def record(self) -> ProcessRecord:
+        """Return what was measured."""
+        wall = time.monotonic() - self._begin
+        gc.callbacks.remove(self._collected)
+        return ProcessRecord(
+            name=self._name, cpu_s=round(time.process_time() - self._cpu, 3), wall_s=round(wall, 3),
+            peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            gc_pauses=len(self._pauses), gc_longest_ms=round(max(self._pauses, default=0.0), 3),
+            loop_lag=spread(self._loop_lags), issue_lag=spread(self._issue_lags),
+        )
+
+    def _collected(self, phase: str, _: dict[str, Any]) -> None:
+        if phase == "start":
+            self._pause_begin = time.perf_counter()
+        else:
+            self._pauses.append((time.perf_counter() - self._pause_begin) * 1e3)

@@ -1,0 +1,71 @@
+"""Reports answers to LoadGen, by the convention of the benchmark's reference; runs in the reading thread."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.workers import Answer
+from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules.scenarios import Scenario
+
+__all__ = ["Reporter"]
+
+_INT_BYTES = 4
+
+
+class Reporter:
+    """The receiver of a run. `failed_once` is called at the first failure; with `keep`, answers are kept for `take`.
+
+    `token_count` is the number of tokens that LoadGen was told of.
+    """
+
+    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[], None], *, keep: bool) -> None:
+        self.completed_count = self.failed_count = self.token_count = 0
+        self._loadgen = loadgen
+        # LoadGen wants to be told of the first token in every scenario but Offline.
+        self._tell_first = settings.scenario is not Scenario.OFFLINE
+        all_told = BENCHMARKS[settings.benchmark].first_token_told_again
+        self._left_out = 1 if self._tell_first and not all_told else 0
+        self._failed_once = failed_once
+        self._kept: list[tuple[int, array[int]]] | None = [] if keep else None
+
+    def first_tokens(self, answers: Sequence[Answer]) -> None:
+        if self._tell_first:
+            response = self._loadgen.QuerySampleResponse
+            self._loadgen.FirstTokenComplete([response(key, address, _INT_BYTES) for key, address, _ in answers])
+
+    def completed(self, answers: Sequence[Answer]) -> None:
+        response, left_out = self._loadgen.QuerySampleResponse, self._left_out
+        responses = []
+        for key, address, count in answers:
+            told = count - left_out
+            self.token_count += told
+            responses.append(response(key, address + left_out * _INT_BYTES, told * _INT_BYTES, told))
+        # LoadGen copies the tokens during the call.
+        self._loadgen.QuerySamplesComplete(responses)
+        self.completed_count += len(responses)
+        if self._kept is not None:
+            self._kept += [(key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
+                           for key, address, count in answers]
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Complete the query empty, so that LoadGen can end; the run as a whole fails."""
+        empty = [self._loadgen.QuerySampleResponse(key, 0, 0, 0)]
+        if self._tell_first and not first_token_seen:
+            # Without it LoadGen 6.0.17 reads past its table of first tokens (logging.cc, RecordSampleCompletion).
+            self._loadgen.FirstTokenComplete(empty)
+        self._loadgen.QuerySamplesComplete(empty)
+        self.failed_count += 1
+        if self.failed_count == 1:
+            self._failed_once()
+
+    def take(self) -> list[tuple[int, array[int]]]:
+        """Return the answers (key and tokens) that came since the last call, of those that are kept."""
+        if not self._kept:
+            return []
+        taken, self._kept = self._kept, []
+        return taken

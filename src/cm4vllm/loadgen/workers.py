@@ -1,0 +1,270 @@
+"""LoadGen's side of the worker processes: starts them, gives each query to one, and reads what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Protocol, cast
+
+import msgspec
+
+from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.rules.scenarios import Scenario
+
+__all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
+
+#: Seconds that a worker may take to start and to reach its servers.
+START_S = 60.0
+#: Seconds that a worker may take to close its connections and to tell its statistics.
+END_S = 20.0
+
+#: Bytes that are read from a worker at a time, at least.
+ROOM_BYTES = 1 << 18
+
+_FRAME = HEADER.size
+_INT_BYTES = 4
+_WITH_TEXT = (Kind.READY, Kind.UNREACHABLE, Kind.FAILED, Kind.FAILED_LATE, Kind.STATS)
+
+
+#: A query's key, the address of its tokens, and their number: int32 that stay there until the receiver returns.
+Answer = tuple[int, int, int]
+
+
+class Receiver(Protocol):
+    """Where the answers go; called in the reading thread."""
+
+    def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """These queries' first tokens came, each of count 1."""
+
+    def completed(self, answers: Sequence[Answer]) -> None:
+        """These queries' answers are whole."""
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """The query cannot be answered."""
+
+
+def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
+    """Return the settings of each of `workers` workers for a run."""
+    server = settings.server
+    share = -(-settings.max_in_flight // workers) if settings.scenario is Scenario.OFFLINE else None
+    return [
+        # Each begins with another server, so that single queries do not all go to the first one.
+        WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
+                       ca_file=server.ca_file, api=server.api, streamed=settings.stream_interval > 0,
+                       max_in_flight=share)
+        for number in range(workers)
+    ]
+
+
+def _rotated(endpoints: list[str], by: int) -> list[str]:
+    by %= len(endpoints)
+    return [*endpoints[by:], *endpoints[:by]]
+
+
+class Workers:
+    """Worker processes and the thread that reads from them.
+
+    `memory` is the file descriptor of the bodies. `broken` is called in the reading thread when a worker ends by
+    itself.
+    """
+
+    def __init__(self, settings: Sequence[WorkerSettings], memory: int, receiver: Receiver,
+                 broken: Callable[[CmError], None]) -> None:
+        self.stats: list[Stats] = []
+        self.failures: Counter[str] = Counter()
+        self._receiver = receiver
+        self._broken = broken
+        self._workers = [_Worker(one, memory) for one in settings]
+        self._ready = 0
+        self._thread = threading.Thread(target=self._read, name="answers", daemon=True)
+        self._started = threading.Event()
+        self._error: CmError | None = None
+        self._thread.start()
+        if not self._started.wait(START_S):
+            self._error = RunFailed("the client's workers did not start", cause=f"nothing came in {START_S} s")
+        if self._error is not None:
+            self.kill()
+            raise self._error
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    @property
+    def ended(self) -> int:
+        """Queries that were answered or given up."""
+        return sum(worker.ended for worker in self._workers)
+
+    def issue(self, queries: Iterable[tuple[int, int, int, int]]) -> None:
+        """Send queries (key, offset, length, tokens of the prompt), each to the worker with the fewest open."""
+        now = time.monotonic_ns()
+        workers = self._workers
+        if len(workers) == 1:
+            workers[0].send([REQUEST.pack(*query, now) for query in queries])
+            return
+        shares: list[list[bytes]] = [[] for _ in workers]
+        open_ = [worker.issued - worker.ended for worker in workers]
+        for query in queries:
+            least = open_.index(min(open_))
+            open_[least] += 1
+            shares[least].append(REQUEST.pack(*query, now))
+        for worker, share in zip(workers, shares, strict=True):
+            if share:
+                worker.send(share)
+
+    def close(self) -> None:
+        """Have all workers end, wait for what they say last, and end those that say nothing."""
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.socket.shutdown(socket.SHUT_WR)
+        self._thread.join(END_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.wait()
+
+    def _read(self) -> None:
+        """Read until every worker has closed its end."""
+        poll = select.epoll()
+        by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.EPOLLIN)
+        while by_descriptor:
+            for descriptor, _ in poll.poll():
+                worker = by_descriptor[descriptor]
+                if not self._take(worker):
+                    poll.unregister(descriptor)
+                    del by_descriptor[descriptor]
+                    self._ended(worker)
+
+    def _take(self, worker: _Worker) -> bool:
+        """Take up what one worker has sent; return False when it has closed its end."""
+        try:
+            came = worker.receive()
+        except OSError:
+            return False
+        if not came:
+            return False
+        firsts: list[Answer] = []
+        answers: list[Answer] = []
+        for key, kind, number, address, text in worker.frames():
+            if kind == Kind.FIRST:
+                firsts.append((key, address - _INT_BYTES, 1))  # the token is the header's last word
+            elif kind == Kind.DONE:
+                answers.append((key, address, number))
+            else:
+                self._other(worker, key, kind, text)
+        if firsts:
+            self._receiver.first_tokens(firsts)
+        if answers:
+            self._receiver.completed(answers)
+            worker.ended += len(answers)
+        return True
+
+    def _other(self, worker: _Worker, key: int, kind: int, text: bytes) -> None:
+        if kind == Kind.READY:
+            self._ready += 1
+            if self._ready == len(self._workers):
+                self._started.set()
+        elif kind == Kind.UNREACHABLE:
+            endpoint, reason = msgspec.json.decode(text)
+            self._error = ServerUnreachable(f"nothing answers at {endpoint}", cause=reason,
+                                            remedy="start the server, or correct --api_server")
+            self._started.set()
+        elif kind == Kind.STATS:
+            self.stats.append(msgspec.json.decode(text, type=Stats))
+            worker.told_stats = True
+        else:
+            cause = text.decode(errors="replace")
+            self.failures[cause] += 1
+            worker.ended += 1
+            self._receiver.failed(key, cause, first_token_seen=kind == Kind.FAILED_LATE)
+
+    def _ended(self, worker: _Worker) -> None:
+        if worker.told_stats or self._error is not None:
+            return
+        status = worker.process.wait()
+        error = RunFailed(f"{worker.name} of the client ended by itself: {exit_in_words(status)}",
+                          cause=f"{worker.issued - worker.ended} of its queries were open",
+                          remedy="the run's console.log has what it said last")
+        if self._started.is_set():
+            self._broken(error)
+        else:
+            self._error = error
+            self._started.set()
+
+
+class _Worker:
+    """One worker process, and what has come from it."""
+
+    def __init__(self, settings: WorkerSettings, memory: int) -> None:
+        self.name = settings.name
+        self.issued = 0
+        self.ended = 0
+        self.told_stats = False
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            for end in (self.socket, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cm4vllm.loadgen.worker", str(theirs.fileno()), str(memory)],
+                stdin=subprocess.PIPE, stdout=2, pass_fds=(theirs.fileno(), memory), env=dict(os.environ),
+            )
+        stdin = cast(IO[bytes], self.process.stdin)
+        stdin.write(msgspec.json.encode(settings))
+        stdin.close()
+        self._make_room(ROOM_BYTES)
+        self._begin = self._end = 0
+
+    def send(self, records: list[bytes]) -> None:
+        self.issued += len(records)
+        # A worker that has ended is told of by the reading thread.
+        with contextlib.suppress(OSError):
+            self.socket.sendall(b"".join(records))
+
+    def receive(self) -> int:
+        """Read what has come, behind what is left of a record; return the number of bytes. Raises OSError."""
+        left = bytes(self._buffer[self._begin:self._end])
+        if len(left) == len(self._buffer):
+            self._make_room(2 * len(left))
+        self._buffer[:len(left)] = left
+        came = self.socket.recv_into(self._buffer[len(left):])
+        self._begin, self._end = 0, len(left) + came
+        return came
+
+    def frames(self) -> Iterator[tuple[int, int, int, int, bytes]]:
+        """Give each whole record: key, kind, number, the address of what follows, and that itself where it is text.
+
+        The addresses hold until the next `receive`.
+        """
+        buffer, at = self._buffer, self._begin
+        while at + _FRAME <= self._end:
+            key, kind, number = HEADER.unpack_from(buffer, at)
+            begin = at + _FRAME
+            end = begin + (number * _INT_BYTES if kind == Kind.DONE else number if kind in _WITH_TEXT else 0)
+            if end > self._end:
+                break
+            yield key, kind, number, self._base + begin, bytes(buffer[begin:end]) if kind in _WITH_TEXT else b""
+            at = end
+        self._begin = at
+
+    def _make_room(self, room: int) -> None:
+        # LoadGen copies tokens out of this array by their addresses: it must not move while they are in use.
+        self._array = array("B", bytes(room))
+        self._base = self._array.buffer_info()[0]
+        self._buffer = memoryview(self._array)
