@@ -27,23 +27,30 @@ def as_tree(root: Node) -> str:
 
 
 def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]]) -> Iterator[tuple[str, str]]:
-    yield first + _title(node), _state(node)
-    below = rest + ("│  " if node.children else "   ")
+    key = _key(node)
+    told = bool(node.children) and key in shown
+    shown.add(key)
+    yield first + _title(node), _state(node) + (", as above" if told else "")
+    below = rest + ("│  " if node.children and not told else "   ")
     for detail in _details(node):
         yield below + detail, ""
-    key = (node.script.path if node.script else node.tags, node.variations, node.status, node.asked)
-    if node.children and key in shown:
-        yield rest + "└─ as above", ""
+    if told:
         return
-    shown.add(key)
     for child in node.children:
         last = child is node.children[-1]
         yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown)
 
 
+def _key(node: Node) -> tuple[Any, ...]:
+    """Return what makes two nodes look the same from here on."""
+    return (node.script.path if node.script else node.tags, node.variations, node.status, node.asked,
+            tuple((child.tags, child.status) for child in node.children))
+
+
 def _title(node: Node) -> str:
-    marks = [] if node.why in ("deps", "asked for") else [f"{node.why}: "]
-    return "".join(marks) + _name(node)
+    mark = "" if node.why in ("deps", "asked for") else f"{node.why}: "
+    with_env = f" [{', '.join(node.env.values())}]" if node.why == "step" and node.env else ""
+    return mark + _name(node) + with_env
 
 
 def _name(node: Node) -> str:
@@ -66,7 +73,7 @@ def _state(node: Node) -> str:
 
 
 def _details(node: Node) -> list[str]:
-    lines = [f"if {reason}" for reason in node.only_if]
+    lines = list(node.only_if)
     if node.entry is not None:
         lines.append(f"in {node.entry.folder}")
     if node.added_by:
@@ -130,7 +137,7 @@ def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
         if script else None,
         "variations": list(node.variations), "version_asked": node.asked or None,
         "version": node.version or (entry.version if entry else "") or None,
-        "why": {"phase": node.why, "of": node.parent or None, "names": list(node.names),
+        "why": {"phase": node.why, "of": node.parent or None, "names": list(node.names), "env": dict(node.env),
                 "variation": node.added_by or None, "only_if": list(node.only_if)},
         "certain": certain, "status": node.status.value, "depends_on": list(node.open_facts),
         "entry": str(entry.folder) if entry else None, "brings": [_brought_json(one) for one in node.brings],
@@ -146,15 +153,14 @@ def as_mermaid(root: Node) -> str:
     edges: dict[tuple[str, str, str], None] = {}
 
     def visit(node: Node) -> str:
-        key = (node.script.path if node.script else node.tags, node.variations, node.status, node.asked)
+        key = (node.script.path if node.script else node.tags, node.variations, node.asked)
         if key not in ids:
             ids[key] = f"n{len(ids)}"
             label = f"{_name(node)}<br/>{_state(node)}"
             lines.append(f"  {ids[key]}[\"{_escaped(label)}\"]:::{_CLASSES[node.status]}")
         for child in node.children:
             name = "" if child.why == "deps" else child.why
-            if child.only_if:
-                name = f"{name + ' ' if name else ''}if {' and '.join(child.only_if)}"
+            name = ", ".join(filter(None, [name, *child.env.values(), *child.only_if]))
             edges.setdefault((ids[key], visit(child), ("~" if child.only_if else "-") + name))
         return ids[key]
 

@@ -37,7 +37,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 class Dependency:
     """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
 
-    `only_if` says in words what decides whether a step is taken, where no environment key tells it.
+    For steps only: `only_if` says in words what decides whether it is taken, where no environment key tells it;
+    `if_folder` maps keys to whether their value must name a folder that exists.
     """
 
     tags: tuple[str, ...]
@@ -57,6 +58,7 @@ class Dependency:
     force_cache: bool
     skip_if_fake_run: bool
     only_if: str
+    if_folder: Mapping[str, bool]
     inputs: Raw
     raw: Raw = field(repr=False, compare=False)
 
@@ -81,6 +83,7 @@ class Dependency:
             force_cache=bool(raw.get("force_cache")),
             skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
             only_if=str(raw.get("only_if") or ""),
+            if_folder=raw.get("if_folder") or {},
             inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
             raw=raw,
         )
@@ -97,7 +100,7 @@ class Dependency:
 DEPENDENCY_KEYS = frozenset({
     "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
     "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
-    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", "only_if", *CONDITION_KEYS,
+    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", "only_if", "if_folder", *CONDITION_KEYS,
     *VERSION_KEYS,
 })
 

@@ -8,9 +8,10 @@ its meta says, and a cache entry what it holds: those are known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.brings import Brought, brought_by
@@ -51,14 +52,16 @@ class Status(StrEnum):
 class Node:
     """One script of the tree.
 
-    `why` is the phase of `parent` that asks for it, `added_by` the variation that brings the dependency, `only_if` what
-    decides whether it takes part at all, `open_facts` what decides which script it is or whether an entry fits.
+    `why` is the phase of `parent` that asks for it, `env` what the asking entry sets, `added_by` the variation that
+    brings the entry, `only_if` what decides whether it takes part at all, `open_facts` what decides which script it is
+    or whether a cache entry fits.
     """
 
     tags: str
     why: str
     parent: str = ""
     names: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     added_by: str = ""
     only_if: tuple[str, ...] = ()
     status: Status = Status.OPEN
@@ -238,7 +241,7 @@ class _Planner:
             node.notes.append("its customize.py may run further scripts, which its meta does not name")
         if source:
             frame.blur()
-        early_end = ("its preprocess does not end it early",) if "skip" in source else ()
+        early_end = ("only if preprocess does not end it early",) if "skip" in source else ()
         self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
         runs_shell = any(frame.script.path.glob(f"{frame.script_name or 'run'}*.sh"))
         if runs_shell:
@@ -268,18 +271,24 @@ class _Planner:
                    only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
         """Add the node of a dependency or a step, unless it takes no part, and take what it hands back."""
         taken, truth = self.changed(frame, dependency)
-        truth = both(truth, decide(taken.conditions, frame.env))
+        truth = both(truth, decide(taken.conditions, frame.env), *self.folders(frame, taken))
         if truth is False or (only_dynamic and not taken.dynamic):
             return
-        conditions = (*only_if, *([taken.only_if] if taken.only_if else []),
-                      *(self.words(truth) if isinstance(truth, frozenset) else ()))
-        child = Node(tags=in_words(",".join(taken.tags)), why="step" if phase == STEPS else phase,
-                     parent=frame.script.title(), names=tuple(sorted(taken.names)), only_if=conditions,
-                     added_by=self.origin(frame, dependency, phase))
+        conditions = (*only_if, *([f"only if {taken.only_if}"] if taken.only_if else []),
+                      *(f"depends on {fact}" for fact in self.words(truth if isinstance(truth, frozenset) else ())))
+        child = Node(
+            tags=in_words(",".join(taken.tags)), why="step" if phase == STEPS else phase, parent=frame.script.title(),
+            names=tuple(sorted(taken.names)), added_by=self.origin(frame, dependency, phase), only_if=conditions,
+            env={key: in_words(str(value)) for key, value in taken.env.items()})
         node.children.append(child)
         child_certain = certain and not conditions
         exports = self.fill(child, lambda: self.asked_of(frame, taken, phase), certain=child_certain)
         frame.take(exports, certain=child_certain)
+
+    def folders(self, frame: Prospect, step: Dependency) -> list[Truth]:
+        values = {key: str(frame.env.get(key, "")) for key in step.if_folder}
+        return [facts_in(value) or (Path(value).is_dir() and value != "") == step.if_folder[key]
+                for key, value in values.items()]
 
     def changed(self, frame: Prospect, dependency: Dependency) -> tuple[Dependency, Truth]:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""
@@ -310,6 +319,6 @@ class _Planner:
                 return in_words(variation.name)
         return ""
 
-    def words(self, keys: Sequence[str] | frozenset[str]) -> tuple[str, ...]:
+    def words(self, keys: Iterable[str]) -> tuple[str, ...]:
         """Say of each fact which script tells it."""
-        return tuple(f"{key} (told by {self.tellers[key]})" if key in self.tellers else key for key in sorted(keys))
+        return tuple(f"{key}, which {self.tellers[key]} tells" if key in self.tellers else key for key in sorted(keys))

@@ -1,0 +1,246 @@
+"""A plan says what a run then does, and runs nothing itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.engine import execution
+
+HOOK = "def preprocess(i):\n    i['env'].update({0})\n    return {{'return': 0}}\n"
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Return a list that notes each script that runs, with whether the cache had it, in the order of their starts."""
+    seen = []
+    original = execution._Run.outcome
+
+    def outcome(self):
+        place = len(seen)
+        seen.append(None)
+        done = original(self)
+        seen[place] = (self.script.alias, self.variations.names, done.cached)
+        return done
+
+    monkeypatch.setattr(execution._Run, "outcome", outcome)
+    return seen
+
+
+def planned(home, tags, **given):
+    """Return the plan as data, having checked that it neither ran nor wrote anything."""
+    home.cli("find", "script")
+    before = {path: path.stat().st_mtime_ns for path in [*home.path.rglob("*"), *home.work.rglob("*")]}
+    result = home.run(tags, plan=True, **given)
+    assert {path: path.stat().st_mtime_ns for path in [*home.path.rglob("*"), *home.work.rglob("*")]} == before
+    return result
+
+
+def nodes(node):
+    yield node
+    for child in node["children"]:
+        yield from nodes(child)
+
+
+def told(node):
+    return [(one["script"]["alias"], tuple(one["variations"]), one["status"] in ("cached", "made above"))
+            for one in nodes(node)]
+
+
+def find(result, alias):
+    return next(node for node in nodes(result["plan"]) if node["script"] and node["script"]["alias"] == alias)
+
+
+def chain(home):
+    """Write scripts with every kind of dependency: cached, dynamic, conditional, inherited, amended, versioned."""
+    home.script("os", {"new_env_keys": ["CM_OS_*"]}, customize=HOOK.format({"CM_OS_NAME": "linux"}))
+    home.script("tool", {"cache": True, "new_env_keys": ["CM_TOOL"], "deps": [{"tags": "os"}],
+                         "default_version": "2.0", "versions": {"2.0": {"deps": [{"tags": "two"}]}},
+                         "variations": {"a": {"group": "g", "default": True}, "b": {"group": "g"}}},
+                customize=HOOK.format({"CM_TOOL": "/bin/true"}))
+    home.script("two")
+    home.script("flag", {"env": {"CM_FLAG": "yes"}, "new_env_keys": ["CM_FLAG"]})
+    home.script("live", {"cache": True, "deps": [{"tags": "os", "dynamic": True}, {"tags": "two"}]})
+    home.script("late")
+    home.script("top", {
+        "deps": [{"tags": "flag"}, {"tags": "tool", "names": ["tool"]}, {"tags": "two", "skip_if_env": {"CM_FLAG": ["on"]}},
+                 {"tags": "live", "enable_if_env": {"CM_FLAG": ["on"]}}, {"tags": "tool", "names": ["tool"]},
+                 {"tags": "tool,_b"}],
+        "post_deps": [{"tags": "late"}, {"tags": "two", "enable_if_env": {"CM_MODE": ["fast"]}}],
+        "input_mapping": {"mode": "CM_MODE"},
+        "variations": {"x": {"adr": {"tool": {"tags": "_b"}}}}})
+
+
+@pytest.mark.parametrize("tags", ["top", "top,_x"])
+@pytest.mark.parametrize("given", [{}, {"mode": "fast"}, {"mode": "slow"}])
+def test_a_plan_agrees_with_the_run_before_and_after(home, ran, tags, given):
+    chain(home)
+    for _ in range(2):
+        plan = planned(home, tags, **given)
+        assert plan["return"] == 0
+        assert all(node["certain"] for node in nodes(plan["plan"]))
+        assert ran == []
+        assert home.run(tags, **given)["return"] == 0
+        assert told(plan["plan"]) == ran
+        ran.clear()
+
+
+def test_nothing_of_a_script_is_run(home):
+    home.script("shell", run="touch ran-shell")
+    home.script("one", {"deps": [{"tags": "shell"}]}, customize="open('loaded', 'w')\ndef preprocess(i): 1 / 0\n")
+    assert planned(home, "one")["return"] == 0
+    assert list(home.work.iterdir()) == []
+
+
+def test_what_only_a_run_can_tell_is_shown_as_such(home):
+    home.script("teller", {"new_env_keys": ["CM_TOLD"]}, customize=HOOK.format({"CM_TOLD": "yes"}))
+    home.script("other")
+    home.script("get,lib", {"variations": {"name.#": {}}})
+    home.script("top", {"deps": [
+        {"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}},
+        {"tags": "get,lib,_name.<<<CM_TOLD>>>"}, {"tags": "get", "update_tags_from_env": ["CM_TOLD"]}]})
+    plan = planned(home, "top")
+    other = find(plan, "other")
+    assert other["why"]["only_if"] == ["depends on CM_TOLD, which teller tells"]
+    assert not other["certain"]
+    assert find(plan, "get-lib")["variations"] == ["name.<CM_TOLD>"]
+    assert plan["plan"]["children"][-1]["status"] == "open"
+    assert plan["plan"]["children"][-1]["depends_on"] == ["CM_TOLD, which teller tells"]
+
+
+def test_a_key_that_a_pattern_may_have_set_is_a_fact(home):
+    home.script("teller", {"new_env_keys": ["CM_T_*"]}, run="echo CM_T_X=yes >> tmp-run-env.out")
+    home.script("other")
+    home.script("middle", {"deps": [{"tags": "other", "enable_if_env": {"CM_T_X": ["on"]}}]})
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "middle"}]})
+    assert find(planned(home, "top"), "other")["why"]["only_if"] == ["depends on CM_T_X"]
+
+
+def test_what_a_cache_entry_holds_is_known(home, ran):
+    home.script("teller", {"cache": True, "new_env_keys": ["CM_TOLD"]}, customize=HOOK.format({"CM_TOLD": "no"}))
+    home.script("other")
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}}]})
+    assert not find(planned(home, "top"), "other")["certain"]
+    home.run("top")
+    ran.clear()
+    plan = planned(home, "top")
+    assert find(plan, "teller")["entry"] == str(home.entries()[0])
+    home.run("top")
+    assert told(plan["plan"]) == ran
+
+
+def test_a_promised_key_is_relied_upon_and_enforced(home, ran):
+    promise = {"new_env_keys": ["CM_TOLD"], "promised_env_keys": ["CM_TOLD"]}
+    home.script("teller", promise, customize=HOOK.format({"CM_TOLD": "x"}))
+    home.script("other")
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "other", "skip_if_env": {"CM_TOLD": ["on"]}}]})
+    plan = planned(home, "top")
+    home.run("top")
+    assert told(plan["plan"]) == ran
+    home.script("liar", promise, customize=HOOK.format({"CM_TOLD": "no"}))
+    failed = home.run("liar")
+    assert failed["return"] == 3
+    assert "ended without CM_TOLD" in failed["error"]
+
+
+def test_an_entry_that_depends_on_a_fact_is_open_only_where_one_may_fit(home):
+    home.script("teller", {"new_env_keys": ["CM_TOLD"]}, customize=HOOK.format({"CM_TOLD": "1"}))
+    home.script("kept", {"cache": True, "default_env": {"CM_TOLD": ""}})
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "kept"}]})
+    assert find(planned(home, "top"), "kept")["status"] == "to make"
+    home.run("top")
+    kept = find(planned(home, "top"), "kept")
+    assert (kept["status"], kept["depends_on"]) == ("open", ["CM_TOLD, which teller tells"])
+
+
+def test_hooks_before_later_dependencies_leave_their_conditions_open(home):
+    home.script("other")
+    home.script("top", {"default_env": {"CM_X": "yes"},
+                        "post_deps": [{"tags": "other", "enable_if_env": {"CM_X": ["on"]}}]},
+                customize="def preprocess(i): return {'return': 0, 'skip': True}\n")
+    assert find(planned(home, "top"), "other")["why"]["only_if"] == [
+        "only if preprocess does not end it early", "depends on CM_X"]
+
+
+def test_a_plan_fails_as_the_run_would_and_shows_where(home):
+    home.script("good")
+    home.script("top", {"deps": [{"tags": "good"}, {"tags": "nobody"}, {"tags": "good"}]})
+    plan, done = planned(home, "top"), home.run("top")
+    assert plan["return"] == done["return"] == 16
+    assert [child["status"] for child in plan["plan"]["children"]] == ["to run", "fails", "to run"]
+    assert "no scripts were found with the tags nobody" in plan["error"]
+
+
+def test_a_failure_that_need_not_happen_is_only_shown(home):
+    home.script("teller", {"new_env_keys": ["CM_TOLD"]}, run="true")
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "nobody", "enable_if_env": {"CM_TOLD": ["on"]}}]})
+    assert planned(home, "top")["return"] == 0
+
+
+def test_a_script_that_depends_on_itself_is_told(home):
+    home.script("one", {"deps": [{"tags": "two"}]})
+    home.script("two", {"deps": [{"tags": "one"}]})
+    plan = planned(home, "one")
+    assert plan["return"] == 3
+    assert "one > two > one" in plan["error"]
+
+
+def test_why_a_dependency_is_there(home):
+    home.script("dep")
+    home.script("top", {"variations": {"v": {"deps": [{"tags": "dep", "names": ["d"]}]}}})
+    why = find(planned(home, "top,_v"), "dep")["why"]
+    assert (why["phase"], why["of"], why["names"], why["variation"]) == ("deps", "top", ["d"], "v")
+
+
+def test_what_is_brought_is_told_with_sizes_that_are_known(home):
+    folder = home.script("top", {"brings": [
+        {"how": "download", "what": "weights", "disk_bytes": 3_000_000_000},
+        {"how": "install", "what": "tools", "requirements": "list.txt"},
+        {"how": "install", "package": "cmind", "shared": True},
+        {"how": "install", "package": "no-such-package", "shared": True}]})
+    (folder / "list.txt").write_text("one==1\ntwo==2\n")
+    brings = planned(home, "top")["plan"]["brings"]
+    assert [(one["what"], one["disk_bytes"]) for one in brings] == [
+        ("weights", 3_000_000_000), ("tools: 2 packages of list.txt", None), ("the package no-such-package", None)]
+    tree = home.cli("plan", "script", "--tags=top").stdout
+    assert "brings: 3.0 GB on disk; 2 of a size not known before" in tree
+
+
+def test_code_that_may_run_more_than_its_meta_names_is_pointed_out(home):
+    home.script("top", customize="def preprocess(i): return i['automation'].run({'tags': 'x'})\n")
+    assert "may run further scripts" in planned(home, "top")["plan"]["notes"][0]
+
+
+def test_steps_are_taken_as_hooks_take_them(home, ran):
+    home.script("get,lib", {"cache": True, "default_env": {"CM_KIND": "a"}})
+    home.script("top", {"input_mapping": {"kind": "CM_KIND"}, "steps": [
+        {"tags": "get,lib", "env": {"CM_KIND": "b"}}, {"tags": "get,lib", "skip_if_env": {"CM_KIND": ["c"]}},
+        {"tags": "get,lib", "only_if": "the moon is full"}, {"tags": "get,lib", "if_folder": {"CM_KIND": True}}]},
+        customize="""
+def preprocess(i):
+    for extra in ({"CM_KIND": "b"}, {}):
+        done = i["automation"].run({"tags": "get,lib", "env": {**i["env"], **extra}, "quiet": True})
+        if done["return"]: return done
+    return {"return": 0}
+""")
+    for _ in range(2):
+        plan = planned(home, "top", kind="b")
+        steps = plan["plan"]["children"]
+        assert [step["certain"] for step in steps] == [True, True, False]
+        home.run("top", kind="b")
+        assert told(plan["plan"])[:3] == ran
+        ran.clear()
+
+
+def test_on_the_command_line(home):
+    chain(home)
+    home.cli("find", "script")
+    tree = home.cli("run", "script", "--tags=top", "--plan").stdout
+    assert "├─ tool (_a)" in tree
+    assert "made above" in tree
+    assert json.loads(home.cli("run", "script", "--tags=top", "--plan", "--out=json").stdout)["plan"]["tags"] == "top"
+    assert home.cli("plan", "script", "--tags=top", "--graph").stdout.startswith("flowchart LR\n")
+    wrong = home.cli("plan", "script", "--tags=top,_y")
+    assert wrong.returncode == 20
+    assert "no variation 'y'" in wrong.stderr
+    assert not [path for path in home.path.rglob("*") if Path(path).name == "cm-cached-state.json"]
