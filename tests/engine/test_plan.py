@@ -64,8 +64,9 @@ def chain(home):
     home.script("late")
     home.script("top", {
         "deps": [{"tags": "flag"}, {"tags": "tool", "names": ["tool"]},
-                 {"tags": "two", "skip_if_env": {"CM_FLAG": ["on"]}}, {"tags": "live", "enable_if_env": {"CM_FLAG": ["on"]}},
-                 {"tags": "tool", "names": ["tool"]}, {"tags": "tool,_b"}],
+                 {"tags": "two", "skip_if_env": {"CM_FLAG": ["on"]}},
+                 {"tags": "live", "enable_if_env": {"CM_FLAG": ["on"]}}, {"tags": "tool", "names": ["tool"]},
+                 {"tags": "tool,_b"}],
         "post_deps": [{"tags": "late"}, {"tags": "two", "enable_if_env": {"CM_MODE": ["fast"]}}],
         "input_mapping": {"mode": "CM_MODE"},
         "variations": {"x": {"adr": {"tool": {"tags": "_b"}}}}})

@@ -26,9 +26,37 @@ def test_unknown_flag_of_a_strict_script_names_the_nearest(home):
     assert home.run("one", scenario="Offline", quiet=True, verbose=False, adr={}, j=False)["return"] == 0
 
 
-def test_unknown_flag_of_a_lenient_script_is_ignored(home):
-    home.script("one", {"input_mapping": {"scenario": "CM_S"}})
-    assert home.run("one", scenaro="Offline")["return"] == 0
+def test_unknown_flag_of_a_lenient_script_is_warned_of_where_a_person_typed_it(home):
+    home.script("dep")
+    home.script("one", {"input_mapping": {"scenario": "CM_S"}, "deps": [{"tags": "dep", "colour": "red"}]})
+    done = home.cli("run", "script", "--tags=one", "--scenaro=Offline", "--pln")
+    assert done.returncode == 0
+    warned = [line.partition("] ")[2] for line in done.stdout.splitlines() if "WARNING" in line]
+    assert warned[-2:] == ["WARNING: one has no input --scenaro; did you mean 'scenario'?",
+                           "WARNING: one has no input --pln; did you mean 'plan'?"]
+    assert "colour" not in done.stdout
+
+
+@pytest.mark.parametrize(("tags", "cause", "remedy"), [
+    ("detect,oss", "no script has the tag 'oss'", "did you mean detect,os (detect-os)?"),
+    ("detect,os,cpu", "'cpu' spoils the match: without it, detect-os would answer", "(detect-cpu) or"),
+    ("detect,os,-host", "-host excludes detect-os", "did you mean detect,cpu (detect-cpu)?"),
+    ("nothing", "no script has the tag 'nothing'", "cm find script"),
+])
+def test_tags_that_match_nothing_tell_what_spoils_the_match(home, tags, cause, remedy):
+    home.script("detect,os", {"tags": ["detect", "os", "host"], "tags_help": "detect,os"})
+    home.script("detect,cpu")
+    error = home.run(tags)["error"]
+    assert cause in error
+    assert remedy in error
+
+
+def test_variations_that_no_one_script_has_together(home):
+    home.script("same,a", {"variations": {"x": {}, "y": {}}})
+    home.script("same,b", {"variations": {"z": {}}})
+    error = home.run("same,_x,_y,_z")["error"]
+    assert "same-a has no variation 'z'" in error
+    assert "_z is one of same-b, which lacks another" in error
 
 
 def test_dependency_with_a_mistyped_key_of_a_strict_script_fails(home):

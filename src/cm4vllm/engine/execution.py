@@ -70,7 +70,7 @@ class _Run(Frame):
         self.folder = request.folder
         self.deps: list[str] = []
         self.extra_tags: list[str] = []
-        for note in self.overridden():
+        for note in self.remarks():
             session.tell(note)
 
     # --- cached or not -----------------------------------------------------------------------------------------------

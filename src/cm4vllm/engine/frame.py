@@ -26,7 +26,9 @@ class Frame:
     """
 
     def __init__(self, request: Request, script: ScriptMeta, *, fake: bool = False) -> None:
-        check_flags(script, request.inputs)
+        unknown_flags = check_flags(script, request.inputs)
+        # What recipes hand to each other may hold more than the other knows; a person's word does not.
+        self.notes = [f"WARNING: {text}" for text in unknown_flags] if request.from_person else []
         self.request = request
         self.script = script
         self.fake = fake
@@ -65,9 +67,9 @@ class Frame:
     def holds(self, conditions: Conditions) -> bool:
         return conditions.hold(self.env)
 
-    def overridden(self) -> list[str]:
-        """Return a note for each --env that something stronger overrides."""
-        notes = []
+    def remarks(self) -> list[str]:
+        """Return a line for each flag that nobody knows, and for each --env that something stronger overrides."""
+        notes = list(self.notes)
         for key in self.request.explicit:
             given = as_text(self.request.env[key])
             if self.env.get(key) != given and "<<<" not in str(given):

@@ -158,6 +158,7 @@ class _Planner:
         frame = Prospect(asked(), node.script, globs)
         node.variations = tuple(map(in_words, frame.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
+        node.notes += frame.remarks()
         self.check_circle(frame)
         key = self.settle(node, frame, certain=certain)
         self.stack.append(frame)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,7 @@ class Request:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     folder: Path
     is_dependency: bool = False
+    from_person: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any], folder: Path, *, from_person: bool = False) -> Request:
@@ -118,6 +119,7 @@ class Request:
             ad=amendments_of(_mapping(given, "ad")) + amendments_of(_mapping(given, "add_deps")),
             wanted=Wanted.of(given), extra_cache_tags=split_tags(given.get("extra_cache_tags")),
             explicit=frozenset(env) if from_person else frozenset(), inputs=given, folder=folder,
+            from_person=from_person,
         )
 
     def title(self) -> str:
@@ -134,15 +136,26 @@ def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> None:
-    """Raise UsageError for a flag that neither the engine nor a script with strict_input knows."""
-    if not script.strict_input:
-        return
+def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each flag that neither the engine nor the script knows.
+
+    Raises UsageError for the first of them where the script has strict_input.
+    """
     own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
-    for key in inputs:
-        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_"):
-            raise UsageError(f"{script.title()} has no input --{key}", remedy=nearest(key, own)
-                             if own else "it takes no inputs of its own")
+    unknown = [key for key in inputs
+               if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")]
+    sentences = [f"{script.title()} has no input --{key}" for key in unknown]
+    hints = [_near_flag(key, own) for key in unknown]
+    if unknown and script.strict_input:
+        raise UsageError(sentences[0], remedy=hints[0])
+    return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
+
+
+def _near_flag(key: str, own: Collection[str]) -> str:
+    hint = nearest(key, own)
+    if not hint.startswith("did you mean") and (close := nearest(key, ENGINE_FLAGS)).startswith("did you mean"):
+        return close
+    return hint or "it takes no inputs of its own"
 
 
 def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
