@@ -45,7 +45,10 @@ def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list
 
 @dataclass
 class Behaviour:
-    """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes."""
+    """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes.
+
+    `metrics` gives the page at /metrics: there is none where it is empty.
+    """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
     token_delay_s: float = 0.0
@@ -53,6 +56,7 @@ class Behaviour:
     split: int = 0
     stall_s: float = 0.3
     text: str = "w"
+    metrics: Callable[[], str] = str
 
 
 @dataclass
@@ -134,6 +138,11 @@ class FakeVllm:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed
             head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET "):
+            content = self.behaviour.metrics().encode()
+            status = b"200 OK" if content else b"404 Not Found"
+            await self._write(writer, b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
+            return
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
         body = json.loads(await reader.readexactly(length))
         number = len(self.bodies)

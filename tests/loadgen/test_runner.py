@@ -70,7 +70,7 @@ def test_an_offline_run_keeps_its_requests_in_flight_below_the_bound(tmp_path, m
         settings = make_settings(server.endpoint, "Offline", "performance", max_in_flight=8, test_query_count=256)
         record = run(settings, tmp_path / "run")
     assert server.most_in_flight == 8
-    assert server.connections <= 9  # one more looks at start whether anything answers
+    assert server.connections <= 10  # one more looks at start whether anything answers, another at the metrics
     result = read_performance(tmp_path / "run")
     assert result.samples == record.client.completed
     assert result.ttft_p99 is None

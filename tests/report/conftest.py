@@ -23,6 +23,7 @@ from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, RunRecord, RunSettin
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules.benchmarks import BENCHMARKS, Benchmark
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.serving.metrics import ServerMetrics, Timing
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 
@@ -221,6 +222,23 @@ def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: 
     if mode is Mode.ACCURACY:
         log = folder / "mlperf_log_accuracy.json"
         write_record(folder / ACCURACY_FILE, accuracy_record(benchmark, values, run, log))
+
+
+@pytest.fixture(scope="session")
+def server_metrics() -> Callable[..., ServerMetrics]:
+    """Make what a server did in a run."""
+
+    def make(**fields: object) -> ServerMetrics:
+        values: dict[str, object] = {
+            "samples": 3, "interval_s": 2.0, "missed": 0, "running_max": 20, "running_mean": 10.0, "waiting_max": 40,
+            "waiting_mean": 13.33, "kv_cache_usage_max": 0.41, "preemptions": 0, "prefix_cache_hits": 0,
+            "cached_prompt_tokens": 0, "prompt_tokens": 7000, "generation_tokens": 4000,
+            "queue": Timing(requests=64, mean_ms=12.5, p99_at_most_ms=300.0),
+            "prefill": Timing(requests=64, mean_ms=3.25, p99_at_most_ms=300.0), **fields,
+        }
+        return ServerMetrics(**values)
+
+    return make
 
 
 @pytest.fixture

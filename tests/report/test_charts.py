@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cm4vllm.accuracy.records import Score
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.report.charts import latency_bar, score_bar
+from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
 from cm4vllm.report.model import Latency
+from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
+
+Metrics = Callable[..., ServerMetrics]
+
+
+def sample(at_s: float, running: int, waiting: int) -> MetricsSample:
+    return MetricsSample(at_s=at_s, running=running, waiting=waiting, kv_cache_usage=0.0, preemptions=0,
+                         prefix_cache_hits=0, cached_prompt_tokens=0, prompt_tokens=0, generation_tokens=0)
 
 
 def latency(p99: float, limit: float | None) -> Latency:
@@ -22,6 +32,18 @@ def test_a_latency_beyond_its_limit_shows_where_the_limit_was() -> None:
 
 def test_a_latency_at_its_limit_misses_it() -> None:
     assert latency(2000, 2000).met is False and latency(2000, 2000).headroom == 0
+
+
+def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metrics: Metrics) -> None:
+    drawn = trace("run", server_metrics(), [sample(0, 0, 0), sample(5, 10, 40), sample(10, 20, 0)])
+    assert drawn.running == "0.0,19.5 50.0,14.8 100.0,10.0"
+    assert drawn.waiting == "0.0,19.5 50.0,0.5 100.0,19.5"
+
+
+def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics: Metrics) -> None:
+    drawn = trace("run", server_metrics(), [sample(float(i), i, 0) for i in range(1000)])
+    assert 60 < len(drawn.running.split()) <= MAX_POINTS
+    assert trace("run", server_metrics(), []).running == ""
 
 
 def test_no_limit_no_bar() -> None:

@@ -12,7 +12,9 @@ from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.report.verdict import Kind, findings
 from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.serving.metrics import ServerMetrics
 
 Change = Callable[..., None]
 
@@ -118,6 +120,17 @@ def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path
     assert [(i.scenario, i.reasons) for i in report.invalid_results] == [
         (Scenario.SERVER, (f"3 of {performance.run.client.requests:,} requests failed",))
     ]
+
+
+@pytest.mark.parametrize("mode", ["performance", "accuracy"])
+def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(
+    out: Path, change: Change, mode: str, server_metrics: Callable[..., ServerMetrics],
+) -> None:
+    change(folder_of(out, "Server", mode) / RUN_FILE, RunRecord, server_metrics=server_metrics(prefix_cache_hits=17))
+    (invalid,) = load(out).invalid_results
+    assert invalid.scenario is Scenario.SERVER
+    assert "17 prompt tokens from a cache" in invalid.reasons[0]
+    assert any(f.kind is Kind.BAD and "17 prompt tokens" in f.text for f in findings(load(out)))
 
 
 def test_a_checkers_verdict_on_earlier_runs_does_not_count(out: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from cm4vllm.report.model import load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import MAX_BYTES, summary_html
 from cm4vllm.report.wording import ms, number, rate, when
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
@@ -124,6 +126,20 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
                                              client.prompt_tokens, client.completion_tokens)]
             expected += [*run.files, *run.files.values(), when(run.started_at)]
     assert [words for words in expected if words not in page.text] == []
+
+
+def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
+    out: Path, page: Page, change: Change, server_metrics: Callable[..., ServerMetrics],
+) -> None:
+    assert "Not recorded: it shows no metrics of vLLM." in page.text
+    folder = next(out.glob("runs/*/*/Server/performance"))
+    change(folder / RUN_FILE, RunRecord, server_metrics=server_metrics(preemptions=7))
+    sample = MetricsSample(at_s=1.0, running=20, waiting=40, kv_cache_usage=0.41, preemptions=7, prefix_cache_hits=0,
+                           cached_prompt_tokens=0, prompt_tokens=0, generation_tokens=0)
+    (folder / METRICS_FILE).write_bytes(msgspec.json.encode(sample) + b"\n")
+    shown = Page(summary_html(out))
+    assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text
+    assert "up to 20 running, 40 waiting" in " ".join(str(a.get("aria-label")) for _, a in shown.elements)
 
 
 def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:

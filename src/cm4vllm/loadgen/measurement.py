@@ -128,4 +128,6 @@ def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
         return None
     if settings.mode is Mode.PERFORMANCE and not read_performance(folder).valid:
         return None
+    if record.faults:
+        return None
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
 from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["ClientRecord", "ProcessRecord", "RunRecord", "RunSettings", "SelfCheck", "Spread"]
@@ -117,7 +118,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
     """One LoadGen run that ended. It exists only where the run's logs are whole.
 
     `notice` is REHEARSAL_NOTICE in a rehearsal and empty otherwise. `files` maps each log's name to the SHA-256 it had
-    when the run ended, before any truncation. `versions` names the packages that took part.
+    when the run ended, before any truncation. `versions` names the packages that took part. `server_metrics` is None
+    for a server that has no metrics.
     """
 
     notice: str
@@ -129,4 +131,13 @@ class RunRecord(Record, frozen=True, kw_only=True):
     loadgen_version: str
     versions: dict[str, str]
     client: ClientRecord
+    server_metrics: ServerMetrics | None = None
     files: dict[str, str]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why this run is no valid result, whatever LoadGen says of it: a failed request is work that was not done."""
+        failed = self.client.failed
+        found = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
+        reused = self.server_metrics.reused if self.server_metrics else ""
+        return tuple(filter(None, (found, reused)))

@@ -25,6 +25,7 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Progress
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
 
 __all__ = ["USER_CONF", "run", "settings_sha256"]
 
@@ -58,8 +59,9 @@ def run(
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         started_at = now()
-        ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
-        record = _record(settings, staging, ended, started_at)
+        with sampled(settings.server.endpoint, staging / METRICS_FILE) as watch:
+            ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
+        record = _record(settings, staging, ended, started_at, watch.summary())
         write_record(staging / RUN_FILE, record)
     return record
 
@@ -169,7 +171,9 @@ def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> M
     return message
 
 
-def _record(settings: RunSettings, folder: Path, ended: Ended, started_at: str) -> RunRecord:
+def _record(
+    settings: RunSettings, folder: Path, ended: Ended, started_at: str, metrics: ServerMetrics | None,
+) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
     logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF]
@@ -183,6 +187,7 @@ def _record(settings: RunSettings, folder: Path, ended: Ended, started_at: str) 
         notice=REHEARSAL_NOTICE if settings.rehearsal else "", settings=settings,
         settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,
         loadgen_version=version, versions=ended.versions, client=client,
+        server_metrics=metrics,
         files={name: sha256_of(folder / name) for name in logs},
     )
 

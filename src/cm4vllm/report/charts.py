@@ -1,13 +1,18 @@
-"""Geometry of the small bars: where a value, its limit and its window lie on a line from 0 to 100."""
+"""Geometry of the small drawings: bars on a line from 0 to 100, and a run's requests over its time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cm4vllm.accuracy.records import Score
 from cm4vllm.report.model import Latency
+from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
 
-__all__ = ["Bar", "latency_bar", "score_bar"]
+__all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]
+
+#: So many points of a line are drawn at most.
+MAX_POINTS = 120
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,29 @@ def score_bar(score: Score) -> Bar:
         value=_part(score.value, end), low=_part(score.lower, end),
         high=100 if score.upper is None else _part(score.upper, end), met=score.met,
     )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run's requests over its time: `running` and `waiting` are an SVG polyline's points in a box of 100 by 20."""
+
+    name: str
+    metrics: ServerMetrics
+    running: str
+    waiting: str
+
+
+def trace(name: str, metrics: ServerMetrics, samples: Sequence[MetricsSample]) -> Trace:
+    """Return the drawing of a run's samples; of many, evenly chosen ones."""
+    step = max(1, -(-len(samples) // MAX_POINTS))
+    shown = samples[::step]
+    end = max((sample.at_s for sample in shown), default=0) or 1
+    top = max((count for sample in shown for count in (sample.running, sample.waiting)), default=0) or 1
+    lines = (
+        " ".join(f"{100 * sample.at_s / end:.1f},{19.5 - 19 * count / top:.1f}" for sample, count in counts)
+        for counts in (((s, s.running) for s in shown), ((s, s.waiting) for s in shown))
+    )
+    return Trace(name, metrics, *lines)
 
 
 def _part(value: float, end: float) -> float:

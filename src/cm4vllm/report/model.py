@@ -25,7 +25,7 @@ from cm4vllm.rules.scenarios import Division, Mode, Scenario
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
-__all__ = ["Accuracy", "InvalidPerformance", "Latency", "Measurement", "Performance", "Report", "load"]
+__all__ = ["Accuracy", "Invalid", "Latency", "Measurement", "Performance", "Report", "load"]
 
 R = TypeVar("R", bound=Record)
 
@@ -68,15 +68,13 @@ class Performance:
 
     @property
     def valid(self) -> bool:
-        """Whether LoadGen calls the result valid and no request failed: a failed request is work that was not done."""
-        return self.result.valid and not self.run.client.failed
+        """Whether LoadGen calls the result valid, and we know of nothing against the run."""
+        return self.result.valid and not self.run.faults
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not valid, one reason each."""
-        failed = self.run.client.failed
-        ours = (f"{failed:,} of {self.run.client.requests:,} requests failed",) if failed else ()
-        return (*self.result.reasons, *ours)
+        return (*self.result.reasons, *self.run.faults)
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,8 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class InvalidPerformance:
-    """A performance result that is not valid, and why."""
+class Invalid:
+    """A scenario whose result is not valid, and why."""
 
     scenario: Scenario
     reasons: tuple[str, ...]
@@ -204,12 +202,15 @@ class Report:
         return self.out / "summary.html"
 
     @property
-    def invalid_results(self) -> tuple[InvalidPerformance, ...]:
-        """The performance results that are not valid, with the reasons."""
-        return tuple(
-            InvalidPerformance(m.scenario, m.performance.reasons)
-            for m in self.measurements if m.performance and not m.performance.valid
-        )
+    def invalid_results(self) -> tuple[Invalid, ...]:
+        """The scenarios whose results are not valid, with the reasons."""
+        found = []
+        for m in self.measurements:
+            performance = m.performance.reasons if m.performance and not m.performance.valid else ()
+            accuracy = m.accuracy.run.faults if m.accuracy else ()
+            if (m.performance and not m.performance.valid) or accuracy:
+                found.append(Invalid(m.scenario, (*performance, *(f"accuracy run: {fault}" for fault in accuracy))))
+        return tuple(found)
 
     @property
     def targets(self) -> tuple[AccuracyTarget, ...]:

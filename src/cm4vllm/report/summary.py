@@ -12,6 +12,7 @@ from cm4vllm.report.model import Report, load
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
 from cm4vllm.report.versions import versions
+from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 
 __all__ = ["MAX_BYTES", "render", "summary_html"]
 
@@ -34,7 +35,7 @@ def render(report: Report) -> str:
         headline=headline(report), findings=findings(report), missing=missing(report),
         missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
-        charts=charts, w=wording, max_findings=MAX_FINDINGS,
+        charts=charts, traces=_traces(report), w=wording, max_findings=MAX_FINDINGS,
         command=wording.typed_command(report.campaign.command) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )
@@ -43,6 +44,16 @@ def render(report: Report) -> str:
 def _groups(report: Report) -> tuple[Group, ...]:
     found = groups(report.system) if report.system else ()
     return (*found, machine_group(report.machine)) if report.machine else found
+
+
+def _traces(report: Report) -> list[charts.Trace]:
+    """Return what the server did in each run whose server told it."""
+    runs = [(f"{m.scenario} {part.run.settings.mode}", part) for m in report.measurements
+            for part in (m.performance, m.accuracy) if part is not None]
+    return [
+        charts.trace(name, part.run.server_metrics, read_samples(part.folder / METRICS_FILE))
+        for name, part in runs if part.run.server_metrics is not None
+    ]
 
 
 def _confs(report: Report) -> dict[str, list[str]]:

