@@ -1,5 +1,6 @@
 """A server's life with real processes: ready only when it served, ended with all that came of it."""
 
+import itertools
 import json
 import os
 import signal
@@ -237,14 +238,86 @@ def test_however_the_owner_ends_no_process_is_left(owner, tmp_path, signum):
     assert gone(processes, 20)
 
 
-def test_a_killed_supervisor_takes_the_server_along_and_stop_ends_the_rest(tmp_path):
-    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
+WHO = ("owner", "supervisor", "server", "orphan")
+#: All but the orphan alone: it is no engine of the server, which lives on.
+COMBINATIONS = [who for count in range(1, 5) for who in itertools.combinations(WHO, count) if who != ("orphan",)]
+
+
+@pytest.mark.parametrize("killed", COMBINATIONS, ids="+".join)
+def test_whoever_is_killed_no_process_is_left(owner, tmp_path, killed):
+    record = read_record(tmp_path / SERVER_FILE, ServerRecord)
     supervisor, *others = family(record.supervisor_pid)
     server = next(one for one in others if peer.__file__ in one.cmdline()[1])
-    supervisor.kill()
-    assert gone([server])
+    orphan = next(one for one in others if one != server)
+    processes = {"owner": psutil.Process(owner.pid), "supervisor": supervisor, "server": server, "orphan": orphan}
+    for who in killed:
+        os.kill(processes[who].pid, signal.SIGSTOP)  # so that none sees another's end before its own
+    for who in killed:
+        os.kill(processes[who].pid, signal.SIGKILL)
+    assert gone([supervisor, *others])
+
+
+def test_a_killed_supervisor_is_told_as_the_cause(tmp_path):
+    record = launch(tmp_path)
+    processes = family(record.supervisor_pid)
+    processes[0].kill()
+    assert gone(processes)
     assert "its supervisor was killed" in death_reason(record)
     stop(record)
-    for one in others:  # it left the session, where nobody can find it once the supervisor is killed
-        if one != server:
-            one.kill()
+
+
+#: Has the title of an engine, and ends when it is told to.
+ENGINE = """
+import os, subprocess, sys
+subprocess.Popen(["VLLM::EngineCore", "-c", "import time; time.sleep(600)"], executable=sys.executable)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tmp_path):
+    record = launch(tmp_path, argv=[sys.executable, "-c", ENGINE, *PEER[1:]])
+    processes = family(record.supervisor_pid)
+    engine = next(one for one in processes if one.cmdline()[0] == "VLLM::EngineCore")
+    time.sleep(0.5)
+    engine.kill()
+    assert gone(processes, 2)
+    assert "its process VLLM::EngineCore" in death_reason(record)
+    assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
+
+
+#: Runs without the leash (-I ignores PYTHONPATH), as a process of the server that is no Python would.
+UNLEASHED = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_else(tmp_path, capsys):
+    stranger = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
+    other = launch(tmp_path / "other", argv=[sys.executable, "-c", UNLEASHED, *PEER[1:]])
+    record = launch(tmp_path / "first", argv=[sys.executable, "-c", UNLEASHED, *PEER[1:]])
+    try:
+        supervisor, *others = family(record.supervisor_pid)
+        stray = next(one for one in others if "-I" in one.cmdline())
+        supervisor.kill()
+        assert gone([one for one in others if one != stray])
+        assert stray.is_running()
+        theirs = family(other.supervisor_pid)
+        stop(launch(tmp_path / "second"))
+        assert gone([stray], 1)
+        assert f"({stray.pid})" in capsys.readouterr().out
+        assert all(one.is_running() for one in theirs)
+        assert stranger.poll() is None
+    finally:
+        stop(other)
+        stranger.kill()
+        stranger.wait()
+
+
+def test_the_environments_own_sitecustomize_is_still_imported(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    leash = Path(module.__file__).parent / "leash"
+    done = subprocess.run([sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"], text=True,
+                          capture_output=True, env={"PYTHONPATH": f"{leash}{os.pathsep}{tmp_path}"})
+    assert (done.stdout, done.stderr) == (f"mine\n{tmp_path / 'sitecustomize.py'}\n", "")

@@ -104,7 +104,7 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
     monkeypatch.setenv("KEPT", "kept")
     code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['KEPT'], os.environ['GIVEN'])"
     supervise(sys.executable, "-c", code, env={"GIVEN": "given"}).wait(10)
-    assert (tmp_path / "server.log").read_text() == "None kept given\n"
+    assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'} kept given\n"
 
 
 def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):

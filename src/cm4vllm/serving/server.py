@@ -26,13 +26,14 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.common.files import writable_folder, write_json
 from cm4vllm.common.processes import exit_in_words, run
-from cm4vllm.common.progress import Step, step
+from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.supervisor import descendants, parent_of
+from cm4vllm.serving.strays import end_strays, supervisor_spec
+from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "start", "stop"]
 
@@ -64,6 +65,8 @@ def start(
     command line, {port} in it that of the port. Raises PortInUse, ServerDied, ServerNotReady, UsageError.
     """
     folder = writable_folder(folder)
+    if strays := end_strays():
+        say(f"ended what was left of an earlier server: {', '.join(strays)}")
     port = _free_port(settings.host, settings.port)
     words = [word.replace("{port}", str(port)) for word in argv] if argv else server_argv(python, settings, port)
     env = server_env(settings)
@@ -83,6 +86,7 @@ def start(
             supervisor_pid=supervisor.pid, started_at=started_at, ready_after_s=round(time.monotonic() - begin, 1),
         )  # fmt: skip
         write_record(folder / SERVER_FILE, record)
+        _say_ready(supervisor)
     except BaseException:
         _end(supervisor.pid)
         raise
@@ -92,10 +96,8 @@ def start(
 def stop(record: ServerRecord) -> None:
     """End a server that we started, and all its processes; nothing happens to one that we did not start."""
     if record.owned and record.supervisor_pid is not None:
-        state = _state(Path(record.log).parent)
         _end(record.supervisor_pid)
-        if isinstance(state.get("server"), int) and not _supervisor_finished(Path(record.log).parent):
-            _end_session(state["server"])
+        end_strays()
 
 
 def death_reason(record: ServerRecord) -> str | None:
@@ -121,6 +123,12 @@ def _supervised(words: list[str], env: dict[str, str], folder: Path) -> subproce
     )  # fmt: skip
     _owned[supervisor.pid] = supervisor
     return supervisor
+
+
+def _say_ready(supervisor: subprocess.Popen[bytes]) -> None:
+    if supervisor.stdin is not None:
+        with contextlib.suppress(OSError):
+            os.write(supervisor.stdin.fileno(), READY)
 
 
 def _wait_until_ready(
@@ -182,11 +190,6 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _supervisor_finished(folder: Path) -> bool:
-    """Whether the supervisor saw the last of its processes end; one that was killed did not."""
-    return _state(folder).get("status") is not None
 
 
 def _packages(python: Path) -> dict[str, str]:
@@ -273,7 +276,7 @@ def _end(supervisor: int) -> None:
     if owned is not None and owned.stdin is not None:
         with contextlib.suppress(OSError):
             owned.stdin.close()
-    elif _is_supervisor(supervisor):
+    elif supervisor_spec(supervisor) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(supervisor, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S + 5
@@ -281,27 +284,11 @@ def _end(supervisor: int) -> None:
         if (owned.poll() is not None) if owned is not None else not _runs(supervisor):
             return
         time.sleep(_LOOK_S / 2)
-    for pid in [*descendants(supervisor), supervisor] if owned is not None or _is_supervisor(supervisor) else []:
+    for pid in [*descendants(supervisor), supervisor] if owned is not None or supervisor_spec(supervisor) else []:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if owned is not None:
         owned.wait()
-
-
-def _end_session(leader: int) -> None:
-    """Kill what is left of a session whose supervisor is gone (proc(5), /proc/pid/stat, the field `session`)."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader and fields[0] not in ("Z", "X"):
-                    os.kill(int(folder.name), signal.SIGKILL)
-
-
-def _is_supervisor(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"cm4vllm.serving.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def _runs(pid: int) -> bool:

@@ -7,11 +7,13 @@ output in the log, and ends everything that came of it (SIGTERM, after grace_s s
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,
-- the server ends by itself.
+- the server ends by itself, or, once READY has come through standard input, one of its engines or workers does.
 
 It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
-children instead of init's, so that it finds and reaps all of them. In the state file it notes what it started and how
-that ended. Only the standard library is imported.
+children instead of init's, so that it finds and reaps all of them. When it is killed itself, the kernel kills them:
+each holds the leash that leash/sitecustomize.py describes. The leash's name in their environment is also what tells our
+processes from others (strays.py). In the state file it notes what it started and how that ended. Only the standard
+library is imported.
 """
 
 from __future__ import annotations
@@ -26,15 +28,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import exit_in_words
 
-__all__ = ["Supervisor", "descendants", "main", "parent_of"]
+__all__ = ["LEASH", "READY", "Supervisor", "descendants", "main", "parent_of"]
+
+#: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
+LEASH = "CM4VLLM_LEASH"
+#: Written to the supervisor when the server is ready: from then on all its engines and workers are there.
+READY = b"+"
+#: How the titles of vLLM's own processes begin; others of the server may come and go.
+_ENGINES = "VLLM::"
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,18 +65,20 @@ class Supervisor:
     state: Path
     grace_s: float
     reason: str = ""
+    _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def run(self) -> int:
         """Start the server, wait for a reason to end, end everything; return the server's exit status."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        leash, _held = os.pipe()  # not inherited by children: the writing end is ours alone
         wake = self._wake_on_signals()
         parent = os.getppid()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.argv, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True, preexec_fn=die_with_parent,
+                    self.argv, env=self._environment(leash), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
                 )
             except OSError as error:
                 self._note(None, 127, f"{self.argv[0]} cannot be started: {error.strerror}")
@@ -79,10 +90,15 @@ class Supervisor:
         self._note(child.pid, status, self.reason)
         return status
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, leash: int) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
         ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-        return {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env}
+        held = {
+            LEASH: f"/proc/{os.getpid()}/fd/{leash}",
+            "PYTHONPATH": str(Path(__file__).with_name("leash")),
+            "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
+        }
+        return {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env, **held}
 
     def _wake_on_signals(self) -> int:
         """Have every signal of interest wake the select() below; return the descriptor to select on."""
@@ -99,18 +115,29 @@ class Supervisor:
         self.reason = self.reason or f"ended by {signal.Signals(signum).name}"
 
     def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int) -> None:
-        watched = [wake, sys.stdin.fileno()]
+        owner = sys.stdin.fileno()
         while not self.reason:
-            ready, _, _ = select.select(watched, [], [], _PARENT_S)
+            ready, _, _ = select.select([wake, owner, *self._engines], [], [], _PARENT_S)
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
             _reap(child)
             if child.returncode is not None:
                 self.reason = self.reason or "it ended by itself"
-            # End of the pipe, or a byte that nobody should send: the one who held it wants the end.
-            if watched[1] in ready or os.getppid() != parent:
+            for descriptor in self._engines.keys() & set(ready):
+                self.reason = self.reason or _end_in_words(*self._engines[descriptor])
+            if owner in ready and os.read(owner, 1) == READY:
+                self._watch_engines()
+            elif owner in ready or os.getppid() != parent:
                 self.reason = self.reason or "the run that owned it ended"
+
+    def _watch_engines(self) -> None:
+        """Have select() tell the end of each engine and worker: vLLM's own HTTP process may be late to see it."""
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                if title.startswith(_ENGINES):
+                    self._engines[os.pidfd_open(pid)] = (pid, title)
 
     def _end_all(self, child: subprocess.Popen[bytes]) -> None:
         """Ask the server to end, then what is left of it, and kill what does not, until nothing is there."""
@@ -158,6 +185,15 @@ def parent_of(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[1])
+
+
+def _end_in_words(pid: int, title: str) -> str:
+    """Say how a process of the server ended: /proc shows a zombie's status in waitpid(2)'s form (exit_code)."""
+    how = "ended"
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().split()[-1]))
+        how = f"ended, {exit_in_words(status)}"
+    return f"its process {title} ({pid}) {how}"
 
 
 def _reap(server: subprocess.Popen[bytes]) -> None:

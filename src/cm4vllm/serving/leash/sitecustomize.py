@@ -7,8 +7,10 @@ the process, or what it computes just then. Nothing of the package can be import
 sitecustomize must be found.
 """
 
+import importlib
 import os
 import sys
+from pathlib import Path
 
 _KEY = "CM4VLLM_LEASH"
 _F_SETSIG = 10  # asm-generic/fcntl.h
@@ -26,18 +28,18 @@ def _hold() -> None:
         os.read(end, 1)  # nothing is ever written: this is the pipe's end, and the supervisor is gone already
     except BlockingIOError:
         return
-    except OSError:
-        pass
+    except OSError as error:
+        print(f"the supervisor of this server is gone: {error}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), _SIGKILL)
 
 
 def _next_sitecustomize() -> None:
     """Import the module that this one stands before, if there is one."""
-    here = os.path.dirname(__file__)
+    here = str(Path(__file__).parent)
     paths, sys.path[:] = sys.path[:], [path for path in sys.path if path != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise

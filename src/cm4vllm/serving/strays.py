@@ -1,0 +1,70 @@
+"""Processes of a server of ours whose supervisor is gone: found by the leash in their environment, and ended.
+
+The leash ends them already. This is for one that does not hold it, and would keep memory that the next server needs. A
+process that is not ours has no leash in its environment, and one whose supervisor lives is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from cm4vllm.serving.supervisor import LEASH
+
+__all__ = ["end_strays", "supervisor_spec", "supervisors"]
+
+_MODULE = b"cm4vllm.serving.supervisor"
+_MARK = re.compile(rb"(?:^|\0)" + LEASH.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
+#: A killed process of many GiB takes a while to be gone.
+_GONE_S = 10.0
+
+
+def end_strays() -> list[str]:
+    """Kill all processes whose supervisor is gone, wait until they are, and return what they were."""
+    ended = []
+    for pid in _stray_pids():
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(pid)
+            try:
+                title = (Path("/proc") / str(pid) / "comm").read_text().strip()
+                if _is_stray(pid):  # looked at again through a descriptor: the number may be another's by now
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    select.select([process], [], [], _GONE_S)
+                    ended.append(f"{title} ({pid})")
+            finally:
+                os.close(process)
+    return ended
+
+
+def supervisors() -> Iterator[int]:
+    """Give the supervisors that run on this machine and that we may see."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and supervisor_spec(int(folder.name)) is not None:
+            yield int(folder.name)
+
+
+def supervisor_spec(pid: int) -> Path | None:
+    """Return the specification that a supervisor was started with, None for a process that is none."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if _MODULE in words[:-1]:
+            return Path(os.fsdecode(words[words.index(_MODULE) + 1]))
+    return None
+
+
+def _stray_pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir()
+            if folder.name.isdigit() and _is_stray(int(folder.name))]
+
+
+def _is_stray(pid: int) -> bool:
+    try:
+        found = _MARK.search(Path(f"/proc/{pid}/environ").read_bytes())
+    except OSError:  # it ended, or is another user's
+        return False
+    return found is not None and supervisor_spec(int(found[1])) is None
