@@ -100,7 +100,8 @@ def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
 def test_the_verdict_comes_before_all_else(page: Page) -> None:
     assert page.titles == [
         "tiny-llama on 1xXeon_vLLM-0.32.0", "A rehearsal, not a result", "Results", "System", "Server and versions",
-        "Model and dataset", "How to reproduce", "Official checker", "What the client saw", "Not stated", "Logs",
+        "Model and dataset", "How to reproduce", "Official checker", "What the client saw", "What the server did",
+        "Not stated", "Logs",
     ]  # fmt: skip
 
 
