@@ -43,6 +43,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
     kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = ""
     quantization: Annotated[str, Key("CM_VLLM_SERVER_QUANTIZATION")] = ""
+    distributed_executor_backend: Annotated[str, Key("CM_VLLM_SERVER_DIST_EXEC_BACKEND")] = ""
     tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
     seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
     enforce_eager: Annotated[bool, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = True
@@ -100,6 +101,7 @@ def server_argv(python: Path, settings: ServerSettings, port: int) -> list[str]:
         "--max-num-batched-tokens": settings.max_num_batched_tokens,
         "--kv-cache-dtype": settings.kv_cache_dtype,
         "--quantization": settings.quantization,
+        "--distributed-executor-backend": settings.distributed_executor_backend,
         "--tensor-parallel-size": settings.tp_size,
         "--seed": settings.seed,
         "--uvicorn-log-level": settings.uvicorn_log_level,
@@ -130,8 +132,11 @@ def _extra(text: str) -> list[str]:
 def server_env(settings: ServerSettings) -> dict[str, str]:
     """Return what the server's environment has in addition to the present one; nothing of it is secret."""
     local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
+    # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
+    one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
     return {
         **local,
+        **one_process,
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
         "VLLM_NO_USAGE_STATS": "1",

@@ -1,0 +1,89 @@
+"""How vLLM's processes share the processor: the same LoadGen runs against servers with different executors.
+
+    python benchmarks/server_processes.py --vllm=VENV/bin/python --model=MODEL.json --dataset=DATASET.json [--rounds=3]
+
+MODEL.json and DATASET.json are the records that get,ml-model and get,dataset leave in their cache entries. Each round
+starts each server once and makes an Offline and a Server run against it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.serving import server
+from cm4vllm.serving.arguments import ServerSettings
+from figures import arguments, figure, interleaved, ratios, report
+
+BENCHMARK = BENCHMARKS["llama3.1-8b"]
+#: Queries/s of the Server run: far below what the tiny model's server can do, so that TTFT is not that of a queue.
+SERVER_QPS = 30.0
+OFFLINE_QPS = 2000.0
+EXECUTORS = {"three processes (mp)": "mp", "two processes (uni)": "uni"}
+
+
+def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRecord) -> dict[str, float]:
+    """Start a server with this executor, make an Offline and a Server run, and return their figures."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ServerSettings(model=model.path, name=model.name, dtype="float32", max_model_len=2048,
+                                  distributed_executor_backend=executor)
+        record = server.start(python, settings, Path(folder) / "server")
+        try:
+            for scenario, rate in ((Scenario.OFFLINE, OFFLINE_QPS), (Scenario.SERVER, SERVER_QPS)):
+                conf = user_conf(BENCHMARK, scenario, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=rate,
+                                 test_query_count=None, max_test_duration_s=10, dataset_samples=dataset.samples,
+                                 whole_dataset=False)
+                made = run_settings(conf, BENCHMARK, "v6.1", model=model, dataset=dataset, server=record)
+                run(made, Path(folder) / scenario)
+                result = read_performance(Path(folder) / scenario)
+                found[f"{scenario} tokens/s"] = float(result.tokens_per_second)
+                for name in ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99"):
+                    if (value := getattr(result, name)) is not None:
+                        found[f"{scenario} {name}"] = float(value)
+            found["start s"] = record.ready_after_s or 0.0
+        finally:
+            server.stop(record)
+    return found
+
+
+def main() -> int:
+    """Measure the servers in turn, and print their figures and the ratios within each round."""
+    parser = arguments("vLLM's processes on few cores, by executor", rounds=3)
+    parser.add_argument("--vllm", type=Path, required=True, help="the Python of a vLLM environment")
+    parser.add_argument("--model", type=Path, required=True, help="model.json")
+    parser.add_argument("--dataset", type=Path, required=True, help="dataset.json")
+    options = parser.parse_args()
+    model, dataset = read_record(options.model, ModelRecord), read_record(options.dataset, DatasetRecord)
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in EXECUTORS}
+
+    def one(name: str) -> float:
+        rounds[name].append(measured(EXECUTORS[name], options.vllm, model, dataset))
+        return 0.0
+
+    cases: dict[str, Callable[[], float]] = {name: partial(one, name) for name in EXECUTORS}
+    interleaved(cases, options.rounds)
+    default, other = rounds.values()
+    figures = []
+    for what in default[0]:
+        for name, results in rounds.items():
+            figures.append(figure(f"{what}, {name}", [result[what] for result in results],
+                                  "s" if what == "start s" else "tokens/s" if "tokens" in what else "ms"))
+        figures.append(figure(f"{what}, two processes / three", ratios([result[what] for result in other],
+                                                                      [result[what] for result in default]), "x"))
+    return report(figures, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
