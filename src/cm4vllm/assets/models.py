@@ -1,18 +1,23 @@
-"""Models: the tiny one that is trained here, a local folder, or one of the Hugging Face hub."""
+"""Models: the tiny one that is trained here, a local folder, one of the Hugging Face hub or of MLCommons' storage."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from cm4vllm.assets import tiny_model
+import msgspec
+
+from cm4vllm.assets import hub, mlcommons, tiny_model
+from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import CmError, ModelError, UsageError, translated_os_errors
-from cm4vllm.common.files import require_space, sha256_of, sha256_of_tree
-from cm4vllm.common.progress import say, step
+from cm4vllm.common.errors import ModelError, UsageError, nearest
+from cm4vllm.common.files import sha256_of, sha256_of_tree
+from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules.benchmarks import BENCHMARKS
@@ -23,17 +28,21 @@ __all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_unchanged", "provi
 MODEL_FILE = "model.json"
 #: Under which the tiny model is served and published.
 TINY_NAME = "cm4vllm-tiny"
-#: What a hub's model needs beside its own files.
-_SPARE_BYTES = 2**30
-#: Weights in other formats, which vLLM does not need where there are safetensors.
-_LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "*.pt"]
+#: What a folder of weights may hold beside what vLLM reads.
+_LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pdf")
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Which model: `source` is tiny, path or hf; `location` the folder or the hub id; `python` one that has torch."""
+    """Which model: `source` is tiny, path, hf, catalogue or mlcommons.
+
+    `location` is the folder, the hub id, the catalogue's name or the manifest; `name` a name of the catalogue, which
+    goes before all others. `python` is one that has torch, to train
+    the tiny model with.
+    """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
     location: Annotated[str, Key("CM_ML_MODEL_LOCATION")] = ""
+    name: Annotated[str, Key("CM_ML_MODEL_CATALOGUE_NAME")] = ""
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
 
@@ -41,16 +50,19 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     """Have the model and write its record to `folder`; the tiny one is trained there too.
 
-    Raises ModelError, InstallError, DiskFull.
+    Raises ModelError, DownloadError, InstallError, DiskFull, UsageError.
     """
-    if settings.source == "tiny":
-        record = _tiny(settings.python, folder / TINY_NAME)
-    elif settings.source == "path":
-        record = _local(Path(settings.location).expanduser().absolute())
-    elif settings.source == "hf":
-        record = _hub(settings.location, settings.revision)
-    else:
-        raise UsageError(f"unknown model source {settings.source!r}", remedy="known: tiny, path, hf")
+    source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
+    sources: dict[str, Callable[[], ModelRecord]] = {
+        "tiny": lambda: _tiny(settings.python, folder / TINY_NAME),
+        "path": lambda: _local(Path(where).expanduser().absolute()),
+        "hf": lambda: _hub(where, settings.revision),
+        "catalogue": lambda: _catalogued(where, settings.revision),
+        "mlcommons": lambda: _mlcommons(where),
+    }
+    if source not in sources:
+        raise UsageError(f"unknown model source {source!r}", remedy=nearest(source, sources))
+    record = sources[source]()
     write_record(folder / MODEL_FILE, record)
     return record
 
@@ -91,69 +103,37 @@ def _local(folder: Path) -> ModelRecord:
 
 
 def _hub(name: str, revision: str) -> ModelRecord:
-    """Take a model from the hub's cache on this machine, downloading what is missing there.
-
-    A download that was cut short goes on where it stopped. The token comes from HF_TOKEN alone.
-    """
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
-    with step(f"downloading {name}"):
-        snapshot = _downloaded(name, revision)
-    commit = snapshot.name
-    return _described(snapshot, _published_name(snapshot), f"Hugging Face hub, {name} at {commit}",
-                      recipe={"hub": name, "revision": commit})
+    found = hub.snapshot(name, revision)
+    return _described(found.folder, _published_name(found.folder), f"Hugging Face hub, {name} at {found.commit}",
+                      recipe={"hub": name, "revision": found.commit})
 
 
-def _downloaded(name: str, revision: str) -> Path:
-    """Return the snapshot's folder. Raises ModelError, DiskFull, NotWritable."""
-    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    cache = Path(constants.HF_HUB_CACHE)
-    token = os.environ.get("HF_TOKEN") or False
-    try:
-        info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-        missing = sum(file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors")
-                      and not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache,
-                                                                revision=info.sha), str))
-        if missing:
-            require_space(cache, missing + _SPARE_BYTES, f"the model {name}")
-        with translated_os_errors("download to", cache):
-            return Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
-                                          ignore_patterns=_LEFT_OUT))
-    except CmError:
-        raise
-    except GatedRepoError as error:
-        raise ModelError(f"the model {name} is gated", cause=_first_line(error),
-                         remedy="accept its licence on the hub and set HF_TOKEN in the environment") from error
-    except RevisionNotFoundError as error:
-        raise ModelError(f"the model {name} has no revision {revision!r}", cause=_first_line(error),
-                         remedy="give a branch, tag or commit with --revision") from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"the hub has no model {name}, or it is private", cause=_first_line(error),
-                         remedy="check its name; set HF_TOKEN in the environment for a private one") from error
-    except Exception as error:
-        # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
-        if (snapshot := _cached(name, revision, cache)) is not None:
-            say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
-            return snapshot
-        raise ModelError(f"the model {name} cannot be downloaded", cause=_first_line(error),
-                         remedy="download it where the hub is reachable and give the folder: "
-                                "--tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror") from error
+def _catalogued(name: str, revision: str) -> ModelRecord:
+    """Take a model of the catalogue from its hub, at the revision that is published for it unless another is given."""
+    model = catalogue().model(name)
+    if model.gate and not os.environ.get("HF_TOKEN"):
+        say(f"{name} is gated ({model.gate}); HF_TOKEN is not set")
+    record = _hub(model.hub, revision or model.revision)
+    return msgspec.structs.replace(record, recipe={**record.recipe, "catalogue": name})
 
 
-def _cached(name: str, revision: str, cache: Path) -> Path | None:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
-    except Exception:
-        return None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+def _mlcommons(name: str) -> ModelRecord:
+    """Take a model from MLCommons' storage: one of the catalogue, or that of any manifest."""
+    model = catalogue().models.get(name)
+    if model is not None and not model.mlcommons:
+        hosted = [other for other, entry in catalogue().models.items() if entry.mlcommons]
+        raise UsageError(f"MLCommons does not host {name}", remedy=f"it hosts {', '.join(hosted)}")
+    manifest = mlcommons.read_manifest(model.mlcommons if model else name)
+    published = published_digests(name) if model else {}
+    wanted = published or {path: "" for path in manifest.digests
+                           if not any(fnmatch.fnmatch(path, pattern) for pattern in _LEFT_OUT)}
+    folder = mlcommons.downloads_folder(manifest.name)
+    mlcommons.download(manifest, folder, wanted)
+    root = folder / (model.mlcommons_folder if model else "")
+    recipe = {"mlcommons": manifest.base, **({"catalogue": name} if model else {})}
+    return _described(root, _safe(name if model else manifest.name), f"MLCommons, {manifest.base}", recipe=recipe)
 
 
 def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str], min_tokens: int = 1) -> ModelRecord:

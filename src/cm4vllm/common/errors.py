@@ -13,6 +13,7 @@
       NotWritable            41   no permission to write there
       InstallError           42   a package or an environment could not be installed
       SourceUnavailable      43   a source repository could not be had
+      DownloadError          44   a model or a dataset could not be downloaded whole
       RunFailed              50   requests failed, or the LoadGen process died
       InvalidResult          51   the run ended well, but the rules call its result invalid
       SubmissionError        60   the submission cannot be built from these records
@@ -38,6 +39,7 @@ __all__ = [
     "CmError",
     "DatasetError",
     "DiskFull",
+    "DownloadError",
     "InstallError",
     "Interrupted",
     "InvalidResult",
@@ -149,6 +151,10 @@ class SourceUnavailable(CmError):
     exit_code = 43
 
 
+class DownloadError(CmError):
+    exit_code = 44
+
+
 class RunFailed(CmError):
     exit_code = 50
 
@@ -191,24 +197,27 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 @contextmanager
-def translated_os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy."""
+def translated_os_errors(action: str, path: Path, elsewhere: str = "--output_dir") -> Iterator[None]:
+    """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy.
+
+    `elsewhere` is what the user sets to have another folder.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"cannot {action} {path}", cause="no space left on the device", remedy=f"free space on {path.anchor}"
-                f"{'/'.join(path.parts[1:2])} or choose another folder with --output_dir"
+                f"{'/'.join(path.parts[1:2])} or choose another folder with {elsewhere}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NotWritable(
                 f"cannot {action} {path}", cause=str(error.strerror),
-                remedy="choose a folder you may write to with --output_dir, or change its permissions"
+                remedy=f"choose a folder you may write to with {elsewhere}, or change its permissions"
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(
                 f"cannot {action} {path}", cause=f"{error.filename or path} is a file, not a folder",
-                remedy="choose another folder with --output_dir"
+                remedy=f"choose another folder with {elsewhere}"
             ) from error
         raise

@@ -1,0 +1,110 @@
+"""The catalogue: models and datasets by name, with the source of every fact (catalogue.yaml, digests/)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
+
+__all__ = ["BenchmarkAssets", "Catalogue", "CatalogueDataset", "CatalogueModel", "catalogue", "published_digests"]
+
+T = TypeVar("T")
+
+_FILE = Path(__file__).with_name("catalogue.yaml")
+#: MLCommons' MD5 lists of the models' files, as published: digests/<model>.md5.
+_DIGESTS = Path(__file__).with_name("digests")
+
+
+class CatalogueModel(Record, frozen=True, kw_only=True):
+    """A model. `hub` is its id on the Hugging Face hub, `revision` a commit, empty where none is published.
+
+    `mlcommons` is the URL of MLCommons' manifest and `mlcommons_folder` the model's folder in it. `gate` says whose
+    consent a download needs, empty for none. `base` names the model that this one was quantised from. `config` holds
+    what the fit advisor needs of config.json while the model is not there. `sources` has a key for each fact.
+    """
+
+    hub: str
+    precision: str
+    sources: dict[str, str]
+    revision: str = ""
+    mlcommons: str = ""
+    mlcommons_folder: str = ""
+    mlcommons_size: str = ""
+    gate: str = ""
+    base: str = ""
+    note: str = ""
+    config: dict[str, Any] = {}
+
+
+class CatalogueDataset(Record, frozen=True, kw_only=True):
+    """A dataset file of one of MLCommons' manifests, with the digest published for it.
+
+    `samples` is None where no count is published. `tokenizer` names the model whose tokens it holds.
+    """
+
+    mlcommons: str
+    file: str
+    digest: str
+    size: str
+    tokenizer: str
+    sources: dict[str, str]
+    samples: int | None = None
+
+
+class BenchmarkAssets(Record, frozen=True, kw_only=True):
+    """The model and the datasets of a benchmark's reference. `performance_dataset` is empty where one serves both."""
+
+    model: str
+    dataset: str
+    calibration: str
+    performance_dataset: str = ""
+
+
+class Catalogue(Record, frozen=True, kw_only=True):
+    models: dict[str, CatalogueModel]
+    datasets: dict[str, CatalogueDataset]
+    benchmarks: dict[str, BenchmarkAssets]
+
+    def model(self, name: str) -> CatalogueModel:
+        """Return a model by its name. Raises UsageError."""
+        return _one(self.models, name, "model")
+
+    def dataset(self, name: str) -> CatalogueDataset:
+        """Return a dataset by its name. Raises UsageError."""
+        return _one(self.datasets, name, "dataset")
+
+    def benchmark(self, name: str) -> BenchmarkAssets:
+        """Return what a benchmark's reference runs with. Raises UsageError."""
+        return _one(self.benchmarks, name, "benchmark")
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return the known part of a model's config.json; of a quantised model, its base's. Raises UsageError."""
+        model = self.model(name)
+        return model.config or (self.config(model.base) if model.base else {})
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Return the catalogue that comes with cm4vllm."""
+    return msgspec.yaml.decode(_FILE.read_bytes(), type=Catalogue)
+
+
+def published_digests(model: str) -> dict[str, str]:
+    """Return MLCommons' MD5 of each file of a model by the file's path, empty where MLCommons does not host it."""
+    path = _DIGESTS / f"{model}.md5"
+    if not path.is_file():
+        return {}
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    return {name: f"md5:{digest}" for digest, name in lines}
+
+
+def _one(known: Mapping[str, T], name: str, kind: str) -> T:
+    if name not in known:
+        raise UsageError(f"the catalogue has no {kind} {name!r}", remedy=nearest(name, known))
+    return known[name]

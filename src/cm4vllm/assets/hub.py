@@ -1,0 +1,184 @@
+"""Models of the Hugging Face hub, in the hub's own cache on this machine: resumed, proved, and usable without the hub.
+
+The token of a gated model comes from HF_TOKEN in the environment alone, and is written nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.assets.transfer import fetch
+from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
+from cm4vllm.common.files import require_space
+from cm4vllm.common.progress import Step, say, step
+
+__all__ = ["Snapshot", "snapshot"]
+
+#: What a hub's model needs beside its weights.
+SPARE_BYTES = 2**30
+#: Weights in other formats, which vLLM does not need where there are safetensors.
+_LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model's folder in the hub's cache, and the commit that it is."""
+
+    folder: Path
+    commit: str
+
+
+def snapshot(name: str, revision: str) -> Snapshot:
+    """Return the snapshot of a model, downloading what is missing of it; every new file is proved by its digest.
+
+    Raises DownloadError, DiskFull, NotWritable.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import filter_repo_objects
+
+    cache = Path(constants.HF_HUB_CACHE)
+    token = os.environ.get("HF_TOKEN") or False
+    try:
+        info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
+        missing = [file for file in filter_repo_objects(info.siblings or [], ignore_patterns=_LEFT_OUT,
+                                                        key=lambda one: one.rfilename)
+                   if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha),
+                                     str)]
+        needed = sum(file.size or 0 for file in missing)
+        if needed:
+            require_space(cache, needed + SPARE_BYTES, f"the model {name}")
+        home = cache / f"models--{name.replace('/', '--')}"
+        with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
+            _large(name, info.sha, missing, token, home / "blobs")
+            folder = Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
+                                            ignore_patterns=_LEFT_OUT))
+        _prove(name, folder, missing)
+        return Snapshot(folder, folder.name)
+    except CmError:
+        raise
+    except GatedRepoError as error:
+        raise DownloadError(f"the model {name} is gated", cause=_first_line(error),
+                            remedy="accept its licence on the hub and set HF_TOKEN in the environment") from error
+    except RevisionNotFoundError as error:
+        raise DownloadError(f"the model {name} has no revision {revision!r}", cause=_first_line(error),
+                            remedy="give a branch, tag or commit with --revision") from error
+    except RepositoryNotFoundError as error:
+        raise DownloadError(f"the hub has no model {name}, or it is private", cause=_first_line(error),
+                            remedy="check its name; set HF_TOKEN in the environment for a private one") from error
+    except Exception as error:
+        # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
+        if (found := _cached(name, revision, cache)) is not None:
+            say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
+            return found
+        raise DownloadError(f"the model {name} cannot be downloaded", cause=_first_line(error),
+                            remedy="run again: what has arrived is kept\nor download it where the hub is reachable and "
+                                   "give the folder: --tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror"
+                            ) from error
+
+
+def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path) -> None:
+    """Put the large files where the hub's client keeps them.
+
+    It would download each anew after an interruption; ours goes on in the middle of one.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    for file in files:
+        sha256 = getattr(file.lfs, "sha256", None) if file.lfs else None
+        if sha256 and not (blobs / sha256).exists():
+            fetch(hf_hub_url(name, file.rfilename, revision=commit), blobs / sha256, file.size, f"sha256:{sha256}",
+                  build_hf_headers(token=token), lambda _: None)
+
+
+def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
+    except Exception:
+        return None
+    return Snapshot(folder, folder.name)
+
+
+def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
+    """Compare new files with the hub's own digests: SHA-256 of large files, git's SHA-1 of the others."""
+    for file in files:
+        path = folder / file.rfilename
+        large = getattr(file.lfs, "sha256", None) if file.lfs else None
+        expected = large or file.blob_id
+        if not expected or not path.is_file():
+            continue
+        with path.open("rb") as opened:
+            if large:
+                got = hashlib.file_digest(opened, "sha256").hexdigest()
+            else:
+                blob = b"blob %d\0" % path.stat().st_size + opened.read()
+                got = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+        if got != expected:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+            raise DownloadError(f"{file.rfilename} of {name} has arrived with a wrong digest, and was removed",
+                                cause=f"it is {got}, the hub names {expected}",
+                                remedy="run again; if that does not help, something on the way changes it")
+
+
+@contextmanager
+def _disk(repository: Path) -> Iterator[None]:
+    """Tell a full disk as such, and give back what an unfinished file takes of it; whole files stay."""
+    try:
+        with translated_os_errors("download to", repository, "HF_HOME"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Not enough free disk space")  # told by require_space, as an error
+            yield
+    except DiskFull:
+        for part in repository.glob("blobs/*.incomplete"):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
+    """Tell how much of a download has arrived, by the sizes of its files."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before, done, had_bars = _size(blobs), threading.Event(), not are_progress_bars_disabled()
+    disable_progress_bars()
+
+    def watch() -> None:
+        while not done.wait(_LOOK_S):
+            progress.update(f"{(_size(blobs) - before) / 1e9:.2f} of {needed / 1e9:.2f} GB")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        if had_bars:
+            enable_progress_bars()
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # renamed meanwhile
+            continue
+    return total
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

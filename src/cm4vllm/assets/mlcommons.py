@@ -1,0 +1,182 @@
+"""Downloads from MLCommons' storage: a manifest names the files and their MD5, and an interrupted download goes on.
+
+The protocol is that of mlcommons/r2-downloader: `<name>.uri` holds the URL of a folder, `<name>.md5` beside it a line
+for each file in it. What only members may have answers with Cloudflare Access's login page, unless the environment
+holds a service account (CF_ACCESS_CLIENT_ID and CF_ACCESS_CLIENT_SECRET) or a token of `cloudflared access token`
+(CF_ACCESS_TOKEN).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import os
+import re
+import urllib.error
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present
+from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
+from cm4vllm.common.files import require_space
+from cm4vllm.common.progress import step
+
+__all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
+
+#: Where the manifests lie that anybody may read.
+MANIFESTS = "https://inference.mlcommons-storage.org/metadata/"
+#: The variable that names another folder for downloads.
+FOLDER_KEY = "CM4VLLM_DOWNLOADS"
+_LOGIN = "cloudflareaccess.com"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of one download: `digests` maps the path of each below `base` to `md5:<hex>`."""
+
+    name: str
+    base: str
+    digests: Mapping[str, str]
+
+
+def downloads_folder(name: str) -> Path:
+    """Return the folder of a download: kept between runs, so that an interrupted one goes on."""
+    home = os.environ.get(FOLDER_KEY) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cm4vllm"
+    return Path(home).expanduser().absolute() / name
+
+
+def read_manifest(url: str) -> Manifest:
+    """Read the manifest at `url`, or of that name among those that anybody may read.
+
+    Raises DownloadError when it cannot be read or is none, UsageError for an address that can be no manifest's.
+    """
+    address = url if "://" in url else f"{MANIFESTS}{url.removesuffix('.uri')}.uri"
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.path.endswith(".uri"):
+        raise UsageError(f"{url} is not the address of a manifest",
+                         remedy="give the URL of a .uri file, as https://inference.mlcommons-storage.org lists them")
+    base = _text(address).strip().rstrip("/")
+    listed = _text(address.removesuffix(".uri") + ".md5")
+    if urlsplit(base).scheme not in ("http", "https"):
+        raise DownloadError(f"{address} is not a manifest", cause=f"it holds {base[:80]!r}, not the URL of a folder")
+    digests: dict[str, str] = {}
+    for line in filter(str.strip, listed.splitlines()):
+        found = re.fullmatch(r"([0-9a-f]{32})[ *]+(?:\./)?(\S.*)", line.strip())
+        if found is None or not _inside(found[2]):
+            raise DownloadError(f"the list of files of {address} is not usable", cause=f"it holds {line[:80]!r}")
+        digests[found[2]] = f"md5:{found[1]}"
+    return Manifest(PurePosixPath(parts.path).stem, base, digests)
+
+
+def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str]) -> list[Path]:
+    """Have the files `wanted` (path to the digest published for it, empty for any) in `folder`; return their paths.
+
+    Files that are there already and whole are left. Each appears under its name only when its digest is right. Raises
+    DownloadError, DiskFull, NotWritable.
+    """
+    for name, digest in wanted.items():
+        listed = manifest.digests.get(name)
+        if listed is None:
+            raise DownloadError(f"{manifest.name} has no file {name}",
+                                cause=f"its manifest lists {', '.join(sorted(manifest.digests)[:8]) or 'nothing'}")
+        if digest and digest != listed:
+            raise DownloadError(f"{name} is not the file that was published",
+                                cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
+                                remedy="compare with the benchmark's page; a file of your own is used with _path.#")
+    with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
+        missing = [name for name in wanted if not (folder / name).exists()]
+        sizes = {name: _size(_address(manifest, name)) for name in missing}
+        there = {name: present(part_of(folder / name)) for name in missing}
+        require_space(folder, sum(sizes.values()) - sum(there.values()), f"{manifest.name}")
+        if missing:
+            _all(manifest, folder, sizes)
+    return [folder / name for name in wanted]
+
+
+def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int]) -> None:
+    with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
+        for number, (name, size) in enumerate(sizes.items(), start=1):
+            def tell(text: str, what: str = f"{name} ({number} of {len(sizes)})") -> None:
+                progress.update(f"{what}: {text}")
+
+            address = _address(manifest, name)
+            try:
+                fetch(address, folder / name, size, manifest.digests[name], _credentials(address), tell)
+            except urllib.error.HTTPError as error:
+                raise _refused(address, error) from error
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def _open(address: str, method: str = "GET") -> Any:
+    # Not followed: MLCommons redirects only to its login page.
+    return open_url(address, _credentials(address), method)
+
+
+def _credentials(address: str) -> dict[str, str]:
+    parts = urlsplit(address)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        return {}
+    names = {"CF_ACCESS_CLIENT_ID": "CF-Access-Client-Id", "CF_ACCESS_CLIENT_SECRET": "CF-Access-Client-Secret",
+             "CF_ACCESS_TOKEN": "cf-access-token"}
+    return {header: os.environ[key] for key, header in names.items() if os.environ.get(key)}
+
+
+def _text(address: str) -> str:
+    try:
+        with _open(address) as answer:
+            body: bytes = answer.read()
+            return body.decode()
+    except urllib.error.HTTPError as error:
+        raise _refused(address, error) from error
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise DownloadError(f"{address} cannot be read", cause=str(error),
+                            remedy="download it where it can be reached and give it as _path.#") from error
+
+
+def _size(address: str) -> int:
+    try:
+        with _open(address, "HEAD") as answer:
+            return int(answer.headers.get("Content-Length") or 0)
+    except urllib.error.HTTPError as error:
+        raise _refused(address, error) from error
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        raise DownloadError(f"{address} cannot be read", cause=str(error), remedy="run again when it can") from error
+
+
+def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
+    error.close()
+    login = _LOGIN in error.headers.get("Location", "") or error.code in (401, 403)
+    remedy = ("MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
+              "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#")
+    if login:
+        return DownloadError(f"{address} is for MLCommons' members", cause=f"HTTP {error.code}, a login is asked for",
+                             remedy=remedy.replace("URL", address))
+    return DownloadError(f"{address} cannot be downloaded", cause=f"HTTP {error.code} {error.reason}",
+                         remedy="https://inference.mlcommons-storage.org lists what there is")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Let a second download into the same folder wait for the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _address(manifest: Manifest, name: str) -> str:
+    return f"{manifest.base}/{quote(name)}"
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,140 @@
+"""One file over HTTP: taken up where an earlier try stopped, and put in its place only when its digest is right."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cm4vllm.common.errors import DownloadError
+
+__all__ = ["amount", "digest_of", "fetch", "open_url", "part_of", "present"]
+
+_TIMEOUT_S = 60.0
+#: How often one file is taken up again after its connection broke.
+_ATTEMPTS = 5
+PAUSE_S = 2.0
+_CHUNK = 2**20
+
+
+def fetch(address: str, path: Path, size: int, digest: str, headers: Mapping[str, str],
+          tell: Callable[[str], None]) -> None:
+    """Download one file of `size` bytes to `path`, on from what `path`.part already holds of it.
+
+    `digest` is `<kind>:<hex>`. `headers` go to the address's own host alone. Raises DownloadError for a wrong digest
+    and a connection that stays broken, urllib.error.HTTPError for a refusal, OSError for the disk.
+    """
+    part = part_of(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _fill(address, part, size, headers, tell)
+        got = digest_of(part, digest.partition(":")[0])
+    except urllib.error.HTTPError:
+        raise
+    except OSError:
+        # A full disk: what there is of this file would only keep it full. Whole files stay.
+        part.unlink(missing_ok=True)
+        raise
+    if got != digest:
+        part.unlink()
+        raise DownloadError(f"{address.rpartition('/')[2]} has arrived with a wrong digest, and was removed",
+                            cause=f"it is {got}, the publisher names {digest}",
+                            remedy="run again; if that does not help, something on the way or the publisher changes it")
+    part.replace(path)
+
+
+def open_url(address: str, headers: Mapping[str, str], method: str = "GET", *, follow: bool = False) -> Any:
+    """Ask for an address and return the answer, a context manager. With `follow`, redirects are followed."""
+    request = urllib.request.Request(address, headers=dict(headers), method=method)  # noqa: S310
+    return urllib.request.build_opener(_Redirect(follow)).open(request, timeout=_TIMEOUT_S)
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Credentials go to the address that was given and to no other host."""
+
+    def __init__(self, follow: bool) -> None:
+        self._follow = follow
+
+    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
+                         newurl: str) -> urllib.request.Request | None:
+        if not self._follow:
+            return None
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urlsplit(new.full_url).netloc != urlsplit(req.full_url).netloc:
+            new.headers = {key: value for key, value in new.headers.items() if key == "Range"}
+        return new
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """Return the digest of a file as `<kind>:<hex>`, `kind` being md5 or sha256."""
+    with path.open("rb") as file:
+        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return f"{kind}:{made.hexdigest()}"
+
+
+def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    """Append to `part` until it has `size` bytes; a broken connection is taken up again."""
+    begin, first = time.monotonic(), present(part)
+    for attempt in range(1, _ATTEMPTS + 1):
+        if present(part) > size:
+            part.unlink()
+        try:
+            _append(address, part, size, headers, lambda here: tell(
+                f"{amount(here)} of {amount(size)}, {amount((here - first) / (time.monotonic() - begin))}/s"))
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+                if error.code < http.client.INTERNAL_SERVER_ERROR:
+                    raise
+            cause = str(error)
+        else:
+            cause = "the connection ended early"
+        if present(part) == size:
+            return
+        if attempt < _ATTEMPTS:
+            time.sleep(PAUSE_S)
+    raise DownloadError(f"{address} could not be downloaded", cause=f"{cause} ({amount(present(part))} of "
+                        f"{amount(size)} are there)", remedy="run again: the download goes on where it stopped")
+
+
+def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[int], None]) -> None:
+    here = present(part)
+    if here == size and part.exists():
+        return
+    with open_url(address, {**headers, **({"Range": f"bytes={here}-"} if here else {})}, follow=True) as answer:
+        if here and answer.status != http.client.PARTIAL_CONTENT:
+            here = 0  # this server sends the whole file again
+        with part.open("r+b" if here else "wb") as file:
+            file.seek(here)
+            while chunk := answer.read(_CHUNK):
+                file.write(chunk)
+                here += len(chunk)
+                tell(here)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def part_of(path: Path) -> Path:
+    """Return where a file is kept until it is whole."""
+    return path.with_name(f"{path.name}.part")
+
+
+def present(path: Path) -> int:
+    """Return the bytes that are there of a file."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as people write it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"

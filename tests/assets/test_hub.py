@@ -1,0 +1,174 @@
+"""Models of the hub: a download proved by its digests, an interrupted one that goes on, and all that goes wrong."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from loopback import COMMIT, Hub, mounted, serving
+
+from cm4vllm.assets import hub as hub_module
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import DiskFull, DownloadError
+from cm4vllm.common.files import sha256_of_tree
+from conftest import safetensors
+
+
+@pytest.fixture
+def entry(tmp_path):
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def hub(model, monkeypatch, tmp_path):
+    """A hub on the loopback interface that has `model` under every name, and an empty cache of the hub's client."""
+    from huggingface_hub import constants
+
+    with serving(Hub, model) as handler:
+        monkeypatch.setattr(constants, "ENDPOINT", handler.address)
+        # The training script, imported by other tests, puts the hub's client into offline mode.
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+        template = handler.address + template[template.index("/{") :]
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield handler
+
+
+def from_hub(entry, name="owner/some-model", revision="") -> ModelRecord:
+    return provide(ModelSettings(source="hf", location=name, revision=revision), entry)
+
+
+def tokens(hub):
+    return {headers.get("Authorization") for _, _, headers in hub.seen}
+
+
+def test_a_model_of_the_hub_is_downloaded_and_described(hub, entry, model):
+    record = from_hub(entry)
+    assert record.name == "some-model"
+    assert record.source == f"Hugging Face hub, owner/some-model at {COMMIT}"
+    assert record.recipe["revision"] == COMMIT
+    assert record.sha256 == sha256_of_tree(model)
+    assert tokens(hub) == {None}
+
+
+def test_a_gated_model_needs_the_environments_token_which_is_written_nowhere(hub, entry, monkeypatch, tmp_path, capfd):
+    with pytest.raises(DownloadError, match="gated") as caught:
+        from_hub(entry, "owner/gated")
+    assert "HF_TOKEN" in caught.value.remedy
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert from_hub(entry, "owner/gated").parameters == 42
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_right" in path.read_bytes()]
+    assert not written
+    assert "hf_right" not in "".join(capfd.readouterr())
+
+
+def test_names_and_revisions_that_the_hub_lacks_are_told(hub, entry):
+    with pytest.raises(DownloadError, match="no model owner/none"):
+        from_hub(entry, "owner/none")
+    with pytest.raises(DownloadError, match="no revision 'no-such-branch'"):
+        from_hub(entry, revision="no-such-branch")
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(hub, entry, monkeypatch):
+    monkeypatch.setattr(hub_module, "SPARE_BYTES", 2**60)
+    with pytest.raises(DiskFull):
+        from_hub(entry)
+    assert not [path for _, path, _ in hub.seen if "/resolve/" in path]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_with_a_wrong_digest_is_refused_and_removed(hub, entry, name):
+    from huggingface_hub import constants
+
+    hub.altered.add(name)
+    with pytest.raises(DownloadError, match="wrong digest") as caught:
+        from_hub(entry)
+    assert caught.value.remedy
+    cache = Path(constants.HF_HUB_CACHE)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes()[:1] == b"\0"]
+    assert not (entry / MODEL_FILE).exists()
+    hub.altered.clear()
+    assert from_hub(entry).parameters == 42
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_done(hub, entry, model, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    safetensors(model / "model.safetensors", {"a": ("BF16", [2**21], 2**22)})
+    disk = tmp_path / "disk"
+    if not mounted(disk, "2M"):
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(disk / "hub"))
+        monkeypatch.setattr(hub_module, "require_space", lambda *_: None)  # as if others filled the disk meanwhile
+        with pytest.raises(DiskFull) as caught:
+            from_hub(entry)
+        assert "HF_HOME" in caught.value.remedy
+        assert not [*disk.rglob("*.incomplete"), *disk.rglob("*.part")]
+        assert not list(disk.rglob("model.safetensors"))
+        assert not (entry / MODEL_FILE).exists()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+DOWNLOAD = """
+import sys
+from pathlib import Path
+from cm4vllm.assets.models import ModelSettings, provide
+print(provide(ModelSettings(source="hf", location="owner/some-model"), Path(sys.argv[1])).sha256)
+"""
+
+
+def test_a_download_that_was_killed_goes_on_where_it_stopped(hub, entry, model, tmp_path):
+    safetensors(model / "model.safetensors", {"a": ("BF16", [2**22], 2**23)})
+    size = (model / "model.safetensors").stat().st_size
+    env = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1",
+           "HF_HUB_OFFLINE": "0"}
+    hub.slow_s = 0.02
+    process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, entry], env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not [part for part in tmp_path.rglob("*.part") if part.stat().st_size > size // 4]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (entry / MODEL_FILE).exists()
+    hub.slow_s, seen = 0, len(hub.seen)
+    done = subprocess.run([sys.executable, "-c", DOWNLOAD, entry], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == sha256_of_tree(model)
+    asked = [headers.get("Range") or "" for method, path, headers in hub.seen[seen:]
+             if method == "GET" and path.endswith("model.safetensors")]
+    assert [one for one in asked if one.startswith("bytes=") and not one.startswith("bytes=0-")], asked
+
+
+def test_a_hub_that_cannot_be_reached_is_told_with_another_way(hub, entry, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(DownloadError, match="owner/some-model cannot be downloaded") as caught:
+        from_hub(entry)
+    assert "refused" in caught.value.cause
+    assert "_path." in caught.value.remedy
+
+
+def test_without_the_hub_a_model_of_its_cache_is_used(hub, entry, monkeypatch):
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE) / "models--owner--some-model"
+    before = from_hub(entry)
+    (cache / "refs").mkdir(exist_ok=True)
+    (cache / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert from_hub(entry) == before
