@@ -5,7 +5,9 @@ The token of a gated model comes from HF_TOKEN in the environment alone, and is 
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
+import importlib
 import os
 import threading
 import warnings
@@ -44,14 +46,14 @@ def snapshot(name: str, revision: str) -> Snapshot:
     """
     from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-    from huggingface_hub.utils import filter_repo_objects
 
     cache = Path(constants.HF_HUB_CACHE)
     token = os.environ.get("HF_TOKEN") or False
     try:
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-        missing = [file for file in filter_repo_objects(info.siblings or [], ignore_patterns=_LEFT_OUT,
-                                                        key=lambda one: one.rfilename)
+        wanted = [file for file in info.siblings or []
+                  if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)]
+        missing = [file for file in wanted
                    if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha),
                                      str)]
         needed = sum(file.size or 0 for file in missing)
@@ -59,7 +61,7 @@ def snapshot(name: str, revision: str) -> Snapshot:
             require_space(cache, needed + SPARE_BYTES, f"the model {name}")
         home = cache / f"models--{name.replace('/', '--')}"
         with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
-            _large(name, info.sha, missing, token, home / "blobs")
+            _large(name, str(info.sha), missing, token, home / "blobs")
             folder = Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
                                             ignore_patterns=_LEFT_OUT))
         _prove(name, folder, missing)
@@ -92,13 +94,12 @@ def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blob
     It would download each anew after an interruption; ours goes on in the middle of one.
     """
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
 
     for file in files:
         sha256 = getattr(file.lfs, "sha256", None) if file.lfs else None
         if sha256 and not (blobs / sha256).exists():
             fetch(hf_hub_url(name, file.rfilename, revision=commit), blobs / sha256, file.size, f"sha256:{sha256}",
-                  build_hf_headers(token=token), lambda _: None)
+                  {"Authorization": f"Bearer {token}"} if token else {}, lambda _: None)
 
 
 def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
@@ -149,10 +150,9 @@ def _disk(repository: Path) -> Iterator[None]:
 @contextmanager
 def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
     """Tell how much of a download has arrived, by the sizes of its files."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    before, done, had_bars = _size(blobs), threading.Event(), not are_progress_bars_disabled()
-    disable_progress_bars()
+    utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
+    before, done, had_bars = _size(blobs), threading.Event(), not utils.are_progress_bars_disabled()
+    utils.disable_progress_bars()
 
     def watch() -> None:
         while not done.wait(_LOOK_S):
@@ -166,7 +166,7 @@ def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
         done.set()
         watcher.join()
         if had_bars:
-            enable_progress_bars()
+            utils.enable_progress_bars()
 
 
 def _size(folder: Path) -> int:
