@@ -1,6 +1,6 @@
 import pytest
 
-from cm4vllm.engine.environment import exported, secret_key, substitute_all
+from cm4vllm.engine.environment import exported, substitute_all
 
 
 def last(home, **given):
@@ -136,9 +136,3 @@ def test_update_meta_if_env(home):
         {"enable_if_env": {"CM_ON": ["yes"]}, "env": {"CM_X": "updated"}}]})
     assert last(home) == "plain"
     assert last(home, env={"CM_ON": "yes"}) == "updated"
-
-
-@pytest.mark.parametrize(("key", "secret"), [("CM_GH_TOKEN", True), ("HF_TOKEN", True), ("CM_API_KEY", True),
-                                             ("CM_TOKENIZER", False), ("CM_MAX_TOKENS", False), ("CM_KEYS", False)])
-def test_secret_keys(key, secret):
-    assert secret_key(key) is secret

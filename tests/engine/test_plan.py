@@ -14,16 +14,16 @@ HOOK = "def preprocess(i):\n    i['env'].update({0})\n    return {{'return': 0}}
 def ran(monkeypatch):
     """Return a list that notes each script that runs, with whether the cache had it, in the order of their starts."""
     seen = []
-    original = execution._Run.outcome
+    original = execution.perform
 
-    def outcome(self):
+    def perform(session, task, scope):
         place = len(seen)
         seen.append(None)
-        done = original(self)
-        seen[place] = (self.script.alias, self.variations.names, done.cached)
+        done = original(session, task, scope)
+        seen[place] = (task.script.alias, task.variations.names, done.cached)
         return done
 
-    monkeypatch.setattr(execution._Run, "outcome", outcome)
+    monkeypatch.setattr(execution, "perform", perform)
     return seen
 
 

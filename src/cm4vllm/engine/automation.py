@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 import traceback
@@ -14,9 +15,8 @@ from typing import Any
 from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, translated_os_errors
-from cm4vllm.engine.environment import secret_key
 from cm4vllm.engine.execution import run
-from cm4vllm.engine.request import NOT_DONE, Request, flag
+from cm4vllm.engine.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
 from cm4vllm.engine.session import Session
 
 __all__ = ["CacheAutomation", "ScriptAutomation"]
@@ -53,26 +53,35 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
-        from_person = bool(i.get("cmd"))
         session = Session(self, i)
+        folder = Path.cwd()
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
         try:
             with redirected, session.supervised():
-                outcome = run(session, Request.of(i, Path.cwd(), from_person=from_person))
+                free = shutil.disk_usage(folder).free
+                result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
+                _tell_more(session, i, result, free)
         except CmError as error:
-            return {"return": error.exit_code, "error": session.explained(error)}
+            result = {"return": error.exit_code, "error": session.explained(error)}
         except Exception as error:
-            return _unforeseen(error, session)
+            result = _unforeseen(error, session)
         finally:
             del self.cmind.state[_SESSION]
-        result = outcome.as_result()
-        if session.as_json:
-            result = _without_secrets(result)
-        if flag(i, "j", "json"):
-            print(json.dumps(result, indent=2, default=str))
-        _tell_more(session, i, result)
-        return result
+        return _handed_over(session, i, result, folder)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return one of the helpers that public hooks call on i['automation']; few runs need them."""
+        if not name.startswith("_"):
+            from cm4vllm.engine.helpers import HELPERS
+
+            if name in HELPERS:
+                return HELPERS[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def prepare(self, i: Result) -> Result:
+        """Run the dependencies of a script, not the script itself."""
+        return self.run({**i, "prepare": True})
 
     def plan(self, i: Result) -> Result:
         """Print what a run would do, without running anything of any script."""
@@ -111,24 +120,39 @@ def _unforeseen(error: Exception, session: Session) -> Result:
     return {"return": told.exit_code, "error": session.explained(told)}
 
 
-def _without_secrets(value: Any, key: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_secrets(item, str(name)) for name, item in value.items()}
-    return "(secret)" if secret_key(key) and isinstance(value, str) and value else value
+def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: Path) -> Result:
+    """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
+    with contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext():
+        if flag(i, *PROVENANCE_FLAGS):
+            from cm4vllm.engine.provenance import leave
+
+            with session.vault.guarded_output():
+                leave(session, i, result, folder)
+    if session.as_json or i.get("save_to_json") or i.get("save_to_yaml"):
+        result = session.vault.cleaned(result)
+    if flag(i, "j", "json") and not result["return"]:
+        print(json.dumps(result, indent=2, default=str))
+    return result
 
 
-def _tell_more(session: Session, i: Mapping[str, Any], result: Result) -> None:
+def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_before: int) -> None:
     """Print what further flags ask for."""
     if flag(i, "print_deps"):
-        for tags in result["deps"]:
-            session.tell(f"cm run script --tags={tags}")
+        result["new_state"]["print_deps"] = [f"cm run script --tags={tags}" for tags in result["deps"]]
+        for line in result["new_state"]["print_deps"]:
+            session.tell(line)
     if flag(i, "print_env"):
-        for key, value in sorted(_without_secrets(result["new_env"]).items()):
+        for key, value in sorted(session.vault.cleaned(result["new_env"]).items()):
             session.tell(f"{key}={value}")
     if flag(i, "time"):
         session.tell(f"took {time.monotonic() - session.started:.1f} s")
-    for name in sorted(NOT_DONE & i.keys()):
-        session.tell(f"note: --{name} is accepted, but nothing here does it")
+    if flag(i, "space"):
+        used = free_before - shutil.disk_usage(Path.cwd()).free
+        session.tell(f"disk space used: {max(used, 0) / 1e6:.1f} MB")
+    for name in sorted(NOT_DONE.keys() & i.keys()):
+        session.tell(f"note: --{name} is accepted and ignored" + (f": {NOT_DONE[name]}" if NOT_DONE[name] else ""))
+    if flag(i, "pause") and sys.stdin.isatty():
+        input("Enter ends the run: ")
 
 
 class CacheAutomation(Automation):  # type: ignore[misc]

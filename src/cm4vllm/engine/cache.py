@@ -4,12 +4,14 @@ A folder is an entry from the moment its `_cm.json` is there: that file is writt
 final name from the beginning, because what is made in it (a Python environment, a build) holds absolute paths. A run
 that is killed leaves a folder without `_cm.json`, which no search finds and which the next run of its key empties.
 
-An entry is found by what was asked for, all variations that were on, defaults included, and all declared inputs; then
-by its version. A lock of that key makes a second run wait for the first and use its entry.
+An entry is found by the recipe itself, what was asked for, all variations that were on, defaults included, and all
+declared inputs; then by its version. A lock of that key makes a second run wait for the first and use its entry. An
+entry whose files were deleted or altered since is not used again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -23,31 +25,35 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, translated_os_errors
-from cm4vllm.common.files import write_bytes, write_json
-from cm4vllm.engine.environment import secret_key
+from cm4vllm.common.files import write_json
+from cm4vllm.engine import index
+from cm4vllm.engine.fingerprint import changed, observed
 from cm4vllm.engine.versions import Wanted
 
-__all__ = ["CACHE_AUTOMATION", "Cache", "Entry", "Identity"]
+__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "Identity"]
 
 CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
 _META_ASIDE = "_cm.json.aside"
 _KEY = "cm4vllm_key"
+# An entry's name is a UID of CM, 16 hexadecimal digits: the beginning of its key, and a number.
+_UID, _STEM = 16, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes two runs of a script the same, versions aside."""
+    """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
 
     script: str
+    recipe: str
     variations: tuple[str, ...]
     inputs: Mapping[str, Any]
     tags: tuple[str, ...]
 
     def key(self) -> str:
         """Return the digest of all of it."""
-        parts = [self.script, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
+        parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -68,16 +74,22 @@ class Entry:
             return True
         return bool(self.version) and wanted.accepts(self.version)
 
-    def result(self) -> dict[str, Any] | None:
-        """Return what the run gave: new_env, new_state, deps and version; None when parts of the entry vanished."""
+    def result(self) -> dict[str, Any]:
+        """Return what the run gave: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
         try:
             saved = json.loads((self.folder / STATE_FILE).read_bytes())
         except (OSError, ValueError):
-            return None
+            raise Damaged(str(self.folder / STATE_FILE)) from None
         old = saved.get("folder", "")
         if old and old != str(self.folder):
             saved = _rebased(saved, old, str(self.folder))
-        return saved if all(Path(path).exists() for path in saved.get("paths", ())) else None
+        if path := changed(saved.get("files", {})):
+            raise Damaged(path)
+        return dict(saved)
+
+
+class Damaged(Exception):
+    """A file of an entry is gone or altered; its text is the path."""
 
 
 def _rebased(value: Any, old: str, new: str) -> Any:
@@ -86,7 +98,7 @@ def _rebased(value: Any, old: str, new: str) -> Any:
     if isinstance(value, list):
         return [_rebased(item, old, new) for item in value]
     if isinstance(value, Mapping):
-        return {key: _rebased(item, old, new) for key, item in value.items()}
+        return {_rebased(key, old, new): _rebased(item, old, new) for key, item in value.items()}
     return value
 
 
@@ -118,23 +130,17 @@ class Cache:
     def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
         """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
         key = identity.key()
-        fitting = [entry for entry in self._entries() if entry.key == key and entry.satisfies(wanted)]
+        fitting = [entry for entry in self._entries(key) if entry.satisfies(wanted)]
         return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
 
-    def _entries(self) -> Iterator[Entry]:
-        try:
-            folders = list(self.root.iterdir())
-        except FileNotFoundError:
-            return
-        for folder in folders:
-            if folder.name.startswith("."):
-                continue
+    def _entries(self, key: str) -> Iterator[Entry]:
+        for folder in sorted(self.root.glob(f"{key[:_STEM]}*")):
             try:
                 meta = json.loads((folder / _META_FILE).read_bytes())
             except (OSError, ValueError):
                 continue
-            if isinstance(meta, dict) and _KEY in meta:
-                yield Entry(folder, meta[_KEY], str(meta.get("version", "")), str(meta.get("asked_version", "")),
+            if isinstance(meta, dict) and meta.get(_KEY) == key:
+                yield Entry(folder, key, str(meta.get("version", "")), str(meta.get("asked_version", "")),
                             float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
 
     @contextmanager
@@ -218,14 +224,23 @@ class Cache:
 
     def finish(
         self, folder: Path, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
-        result: Mapping[str, Any],
+        result: Mapping[str, Any], depends_on: str = "",
     ) -> None:
-        """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it."""
-        new_env = {key: value for key, value in result["new_env"].items() if not secret_key(key)}
-        named = {value for value in new_env.values() if isinstance(value, str) and value.startswith("/")}
-        made = {str(path) for path in folder.iterdir() if not path.name.startswith("tmp-")}
-        paths = sorted({value for value in named if Path(value).exists()} | made)
-        write_json(folder / STATE_FILE, {**result, "new_env": new_env, "folder": str(folder), "paths": paths})
+        """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
+
+        `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without.
+        Raises RecipeError when the state cannot be written as JSON.
+        """
+        named = {value for value in (*result["new_env"].values(), depends_on)
+                 if isinstance(value, str) and value.startswith("/")}
+        files = observed(folder, named)
+        with translated_os_errors("write a cache entry in", folder):
+            _sync(folder)
+        try:
+            write_json(folder / STATE_FILE, {**result, "folder": str(folder), "files": files})
+        except TypeError as error:
+            raise RecipeError(f"{script[0]} hands back what a cache entry cannot keep", cause=str(error),
+                              remedy="new_env and new_state may hold texts, numbers, lists and mappings") from error
         meta = {
             "alias": "", "uid": folder.name, "automation_alias": CACHE_AUTOMATION[0],
             "automation_uid": CACHE_AUTOMATION[1], "tags": list(dict.fromkeys(tags)),
@@ -233,26 +248,28 @@ class Cache:
             "version": result.get("version", ""), "asked_version": asked, "made_at": time.time(), _KEY: identity.key(),
         }
         write_json(folder / _META_FILE, meta)
-        self._index(meta, folder)
-
-    def _index(self, meta: dict[str, Any], folder: Path) -> None:
-        """Add an entry to cmind's index on disk under a lock of our own, since cmind rewrites it from memory."""
-        index = getattr(self._cmind, "index", None)
-        if index is None or not self._cmind.use_index:
-            return
-        path = Path(index.full_path_to_index)
-        with (self.root / ".locks" / "index").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                fresh = json.loads(path.read_bytes())
-            except (OSError, ValueError):
-                fresh = index.meta
-            index.meta = fresh
-            index.add(meta, str(folder), ("local", "9a3280b14a4285c9"), update=True)
-            write_bytes(path, json.dumps(index.meta, indent=2).encode())
-            index.updated = False
+        _sync_folder(folder)
+        index.add(self._cmind, meta, folder)
 
     def _folder(self, identity: Identity, number: int) -> Path:
-        return self.root / hashlib.sha256(f"{identity.key()}:{number}".encode()).hexdigest()[:16]
+        return self.root / f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}"
 
 
+def _sync(folder: Path) -> None:
+    """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    except AttributeError:
+        os.sync()  # no Linux
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

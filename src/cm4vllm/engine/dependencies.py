@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
+from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
 from cm4vllm.engine.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, split_tags
 from cm4vllm.engine.request import Request, parse_tags
 from cm4vllm.engine.variations import Resolution
 from cm4vllm.engine.versions import Wanted
 
-__all__ = ["amended", "check_names", "collect", "request_for"]
+__all__ = ["Phases", "amended", "check_names", "collect", "request_for", "update_from"]
 
 Phases = dict[str, list[Dependency]]
 
@@ -38,6 +39,14 @@ def collect(layers: Iterable[Layer], names: Sequence[str] = PHASES) -> Phases:
                 else:
                     present.append(new)
     return phases
+
+
+def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
+    """Take in what a hook changed in the dependencies of i['meta']."""
+    for phase, present in phases.items():
+        raw = meta.get(phase)
+        if isinstance(raw, list) and raw != [dependency.raw for dependency in present]:
+            present[:] = [Dependency.of(entry) for entry in raw if entry.get("tags")]
 
 
 def _same(old: Dependency, new: Dependency) -> bool:
@@ -66,6 +75,7 @@ def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mappin
 def request_for(
     dependency: Dependency, *, script: ScriptMeta, variations: Resolution, env: Mapping[str, Any],
     const: Mapping[str, Any], state: Mapping[str, Any], adr: tuple[Amendment, ...], phase: str, folder: Path,
+    const_state: Mapping[str, Any] | None = None,
 ) -> Request:
     """Return what a dependency is asked for, given its parent's environment at this moment."""
     own_env = {key: as_text(substitute(value, {**dependency.env, **env})) for key, value in dependency.env.items()}
@@ -91,7 +101,8 @@ def request_for(
     nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
     return Request(
         tags=script_tags, excluded_tags=excluded_tags, variations=chosen, excluded_variations=excluded, env=child_env,
-        const=dict(const), state=state, adr=adr + _changes(nested_adr), wanted=_wanted(dependency, env),
+        const=dict(const), state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
+        const_state=const_state or {}, adr=adr + _changes(nested_adr), wanted=_wanted(dependency, env),
         extra_cache_tags=split_tags(substitute(list(dependency.extra_cache_tags), env)),
         force_new_env_keys=dependency.force_new_env_keys, inputs=inputs, folder=folder, is_dependency=True,
     )

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.engine.meta import Layer
 
-__all__ = ["LOCAL_KEYS", "Env", "as_text", "compose", "exported", "matching", "merge_into", "secret_key", "substitute",
+__all__ = ["LOCAL_KEYS", "Env", "as_text", "compose", "exported", "matching", "merge_into", "substitute",
            "substitute_all", "unresolved", "without"]
 
 Env = dict[str, Any]
@@ -34,8 +34,6 @@ LOCAL_KEYS = (
 )
 
 _PLACEHOLDER = re.compile(r"<<<(.*?)>>>")
-# Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 def as_text(value: Any) -> Any:
@@ -64,20 +62,19 @@ def merge_into(env: Env, update: Mapping[str, Any]) -> None:
 
 
 def compose(
-    caller: Mapping[str, Any], base: Layer, variations: Iterable[Layer], version: Layer | None,
-    const: Mapping[str, Any], *, explicit: Iterable[str] = (),
+    caller: Mapping[str, Any], base: Layer, layers: Sequence[Layer], const: Mapping[str, Any], *,
+    explicit: Iterable[str] = (),
 ) -> tuple[Env, Env]:
     """Return a script's environment and its constants, before its dependencies run.
 
-    `const` holds what the caller declares constant and what input_mapping makes of flags; `explicit` names the keys
-    that the command line's --env gives.
+    `layers` are the variations in their order and the version. `const` holds what the caller declares constant and what
+    input_mapping makes of flags; `explicit` names the keys that the command line's --env gives.
     """
     env: Env = {}
     merge_into(env, caller)
     _fill(env, base.default_env)
     kept = set(explicit)
     merge_into(env, {key: value for key, value in base.env.items() if key not in kept})
-    layers = [*variations, *([version] if version else [])]
     defaults: Env = {}
     for layer in layers:
         merge_into(defaults, layer.default_env)
@@ -156,8 +153,3 @@ def exported(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
     names = [str(substitute(pattern, env)) for pattern in patterns]
     # A glob does not mean the keys that tell a script where it is: they are wrong for everybody else.
     return {key: env[key] for key in matching(env, names) if key in names or not key.startswith("CM_TMP_CURRENT_")}
-
-
-def secret_key(key: str) -> bool:
-    """Tell whether a key's name says that its value is a secret; such values are never written to a file."""
-    return bool(_SECRET.search(key))

@@ -1,308 +1,313 @@
-"""One script's run, in the order of the public format, and what it hands back.
+"""One script's run: small steps, in the order of the public format, over one immutable task and one explicit scope.
 
 deps -> preprocess -> prehook_deps -> run.sh -> posthook_deps -> postprocess -> post_deps
 """
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.common.errors import CmError, RecipeError, translated_os_errors
+from cm4vllm.common.files import require_space
 from cm4vllm.engine import dependencies
-from cm4vllm.engine.cache import Entry, Identity
 from cm4vllm.engine.conditions import is_no
 from cm4vllm.engine.documents import merged
-from cm4vllm.engine.environment import Env, exported, merge_into, substitute_all
-from cm4vllm.engine.frame import Frame
-from cm4vllm.engine.hooks import working_in
-from cm4vllm.engine.meta import Dependency, ScriptMeta
+from cm4vllm.engine.environment import Env, as_text, merge_into
+from cm4vllm.engine.hooks import hook_input, working_in
+from cm4vllm.engine.meta import Dependency
 from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.scope import Outcome, Scope, remarks
 from cm4vllm.engine.selection import select
 from cm4vllm.engine.session import Session
+from cm4vllm.engine.task import Task
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "Run", "run"]
 
-_ENV_OUT, _STATE_OUT, _STATE_IN = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json"
-
-
-@dataclass
-class Outcome:
-    """What a script handed back. `new_env` and `new_state` are what its caller gets."""
-
-    env: Env = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-    new_env: Env = field(default_factory=dict)
-    new_state: dict[str, Any] = field(default_factory=dict)
-    deps: list[str] = field(default_factory=list)
-    version: str = ""
-    cached: bool = False
-    skipped: bool = False
-
-    def as_result(self) -> dict[str, Any]:
-        """Return it as the dictionary that an action of cmind returns."""
-        result: dict[str, Any] = {"return": 0, "env": self.env, "new_env": self.new_env, "state": self.state,
-                                  "new_state": self.new_state, "deps": self.deps}
-        if self.version:
-            result["version"] = self.version
-        if self.skipped:
-            result["skipped"] = True
-        return result
+_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
 
 
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
     script = select(session.catalogue, request, session.near)
     with session.under_way(script):
-        return _Run(session, request, script).outcome()
+        task = Task.of(script, request)
+        scope = Scope.of(task)
+        session.vault.declare(script.secret_env_keys)
+        session.vault.learn(request.inputs)
+        session.vault.learn(scope.env)
+        for remark in remarks(task, scope.env, session.vault.is_secret):
+            session.tell(remark)
+        outcome = perform(session, task, scope)
+        check_version(task, outcome.version)
+        if not _is_fake(session, task) and not session.no_deps:
+            _check_promises(task, outcome.new_env)
+        session.note_version(task, outcome.version)
+        _tell_exported(session, task, outcome)
+    return outcome
 
 
-class _Run(Frame):
-    """One script's run. Nothing of it is used by another run; its environment and state are its own copies."""
+def perform(session: Session, task: Task, scope: Scope) -> Outcome:
+    """Run a task, or use what the cache holds of it."""
+    if task.is_cached and not _is_fake(session, task):
+        from cm4vllm.engine.reuse import from_cache
 
-    def __init__(self, session: Session, request: Request, script: ScriptMeta) -> None:
-        super().__init__(request, script, fake=session.fake)
-        self.session = session
-        self.folder = request.folder
-        self.deps: list[str] = []
-        self.extra_tags: list[str] = []
-        for note in self.remarks():
-            session.tell(note)
+        return from_cache(session, task, scope, fresh)
+    return fresh(session, task, task.request.folder)
 
-    # --- cached or not -----------------------------------------------------------------------------------------------
 
-    def outcome(self) -> Outcome:
-        outcome = self.from_cache() if self.is_kept and self.is_real else self.fresh()
-        self.check_version(outcome.version)
-        if self.is_real and not self.session.no_deps:
-            self.check_promises(outcome.new_env)
-        self.tell_env(outcome)
-        return outcome
+def fresh(session: Session, task: Task, folder: Path) -> Outcome:
+    """Run a script step by step in `folder`. A step that returns an outcome is the last one."""
+    task = task.settled()
+    scope = Scope.of(task)
+    scope.folder = folder
+    current = Run(session, task, scope)
+    for step in _STEPS:
+        outcome = step(current)
+        if outcome is not None:
+            return outcome
+    return scope.outcome(task)
 
-    def from_cache(self) -> Outcome:
-        cache, identity = self.session.cache, self.identity()
-        again = flag(self.request.inputs, "new", "renew")
-        if not again and (found := self.hit(cache.find(identity, self.wanted))):
-            return found
-        with cache.lock(identity, self.session.tell):
-            cache.recover(identity)
-            entry = cache.find(identity, self.wanted)
-            if not again and entry is not None:
-                if found := self.hit(entry):
-                    return found
-                self.session.tell(f"{self.script.title()}: files of its cache entry are gone; making it again")
-                cache.drop(entry)
-                entry = None
-            renews = entry is not None and flag(self.request.inputs, "renew")
-            with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
-                return self.into_cache(identity, folder)
 
-    def into_cache(self, identity: Identity, folder: Path) -> Outcome:
-        asked = self.wanted
-        self.folder = folder
-        outcome = self.fresh()
-        self.check_version(outcome.version)
-        versions = [f"version-{version}" for version in dict.fromkeys((asked.version, outcome.version)) if version]
-        self.session.cache.finish(
-            folder, identity, script=(self.script.alias, self.script.uid), asked=asked.pip_text(),
-            tags=[*self.cache_tags(), *versions, *self.extra_tags, f"script-artifact-{self.script.uid}"],
-            result={"new_env": outcome.new_env, "new_state": outcome.new_state, "deps": outcome.deps,
-                    "version": outcome.version})
-        return outcome
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What every step gets: the session, what is settled, and what changes."""
 
-    def hit(self, entry: Entry | None) -> Outcome | None:
-        """Use an entry: only dynamic dependencies run."""
-        saved = entry.result() if entry else None
-        if entry is None or saved is None:
-            return None
-        self.session.tell(f"{self.script.title()} (from the cache: {entry.folder})", detail=self.request.is_dependency)
-        for phase in self.phases:
-            self.run_deps(phase, only_dynamic=True)
-        merge_into(self.env, saved["new_env"])
-        self.state = merged(self.state, saved["new_state"])
-        return Outcome(self.env, self.state, dict(saved["new_env"]), saved["new_state"],
-                       [*saved.get("deps", []), *self.deps], str(saved.get("version", "")), cached=True)
+    session: Session
+    task: Task
+    scope: Scope
 
-    # --- the run itself ----------------------------------------------------------------------------------------------
-
-    def fresh(self) -> Outcome:
-        session, script = self.session, self.script
-        session.tell(script.title(), detail=self.folder == self.request.folder and len(session.scripts) > 1)
-        for warning in script.warnings:
-            session.tell(f"note: {warning}")
-        self.settle_version()
-        self.env.update({
-            "CM_TMP_CURRENT_PATH": str(self.request.folder), "CM_TMP_CURRENT_SCRIPT_PATH": str(script.path),
-            "CM_TMP_CURRENT_SCRIPT_WORK_PATH": str(self.folder)})
-        if self.env.get("CM_OUTDIRNAME"):
-            self.folder = self.folder / str(self.env["CM_OUTDIRNAME"])
-            self.folder.mkdir(parents=True, exist_ok=True)
-        self.run_deps("deps")
-        own_part = self.is_real
-        result = self.preprocess() if own_part else {}
-        if result.get("skip"):
-            return self.instead(result)
-        self.run_deps("prehook_deps")
-        if own_part:
-            self.native()
-        self.run_deps("posthook_deps")
-        if own_part:
-            self.take(self.hook("postprocess"))
-            self.run_deps("post_deps")
-        return self.result()
-
-    def preprocess(self) -> Mapping[str, Any]:
-        hooks = self.session.hooks_of(self.script)
-        if hooks.get("cleanup"):
-            self.session.at_the_end(self.script.title(), lambda: self.take(self.hook("cleanup")))
-        result = self.hook("preprocess")
-        self.take(result)
-        return result
+    @property
+    def is_fake(self) -> bool:
+        """Tell whether only dependencies are looked at: in a fake run, and of the script that is only prepared."""
+        return _is_fake(self.session, self.task)
 
     def hook(self, name: str) -> Mapping[str, Any]:
-        hooks = self.session.hooks_of(self.script)
+        """Call a hook of customize.py, and take in what it returned and left in the environment."""
+        hooks, scope = self.session.hooks_of(self.task.script), self.scope
         if hooks.get(name) is None:
             return {}
         # The folder of a cached script that failed is gone when its cleanup is called.
-        with working_in(self.folder if self.folder.is_dir() else self.request.folder):
-            return hooks.call(name, self.hook_input())
-
-    def hook_input(self) -> dict[str, Any]:
-        raw = copy.deepcopy(dict(self.script.raw))
-        artifact = _Artifact(str(self.script.path), raw)
-        tags = list(self.script.tags)
-        shared = {"path": str(self.script.path), "env": self.env, "state": self.state, "meta": raw,
-                  "recursion_spaces": "  " * (len(self.session.scripts) - 1), "script_tags": tags,
-                  "variation_tags": list(self.variations.names), "run_state": {}}
-        return {**shared, "input": dict(self.request.inputs), "const": self.const, "artifact": artifact,
-                "automation": self.session.automation, "customize": raw.get("customize", {}), "os_info": dict(_OS_INFO),
-                "run_script_input": {**shared, "os_info": dict(_OS_INFO), "script_name": self.script_name or "run",
-                                     "bat_ext": ".sh"}}
-
-    def take(self, result: Mapping[str, Any]) -> None:
-        """Take in what a hook returned and left in the environment."""
-        for key, value in self.env.items():
+        with working_in(scope.folder if scope.folder.is_dir() else self.task.request.folder):
+            given = hook_input(self)
+            result = hooks.call(name, given)
+        for key, value in scope.env.items():
             if not isinstance(value, (str, list, dict)):
-                merge_into(self.env, {key: value})
-        self.version = str(result.get("version") or self.env.get("CM_DETECTED_VERSION") or self.version)
-        self.extra_tags += [tag for tag in result.get("add_extra_cache_tags") or [] if tag not in self.extra_tags]
+                scope.env[key] = as_text(value)
+        scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
+        scope.extra_tags += [tag for tag in result.get("add_extra_cache_tags") or [] if tag not in scope.extra_tags]
+        dependencies.update_from(given["meta"], scope.phases)
+        self.session.vault.learn(scope.env)
+        return result
 
-    def instead(self, result: Mapping[str, Any]) -> Outcome:
-        """End early as preprocess asks: with nothing, or with another script's run in this one's place."""
-        other = result.get("script")
-        if not other:
-            outcome = self.result()
-            outcome.skipped = True
-            return outcome
-        given: dict[str, Any] = {"tags": other} if isinstance(other, str) else dict(other)
-        request = Request.of({**given, "env": {**self.env, **(given.get("env") or {})}}, self.folder)
-        outcome = run(self.session, replace(request, const=self.const, state=self.state, adr=self.adr))
-        self.deps.append(request.title())
-        merge_into(self.env, outcome.new_env)
-        return replace(outcome, env=self.env, deps=self.deps)
+    def detect_version(self) -> Mapping[str, Any]:
+        """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
+        hooks = self.session.hooks_of(self.task.script)
+        return hooks.call("detect_version", hook_input(self)) if hooks.get("detect_version") else {}
 
-    def native(self) -> None:
-        """Run run.sh, and merge what it writes to tmp-run-env.out and tmp-run-state.json."""
-        from cm4vllm.engine.native import find_native, read_assignments, run_native
+    def native(self, name: str, env: dict[str, Any], folder: Path) -> bool:
+        """Run a shell file of the script, and merge what it writes into `env` and the state.
 
-        path = find_native(self.script.path, self.script_name, self.env)
+        An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
+        """
+        from cm4vllm.engine.native import find_native, process_environment, read_assignments, run_native
+        from cm4vllm.engine.shelltext import shell_keys
+
+        session, script, scope = self.session, self.task.script, self.scope
+        path = find_native(script.path, name, env)
         if path is None:
-            return
-        out, state_out = self.folder / _ENV_OUT, self.folder / _STATE_OUT
-        for leftover in (out, state_out):
-            leftover.unlink(missing_ok=True)
-        if self.state:
-            (self.folder / _STATE_IN).write_text(json.dumps(self.state, default=str))
-        try:
-            run_native(path, self.env, self.folder, title=self.script.title(), output=self.session.output,
-                       prefix=[str(line) for line in self.state.get("script_prefix") or ()])
-        except CmError:
-            self.show_files()
-            if not flag(self.request.inputs, "ignore_script_error"):
-                raise
-        merge_into(self.env, read_assignments(out))
+            return False
+        out, state_out = folder / _ENV_OUT, folder / _STATE_OUT
+        with translated_os_errors("run a script in", folder):
+            for leftover in (out, state_out):
+                leftover.unlink(missing_ok=True)
+            if scope.state:
+                (folder / _STATE_IN).write_text(json.dumps(session.vault.cleaned(scope.state), default=str))
+        prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
+        if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
+            from cm4vllm.engine.provenance import debug_script
+
+            debug_script(session, path, env, folder, prefix)
+        run_native(path, process_environment(env, shell_keys(script, self.task.layers, env)), folder,
+                   title=script.title(), log=session.log_of(script), output=session.output, clean=session.vault.clean,
+                   prefix=prefix)
+        merge_into(env, read_assignments(out))
+        session.vault.learn(env)
         if state_out.exists():
-            self.state = merged(self.state, self.native_state(state_out))
-        if not flag(self.request.inputs, "dirty"):
-            for name in (_ENV_OUT, _STATE_OUT, _STATE_IN, *self.script.clean_files):
-                (self.folder / name).unlink(missing_ok=True)
-
-    def native_state(self, path: Path) -> dict[str, Any]:
-        try:
-            state = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise RecipeError(f"run.sh of {self.script.title()} wrote a {path.name} that is not JSON",
-                              cause=str(error)) from error
-        if not isinstance(state, dict):
-            raise RecipeError(f"run.sh of {self.script.title()} wrote a {path.name} that is not a mapping")
-        return state
-
-    def show_files(self) -> None:
-        for name in self.script.files_on_error:
-            path = self.folder / name
-            if path.is_file():
-                self.session.tell(f"{path}:\n{path.read_text(errors='replace')}")
-
-    # --- dependencies ------------------------------------------------------------------------------------------------
-
-    def run_deps(self, phase: str, *, only_dynamic: bool = False) -> None:
-        for dependency in self.phases[phase]:
-            dependency = dependencies.amended(dependency, self.ad + self.adr, self.env)
-            if self.session.fake and dependency.skip_if_fake_run:
-                continue
-            if dependency.conditions.hold(self.env) and (dependency.dynamic or not only_dynamic):
-                self.run_dep(dependency, phase)
-
-    def run_dep(self, dependency: Dependency, phase: str) -> None:
-        request = self.asked_of(dependency, phase, self.folder)
-        self.deps.append(request.title())
-        if self.session.no_deps:
-            return
-        outcome = run(self.session, request)
-        merge_into(self.env, outcome.new_env)
-        self.state = merged(self.state, outcome.new_state)
-        substitute_all(self.env)
-
-    # --- the end -----------------------------------------------------------------------------------------------------
-
-    def result(self) -> Outcome:
-        state_keys = [key for layer in self.layers for key in layer.new_state_keys]
-        return Outcome(self.env, self.state, exported(self.env, self.new_env_keys), exported(self.state, state_keys),
-                       self.deps, self.version)
-
-    def check_version(self, version: str) -> None:
-        if version and not self.wanted.accepts(version):
-            raise CmError(f"{self.script.title()} has version {version}, but {self.wanted} is wanted",
-                          remedy="install a version that fits, or ask for another one")
-
-    def check_promises(self, new_env: Env) -> None:
-        for key in self.promised_env_keys:
-            if is_no(new_env.get(key, "")):
-                raise RecipeError(f"{self.script.title()} ended without {key}, which its meta promises",
-                                  remedy=f"set it in {self.script.path}, or take it out of promised_env_keys")
-
-    def tell_env(self, outcome: Outcome) -> None:
-        for key, label in self.script.env_at_the_end.items():
-            if key in outcome.env:
-                self.session.tell(f"{label}: {outcome.env[key]}", detail=len(self.session.scripts) > 1)
+            scope.state = merged(scope.state, _native_state(state_out, script.title()))
+        return True
 
 
-class _Artifact:
-    """What hooks get as i['artifact']."""
-
-    def __init__(self, path: str, meta: dict[str, Any]) -> None:
-        self.path = path
-        self.meta = meta
-        self.original_meta = meta
+def _is_fake(session: Session, task: Task) -> bool:
+    return session.fake or flag(task.request.inputs, "prepare")
 
 
-_OS_INFO = {
-    "platform": "linux", "bat_ext": ".sh", "set_env": "export ${key}=\"${value}\"", "env_separator": ":",
-    "env_var": "${env_var}", "bat_rem": "# ${rem}", "run_local_bat": ". ./${bat_file}",
-    "run_local_bat_from_python": "bash -c \". ./${bat_file}\"", "run_bat": ". ${bat_file}",
-    "start_script": ["#!/bin/bash", ""], "env": {}, "env_quotes_if_space": "\"", "grep": "grep",
-}
+# --- the steps -------------------------------------------------------------------------------------------------------
+
+def announce(run: Run) -> None:
+    """Tell what runs, and what its meta and variations warn of."""
+    session, script, scope = run.session, run.task.script, run.scope
+    in_cache = scope.folder != run.task.request.folder
+    session.tell(script.title(), detail=not in_cache and len(session.scripts) > 1)
+    for warning in (*script.warnings, *(text for one in run.task.variations.layers for text in one.warnings)):
+        session.tell(f"note: {warning}")
+    for variation in run.task.variations.layers:
+        if variation.disk_space_mb and not run.is_fake:
+            require_space(scope.folder, int(variation.disk_space_mb * 1e6), f"{script.title()}, _{variation.name}")
+
+
+def prepare_folder(run: Run) -> None:
+    """Tell the script where it is, and make the folder that CM_OUTDIRNAME asks for."""
+    scope, script = run.scope, run.task.script
+    scope.env.update({
+        "CM_TMP_CURRENT_PATH": str(run.task.request.folder), "CM_TMP_CURRENT_SCRIPT_PATH": str(script.path),
+        "CM_TMP_CURRENT_SCRIPT_WORK_PATH": str(scope.folder)})
+    if run.session.fake:
+        scope.env["CM_TMP_FAKE_RUN"] = "yes"
+    if scope.env.get("CM_OUTDIRNAME"):
+        scope.folder = scope.folder / str(scope.env["CM_OUTDIRNAME"])
+        with translated_os_errors("make", scope.folder):
+            scope.folder.mkdir(parents=True, exist_ok=True)
+    if not run.is_fake:
+        _remove(scope.folder, (*script.clean_files, *script.clean_output_files))
+
+
+def run_deps(phase: str) -> Callable[[Run], None]:
+    """Return the step that runs the dependencies of one phase whose conditions hold."""
+    def step(run: Run) -> None:
+        run_phase(run, phase)
+    return step
+
+
+def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
+    """Run the dependencies of a phase; of a script that is cached, those that are dynamic."""
+    for dependency in list(run.scope.phases[phase]):
+        dependency = dependencies.amended(dependency, run.task.ad + run.task.adr, run.scope.env)
+        if run.session.fake and dependency.skip_if_fake_run:
+            continue
+        if dependency.conditions.hold(run.scope.env) and (dependency.dynamic or not only_dynamic):
+            _run_dep(run, dependency, phase)
+
+
+def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
+    task, scope = current.task, current.scope
+    request = dependencies.request_for(
+        dependency, script=task.script, variations=task.variations, env=scope.env, const=scope.const,
+        state=scope.state, const_state=scope.const_state, adr=task.adr, phase=phase, folder=task.request.folder)
+    scope.deps.append(request.title())
+    if not current.session.no_deps:
+        scope.receive(run(current.session, request))
+
+
+def preprocess(run: Run) -> Outcome | None:
+    """Call preprocess; it may end the run here, or have another script run in this one's place."""
+    if run.is_fake:
+        return None
+    if run.session.hooks_of(run.task.script).get("cleanup"):
+        run.session.at_the_end(run.task.script.title(), lambda: run.hook("cleanup"))
+    result = run.hook("preprocess")
+    return _instead(run, result) if result.get("skip") else None
+
+
+def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
+    task, scope = current.task, current.scope
+    other = result.get("script")
+    if not other:
+        return replace(scope.outcome(task), skipped=True)
+    given: dict[str, Any] = {"tags": other} if isinstance(other, str) else dict(other)
+    request = Request.of({**given, "env": {**scope.env, **(given.get("env") or {})}}, scope.folder)
+    outcome = run(current.session, replace(request, const=scope.const, state=scope.state, adr=task.adr))
+    scope.deps.append(request.title())
+    merge_into(scope.env, outcome.new_env)
+    return replace(outcome, env=scope.env, deps=scope.deps)
+
+
+def native(run: Run) -> None:
+    """Run run.sh."""
+    if run.is_fake:
+        return
+    script, scope = run.task.script, run.scope
+    for prefix, other in script.env_key_mappings.items():
+        scope.env.update({key.replace(prefix, other): value for key, value in list(scope.env.items())
+                          if key.startswith(prefix)})
+    try:
+        run.native(run.task.script_name, scope.env, scope.folder)
+    except CmError as error:
+        _show_files(run)
+        if not flag(run.task.request.inputs, "ignore_script_error") and not run.session.ignores_errors:
+            raise
+        run.session.tell(f"note: --ignore_script_error: going on after: {error.what}")
+
+
+def postprocess(run: Run) -> None:
+    """Call postprocess, then remove what the script and the engine only needed on the way."""
+    if run.is_fake:
+        return
+    run.hook("postprocess")
+    if not run.session.keeps_files:
+        _remove(run.scope.folder, (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT, *run.task.script.clean_files))
+
+
+def post_deps(run: Run) -> None:
+    """Run post_deps: not in a fake run, since they build on what the script makes."""
+    if not run.is_fake:
+        run_phase(run, "post_deps")
+
+
+_STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
+    announce, prepare_folder, run_deps("deps"), preprocess, run_deps("prehook_deps"), native,
+    run_deps("posthook_deps"), postprocess, post_deps,
+)
+
+
+# --- parts of steps --------------------------------------------------------------------------------------------------
+
+def _native_state(path: Path, title: str) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RecipeError(f"run.sh of {title} wrote a {path.name} that is not JSON", cause=str(error)) from error
+    if not isinstance(state, dict):
+        raise RecipeError(f"run.sh of {title} wrote a {path.name} that is not a mapping")
+    return state
+
+
+def _remove(folder: Path, names: tuple[str, ...]) -> None:
+    """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""
+    for name in names:
+        path = folder / name
+        if not path.parent.resolve().is_relative_to(folder.resolve()):
+            raise RecipeError(f"the meta asks to remove {name!r}", cause=f"it is not inside {folder}")
+        if path.is_file():
+            with translated_os_errors("remove", path):
+                path.unlink()
+
+
+def _show_files(run: Run) -> None:
+    for name in run.task.script.files_on_error:
+        path = run.scope.folder / name
+        if path.is_file():
+            run.session.tell(f"{path}:\n{path.read_text(errors='replace')}")
+
+
+def check_version(task: Task, version: str) -> None:
+    """Raise CmError unless a version that became known is one that was asked for."""
+    if version and not task.wanted.accepts(version):
+        raise CmError(f"{task.script.title()} has version {version}, but {task.wanted} is wanted",
+                      remedy="install a version that fits, or ask for another one")
+
+
+def _check_promises(task: Task, new_env: Env) -> None:
+    for key in task.promised_env_keys:
+        if is_no(new_env.get(key, "")):
+            raise RecipeError(f"{task.script.title()} ended without {key}, which its meta promises",
+                              remedy=f"set it in {task.script.path}, or take it out of promised_env_keys")
+
+
+def _tell_exported(session: Session, task: Task, outcome: Outcome) -> None:
+    for key, label in sorted(task.script.env_at_the_end.items()):
+        if key in outcome.env:
+            session.tell(f"{label or key}: {outcome.env[key]}", detail=len(session.scripts) > 1)

@@ -221,6 +221,8 @@ class Variation:
     alias: str
     base: tuple[str, ...]
     default_variations: Mapping[str, str]
+    warnings: tuple[str, ...]
+    disk_space_mb: float
     unknown: tuple[str, ...]
 
     @classmethod
@@ -232,6 +234,7 @@ class Variation:
             name=name, layer=Layer.of(raw), group=str(raw.get("group") or ""), is_default=bool(raw.get("default")),
             alias=str(raw.get("alias") or ""), base=_texts(raw.get("base")),
             default_variations={str(k): str(v) for k, v in (raw.get("default_variations") or {}).items()},
+            warnings=_texts(raw.get("warnings")), disk_space_mb=float(raw.get("required_disk_space") or 0),
             unknown=tuple(sorted(str(key) for key in raw if key not in VARIATION_KEYS)),
         )
 
@@ -274,7 +277,12 @@ class ScriptMeta:
     clean_env_keys_post_deps: tuple[str, ...]
     cache_tags_from_env: tuple[tuple[str, str], ...]
     invalid_combinations: tuple[frozenset[str], ...]
+    valid_combinations: tuple[frozenset[str], ...]
+    env_key_mappings: Mapping[str, str]
+    shell_env_keys: tuple[str, ...]
+    secret_env_keys: tuple[str, ...]
     clean_files: tuple[str, ...]
+    clean_output_files: tuple[str, ...]
     files_on_error: tuple[str, ...]
     env_at_the_end: Mapping[str, str]
     warnings: tuple[str, ...]
@@ -295,7 +303,7 @@ SCRIPT_KEYS = _LAYER_KEYS | {
     "valid_variation_combinations", "clean_files", "clean_output_files", "print_files_if_script_error",
     "print_env_at_the_end", "warnings", "tags_help", "category", "category_sort", "name", "developers",
     "docker_input_mapping", "env_key_mappings", "tests", "gui", "required_disk_space", "min_cm_version", "customize",
-    "variation_groups_order", "copyright",
+    "variation_groups_order", "copyright", "shell_env_keys", "secret_env_keys",
 }
 
 
@@ -324,6 +332,10 @@ def _script(raw: Raw, path: Path, repo: str) -> ScriptMeta:
                                   for entry in raw.get("extra_cache_tags_from_env") or ()),
         invalid_combinations=tuple(frozenset(_texts(entry))
                                    for entry in raw.get("invalid_variation_combinations") or ()),
+        valid_combinations=tuple(frozenset(_texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
+        env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
+        shell_env_keys=_texts(raw.get("shell_env_keys")), secret_env_keys=_texts(raw.get("secret_env_keys")),
+        clean_output_files=_texts(raw.get("clean_output_files")),
         clean_files=_texts(raw.get("clean_files")), files_on_error=_texts(raw.get("print_files_if_script_error")),
         env_at_the_end=raw.get("print_env_at_the_end") or {}, warnings=_texts(raw.get("warnings")),
         tags_help=str(raw.get("tags_help") or ""),

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cm4vllm.common.errors import NativeCommandError, RecipeError
+from cm4vllm.common.errors import NativeCommandError, RecipeError, UsageError
 from cm4vllm.common.processes import die_with_parent, exit_in_words
+from cm4vllm.engine.remedies import likely_remedy
+from cm4vllm.engine.shelltext import expand
 
 __all__ = ["find_native", "process_environment", "read_assignments", "run_native"]
 
 #: Seconds that a command has to end after SIGTERM, before SIGKILL.
 GRACE_S = 5.0
 _TAIL_LINES = 20
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -30,6 +32,9 @@ def find_native(folder: Path, name: str, env: Mapping[str, Any]) -> Path | None:
 
     Raises RecipeError when a `name` other than the usual one is asked for and missing.
     """
+    if name and Path(name).name != name:
+        raise RecipeError(f"script_name {name!r} is not the name of a file",
+                          cause="it leads out of the script's folder")
     flavor, version, platform = (str(env.get(f"CM_HOST_{key}") or "")
                                  for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR"))
     suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
@@ -45,64 +50,100 @@ def find_native(folder: Path, name: str, env: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def process_environment(env: Mapping[str, Any]) -> dict[str, str]:
+def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()) -> dict[str, str]:
     """Return the environment of a command: that of this process, with `env` on top, each value exactly as it is.
 
     Lists are joined with `:`; `+KEY` goes before what KEY holds, joined with `:` (`+ KEY`: with the character that
-    follows the plus). Only `${KEY}` is replaced, from the result itself; `$KEY`, quotes and backticks are plain text.
+    follows the plus). The values of `shell_keys` are texts for double quotes and become what a shell makes of them;
+    one may refer to those before it in the order of the alphabet. Raises UsageError for a value with a zero byte, which
+    no process can be given.
     """
     full = dict(os.environ)
-    additions: list[tuple[str, str, str]] = []
     for key, value in env.items():
-        text = ":".join(map(str, value)) if isinstance(value, list) else str(value)
+        if _NAME.fullmatch(key):
+            text = ":".join(map(str, value)) if isinstance(value, list) else str(value)
+            if "\0" in text:
+                raise UsageError(f"the value of {key} holds a zero byte", cause="no program can be given such a value")
+            # A shell text waits for what it refers to; until then a reference to itself means the value outside.
+            if key not in shell_keys:
+                full[key] = text
+    for key in sorted(shell_keys):
+        if not key.startswith("+") and key in env:
+            full[key] = expand(str(env[key]), full)
+    for key in sorted(env):
         if key.startswith("+"):
-            name, separator = key[1:], ":"
-            if name and not _NAME.match(name):
-                separator, name = name[0], name[1:]
-            items = value if isinstance(value, list) else [value]
-            additions.append((name, separator, separator.join(map(str, items))))
-        elif _NAME.fullmatch(key):
-            full[key] = text
-    for key in [key for key in env if key in full]:
-        full[key] = _expanded(full[key], full, key)
-    for name, separator, text in additions:
-        added = _expanded(text, full, name)
-        full[name] = f"{added}{separator}{full[name]}" if full.get(name) else added
+            _prepend(full, key, env[key], is_shell_text=key in shell_keys)
     return full
 
 
-def _expanded(text: str, full: Mapping[str, str], own: str) -> str:
-    return _REFERENCE.sub(lambda found: full.get(found[1], found[0]) if found[1] != own else found[0], text)
+def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool) -> None:
+    name, separator = key[1:], ":"
+    if name and not _NAME.match(name):
+        separator, name = name[0], name[1:]
+    items = [str(item) for item in (value if isinstance(value, list) else [value])]
+    if is_shell_text:
+        items = [expand(item, full) for item in items]
+    full[name] = separator.join([*items, *([full[name]] if full.get(name) else [])])
 
 
 def read_assignments(path: Path) -> dict[str, str]:
-    """Read KEY=VALUE lines; a value may hold further `=`. Returns nothing when there is no such file."""
+    """Return the KEY=VALUE lines of a file; only the first `=` of a line separates. A missing file holds none."""
     try:
-        text = path.read_text(errors="replace")
+        text = path.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
         return {}
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {key.strip(): value.strip() for key, sign, value in pairs if sign and key.strip()}
+    pairs = (line.partition("=") for line in text.split("\n"))
+    return {key.strip(): value.strip(" \t\r") for key, sign, value in pairs if sign and key.strip()}
+
+
+class _Output:
+    """What a command prints: passed on line by line, kept in a log, and its last lines remembered."""
+
+    def __init__(self, stream: IO[str], log: Path, clean: Callable[[str], str]) -> None:
+        self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self.log = log
+        self._stream = stream
+        self._clean = clean
+
+    def follow(self, pipe: IO[str]) -> None:
+        log: IO[str] | None = None
+        with pipe:
+            for line in pipe:
+                text = self._clean(line)
+                self.tail.append(text.rstrip("\n"))
+                if log is None:
+                    self.log.parent.mkdir(parents=True, exist_ok=True)
+                    log = self.log.open("w")
+                log.write(text)
+                self._stream.write(text)
+                self._stream.flush()
+        if log is not None:
+            log.close()
 
 
 def run_native(
-    script: Path, env: Mapping[str, Any], folder: Path, *, title: str, prefix: Sequence[str] = (),
-    output: IO[str] | None = None,
+    script: Path, env: Mapping[str, str], folder: Path, *, title: str, log: Path, prefix: Sequence[str] = (),
+    output: IO[str] | None = None, clean: Callable[[str], str] = str,
 ) -> None:
-    """Run a shell file, sourced by bash in `folder`, and pass on what it prints. It has no standard input.
+    """Run a shell file, sourced by bash in `folder` with exactly `env`, and pass on what it prints, cleaned.
 
-    `prefix` are shell lines that come before it. Raises NativeCommandError with the exit status and the last lines.
-    When this thread is interrupted, the command and all it started are ended.
+    `prefix` are shell lines that come before it. It has no standard input. Raises NativeCommandError with the exit
+    status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, the command
+    and all it started are ended.
     """
     command = "\n".join([*prefix, '. "$0"'])
-    process = subprocess.Popen(
-        ["bash", "-c", command, str(script)], cwd=folder, env=process_environment(env), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
-        preexec_fn=die_with_parent,
-    )
+    try:
+        process = subprocess.Popen(
+            ["bash", "-c", command, str(script)], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
+            preexec_fn=die_with_parent,
+        )
+    except OSError as error:
+        raise NativeCommandError(f"{script.name} of {title} cannot be started", cause=str(error),
+                                 remedy=_start_remedy(error, env)) from error
     assert process.stdout is not None  # noqa: S101 it is a pipe
-    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-    reader = threading.Thread(target=_pass_on, args=(process.stdout, tail, output or sys.stdout), daemon=True)
+    printed = _Output(output or sys.stdout, log, clean)
+    reader = threading.Thread(target=printed.follow, args=(process.stdout,), daemon=True)
     reader.start()
     try:
         status = process.wait()
@@ -113,22 +154,29 @@ def run_native(
         # What the script left running may hold the pipe open; its later output is not ours.
         reader.join(timeout=1.0)
     if status:
-        raise NativeCommandError(
-            f"{script.name} of {title} ended with {exit_in_words(status if status < 128 else _from_shell(status))}",
-            cause="\n".join(tail) or "it printed nothing", remedy=f"run it again with -v, or read {script}")
+        raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
+    log.unlink(missing_ok=True)
+
+
+def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
+    if error.errno == errno.E2BIG:
+        longest = max(env, key=lambda key: len(env[key]))
+        return f"the environment is too large: {longest} has {len(env[longest])} characters; hand it over in a file"
+    return "install bash, or put it on PATH" if error.filename == "bash" else ""
+
+
+def _failure(script: Path, title: str, folder: Path, status: int, printed: _Output) -> NativeCommandError:
+    tail = "\n".join(printed.tail)
+    where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
+    return NativeCommandError(
+        f"{script.name} of {title} ended with {exit_in_words(status)}",
+        cause="\n".join(filter(None, [f"command: bash {script}", f"folder:  {folder}", where, tail])),
+        remedy=likely_remedy(status, tail) or f"read the log and {script}, or run it again with -v")
 
 
 def _from_shell(status: int) -> int:
     """Return -signal for a status by which bash tells that a command was killed (128 + signal)."""
     return 128 - status if status - 128 in signal.valid_signals() else status
-
-
-def _pass_on(stream: IO[str], tail: collections.deque[str], output: IO[str]) -> None:
-    with stream:
-        for line in stream:
-            tail.append(line.rstrip("\n"))
-            output.write(line)
-            output.flush()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,8 +1,8 @@
 """What a run would do, found out without running anything of any script and without writing anything.
 
-The tree is walked as a run walks it, over the same frames. What a script that runs would export is not known: its keys
-become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh exports what
-its meta says, and a cache entry what it holds: those are known.
+The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
+its keys become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
+exports what its meta says, and a cache entry what it holds: those are known.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.brings import Brought, brought_by
-from cm4vllm.engine.cache import Entry
+from cm4vllm.engine.cache import Damaged, Entry
 from cm4vllm.engine.cache_view import stored
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.dependencies import amended
 from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words
+from cm4vllm.engine.identity import identity_of
 from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
 from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
 from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.scope import remarks
 from cm4vllm.engine.selection import candidates, select
 from cm4vllm.engine.session import Session
 from cm4vllm.engine.variations import known
@@ -156,9 +158,9 @@ class _Planner:
             globs = self.stack[-1].all_globs
             self.stack[-1].learn(vocabulary_of(node.script))
         frame = Prospect(asked(), node.script, globs)
-        node.variations = tuple(map(in_words, frame.variations.names))
+        node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
-        node.notes += frame.remarks()
+        node.notes += remarks(frame.task, frame.env)
         self.check_circle(frame)
         key = self.settle(node, frame, certain=certain)
         self.stack.append(frame)
@@ -174,7 +176,7 @@ class _Planner:
 
     def check_circle(self, frame: Prospect) -> None:
         same = [other for other in self.stack if other.script is frame.script
-                and other.variations.names == frame.variations.names]
+                and other.task.variations.names == frame.task.variations.names]
         if any(other.env == frame.env for other in same) or len(self.stack) > _DEPTH:
             way = " > ".join(other.script.title() for other in [*self.stack, frame])
             raise RecipeError(f"{frame.script.title()} depends on itself", cause=way,
@@ -184,13 +186,13 @@ class _Planner:
 
     def settle(self, node: Node, frame: Prospect, *, certain: bool) -> str:
         """Find a node's status; return the key of the entry that it would make."""
-        if not frame.is_kept or not frame.is_real:
+        if not frame.is_kept:
             node.status = Status.RUN
             return ""
         if flag(frame.request.inputs, "new", "renew"):
             node.status = Status.MAKE
             return ""
-        identity, wanted = frame.identity(), frame.wanted
+        identity, wanted = identity_of(frame.asked, frame.scope), frame.wanted
         if facts := facts_in([identity.variations, identity.inputs, identity.tags, wanted.pip_text()]):
             if self.may_be_there(frame.script):
                 node.open_facts = self.words(facts)
@@ -200,10 +202,13 @@ class _Planner:
             return ""
         key = identity.key()
         if (entry := self.session.cache.find(identity, wanted)) is not None:
-            if entry.result() is not None:
+            try:
+                entry.result()
+            except Damaged as damage:
+                node.notes.append(f"its cache entry is not what it was: {damage}")
+            else:
                 node.status, node.entry = Status.CACHED, entry
                 return ""
-            node.notes.append("files of its cache entry are gone")
         if (made := self.made.get(key)) is not None:
             if (not wanted or made.asked == wanted.pip_text()) and made.certain:
                 node.status = Status.REUSED
@@ -229,22 +234,21 @@ class _Planner:
                 self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
             return self.kept_exports(node, frame)
         if not facts_in(str(frame.wanted)):
-            frame.settle_version()
-            node.version = in_words(frame.version)
-        brings = [bring for layer in frame.layers for bring in layer.brings]
+            node.version = in_words(frame.settle_version())
+        brings = [bring for layer in frame.task.layers for bring in layer.brings]
         node.brings = brought_by(frame.script, brings, frame.wanted)
         certain = certain and node.status is not Status.OPEN
         self.dependencies(node, frame, "deps", certain=certain)
         source = self.source_of(frame.script)
-        for step in frame.steps:
+        for step in frame.steps():
             self.dependency(node, frame, step, STEPS, certain=certain)
-        if not frame.steps and _NESTED_RUN.search(source):
+        if not frame.steps() and _NESTED_RUN.search(source):
             node.notes.append("its customize.py may run further scripts, which its meta does not name")
         if source:
             frame.blur()
         early_end = ("only if preprocess does not end it early",) if "skip" in source else ()
         self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
-        runs_shell = any(frame.script.path.glob(f"{frame.script_name or 'run'}*.sh"))
+        runs_shell = any(frame.script.path.glob(f"{frame.task.script_name or 'run'}*.sh"))
         if runs_shell:
             frame.blur()
         for phase in ("posthook_deps", "post_deps"):
@@ -258,14 +262,13 @@ class _Planner:
             return ""
 
     def kept_exports(self, node: Node, frame: Prospect) -> Exports:
-        saved = node.entry.result() if node.entry is not None else None
-        if saved is not None:
-            return Exports(known=saved["new_env"])
-        return self.made[frame.identity().key()].exports
+        if node.entry is not None:
+            return Exports(known=node.entry.result()["new_env"])
+        return self.made[identity_of(frame.asked, frame.scope).key()].exports
 
     def dependencies(self, node: Node, frame: Prospect, phase: str, *, certain: bool, only_dynamic: bool = False,
                      only_if: tuple[str, ...] = ()) -> None:
-        for dependency in frame.phases[phase]:
+        for dependency in frame.scope.phases[phase]:
             self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
 
     def dependency(self, node: Node, frame: Prospect, dependency: Dependency, phase: str, *, certain: bool,
@@ -295,7 +298,7 @@ class _Planner:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""
         truth: Truth = True
         changes = []
-        for change in frame.ad + frame.adr:
+        for change in frame.task.ad + frame.task.adr:
             if change.name not in dependency.names:
                 continue
             holds = decide(change.conditions, frame.env)
@@ -307,15 +310,15 @@ class _Planner:
 
     def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:
         if phase != STEPS:
-            return frame.asked_of(dependency, phase, frame.request.folder)
+            return frame.asked_of(dependency, phase)
         # As a hook asks: with its whole environment, and without what a dependency inherits beside it.
-        asked = frame.asked_of(dependency, "post_deps", frame.request.folder)
+        asked = frame.asked_of(dependency, "post_deps")
         return replace(asked, const={}, state={}, adr=(), wanted=Wanted(), is_dependency=False,
                        inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
     def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:
         """Return the variation that brings a dependency; empty where the script itself does."""
-        for variation in frame.variations.layers:
+        for variation in frame.task.variations.layers:
             if any(one is dependency for one in variation.layer.deps[phase]):
                 return in_words(variation.name)
         return ""

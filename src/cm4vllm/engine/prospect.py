@@ -1,4 +1,4 @@
-"""A frame as a plan sees it: its environment holds facts where only a run could tell the value."""
+"""A script as a plan sees it: its environment holds facts where only a run could tell the value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.engine.conditions import Conditions
-from cm4vllm.engine.environment import LOCAL_KEYS, exported, matching, merge_into, substitute_all
+from cm4vllm.engine.dependencies import collect, request_for
+from cm4vllm.engine.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
 from cm4vllm.engine.facts import assured, decide, unknown
-from cm4vllm.engine.frame import Frame
-from cm4vllm.engine.meta import Layer, ScriptMeta
-from cm4vllm.engine.request import Request
+from cm4vllm.engine.meta import STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.request import Request, flag
+from cm4vllm.engine.scope import Scope
+from cm4vllm.engine.task import Task
+from cm4vllm.engine.versions import Wanted
 
 __all__ = ["Exports", "Prospect", "vocabulary_of"]
 
@@ -42,24 +44,61 @@ class Exports:
                    globs=tuple(key for key in listed if _WILD.search(key)))
 
 
-class Prospect(Frame):
-    """A frame that nothing of is run. `globs` are patterns of keys that scripts before may have set by now."""
+class Prospect:
+    """A task of which nothing is run, with a scope of its own that becomes what a run's would.
+
+    `globs` are patterns of keys that scripts before may have set by now. Raises UsageError as a task does.
+    """
 
     def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
         self.vocabulary = vocabulary_of(script)
         self.globs: list[str] = []
         self.inherited_globs = list(inherited_globs)
-        super().__init__(request, script)
+        self.script = script
+        self.request = request
+        self.asked = Task.of(script, request)
+        self.task = self.asked
+        self.scope = self.composed()
 
-    def compose(self, version: Layer | None) -> None:
-        super().compose(version)
-        for layer in self.layers:
-            for update in layer.updates:
-                if not isinstance(decide(update.conditions, self.env), bool):
-                    self.env.update({key: unknown(key) for key in update.env if key not in self.const})
+    def composed(self) -> Scope:
+        scope = Scope.of(self.task, lambda conditions, env: decide(conditions, env) is True)
+        for update in (update for layer in self.task.layers for update in layer.updates):
+            if not isinstance(decide(update.conditions, scope.env), bool):
+                scope.env.update({key: unknown(key) for key in update.env if key not in scope.const})
+        return scope
 
-    def holds(self, conditions: Conditions) -> bool:
-        return decide(conditions, self.env) is True
+    @property
+    def env(self) -> Env:
+        return self.scope.env
+
+    @property
+    def wanted(self) -> Wanted:
+        """What was asked for, the default version aside."""
+        return self.asked.wanted
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what the script makes is kept in the cache."""
+        return self.task.is_cached and not flag(self.request.inputs, "prepare")
+
+    def settle_version(self) -> str:
+        """Fall back to the default version, take in what the meta says of it, and return it."""
+        settled = self.task.settled()
+        if settled is not self.task:
+            self.task = settled
+            self.scope = self.composed()
+        return settled.wanted.version
+
+    def steps(self) -> list[Dependency]:
+        """Return what the script's own code runs, as far as its meta names it."""
+        return collect(self.task.layers, [STEPS])[STEPS]
+
+    def asked_of(self, dependency: Dependency, phase: str) -> Request:
+        """Return what a dependency is asked for, given the environment as it stands now."""
+        scope, task = self.scope, self.task
+        return request_for(
+            dependency, script=self.script, variations=task.variations, env=scope.env, const=scope.const,
+            state=scope.state, const_state=scope.const_state, adr=task.adr, phase=phase, folder=self.request.folder)
 
     @property
     def all_globs(self) -> list[str]:
@@ -92,9 +131,9 @@ class Prospect(Frame):
     def exports(self, *, runs_code: bool) -> Exports:
         """Return what the script hands back once all its dependencies are taken."""
         if runs_code:
-            return Exports.of_patterns(self.new_env_keys, self.promised_env_keys)
-        known = exported(self.env, self.new_env_keys)
+            return Exports.of_patterns(self.task.new_env_keys, self.task.promised_env_keys)
+        known = exported(self.env, self.task.new_env_keys)
         # Keys that a dependency may have set and that this script hands on; where both are patterns, take no chance.
-        open_ = Exports.of_patterns(self.new_env_keys)
+        open_ = Exports.of_patterns(self.task.new_env_keys)
         return Exports(known=known, open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
                        globs=open_.globs if self.all_globs else ())

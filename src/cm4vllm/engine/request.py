@@ -13,7 +13,8 @@ from cm4vllm.engine.environment import as_text
 from cm4vllm.engine.meta import Amendment, ScriptMeta, amendments_of, split_tags
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
-__all__ = ["ENGINE_FLAGS", "NOT_DONE", "Request", "check_flags", "flag", "mapped_inputs", "parse_tags"]
+__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs",
+           "parse_tags"]
 
 #: Flags that become environment keys of the same meaning for every script.
 SPECIAL_INPUTS = {
@@ -39,8 +40,15 @@ ENGINE_FLAGS = frozenset({
 
 
 #: Flags of the public engine that this one knows by name and does nothing for; a run says so.
-NOT_DONE = frozenset({"space", "debug_script", "debug_script_tags", "print_versions", "print_readme", "save_env",
-                      "shell", "repro", "dump_version_info", "pause"})
+NOT_DONE = {
+    "skip_remembered_selections": "nothing is remembered or asked: of several scripts or entries the first is taken",
+    "remembered_selections": "nothing is remembered or asked: of several scripts or entries the first is taken",
+    "detected_versions": "", "debug_uid": "", "docker_cache": "", "ignore_inheritance": "",
+}
+
+
+#: Flags that ask for files about the run.
+PROVENANCE_FLAGS = ("save_env", "shell", "repro", "dump_version_info", "print_versions", "print_readme")
 
 
 def flag(inputs: Mapping[str, Any], *names: str) -> bool:

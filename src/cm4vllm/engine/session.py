@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 import threading
@@ -16,12 +18,16 @@ from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.hooks import Hooks
-from cm4vllm.engine.meta import ScriptMeta
+from cm4vllm.engine.index import protect
+from cm4vllm.engine.meta import ScriptMeta, split_tags
 from cm4vllm.engine.request import flag
+from cm4vllm.engine.secrets import Vault
+from cm4vllm.engine.task import Task
 
 __all__ = ["Session", "Stopped"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_MOST_LOGS = 50
 
 
 class Stopped(KeyboardInterrupt):
@@ -37,6 +43,8 @@ class Session:
 
     def __init__(self, automation: Any, inputs: Mapping[str, Any]) -> None:
         self.automation = automation
+        self.vault = Vault()
+        protect(automation.cmind)
         self.catalogue = Catalogue(automation.cmind)
         self.cache = Cache(automation.cmind)
         self.started = time.monotonic()
@@ -44,12 +52,20 @@ class Session:
         self.silent = flag(inputs, "s", "silent") and not self.verbose
         self.fake = flag(inputs, "fake_run")
         self.no_deps = flag(inputs, "fake_deps")
+        self.ignores_errors = flag(inputs, "ignore_script_error")
+        self.keeps_files = flag(inputs, "dirty", "shell")
+        #: Tags of the scripts whose shell files are to be written down so that they run without CM; None: of none.
+        self.debugged = _debugged(inputs)
         self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
         #: The scripts under way, the innermost last.
         self.scripts: list[ScriptMeta] = []
+        #: One entry for each script that ended well: its tags -> UID, alias, variations, version and parent.
+        self.versions: list[dict[str, dict[str, str | None]]] = []
+        self._logs = Path(automation.cmind.repos_path) / "logs"
+        self._log_count = 0
         self._own_scripts = Path(automation.path).parents[1] / SCRIPT_AUTOMATION[0]
         self._hooks: dict[str, Hooks] = {}
-        self._cleanups: list[tuple[str, Callable[[], None]]] = []
+        self._cleanups: list[tuple[str, Callable[[], object]]] = []
         self._failure: tuple[str, list[str]] = ("", [])
 
     @property
@@ -68,6 +84,36 @@ class Session:
         """The folder of scripts to prefer: that of the script under way, or of this engine's own repository."""
         return self.scripts[-1].path.parent if self.scripts else self._own_scripts
 
+    def log_of(self, script: ScriptMeta) -> Path:
+        """Return where a shell file's output is kept if it fails; of many logs the newest stay."""
+        if not self._log_count and self._logs.is_dir():
+            for old in sorted(self._logs.iterdir(), key=lambda path: path.name)[:-_MOST_LOGS]:
+                old.unlink(missing_ok=True)
+        self._log_count += 1
+        name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
+        return self._logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log"
+
+    def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
+        """Return what public hooks may read of the run as a whole."""
+        script = task.script
+        return {"parent": self._parent(), "deps": deps, "fake_deps": self.no_deps, "version_info": self.versions,
+                "script_id": f"{script.alias},{script.uid}", "script_tags": list(script.tags),
+                "script_variation_tags": list(task.variations.names), "script_repo_alias": script.repo}
+
+    def note_version(self, task: Task, version: str) -> None:
+        """Remember which version of a script took part, for --dump_version_info and the records of public scripts."""
+        script, names = task.script, task.variations.names
+        asked = ",".join((*(task.request.tags or script.tags), *(f"_{name}" for name in names)))
+        self.versions.append({asked: {
+            "script_uid": script.uid, "script_alias": script.alias, "script_tags": ",".join(script.tags),
+            "script_variations": ",".join(names), "version": version, "parent": self._parent()}})
+
+    def _parent(self) -> str | None:
+        if len(self.scripts) < 2:
+            return None
+        parent = self.scripts[-2]
+        return f"{parent.alias},{parent.uid}"
+
     def hooks_of(self, script: ScriptMeta) -> Hooks:
         """Return a script's hooks; its customize.py is loaded once a session."""
         key = str(script.path)
@@ -82,19 +128,19 @@ class Session:
         try:
             yield
         except CmError as error:
-            if not self._failure[0] or self._failure[0] not in str(error):
-                self._failure = (str(error), [script.title() for script in self.scripts])
+            if not self._failure[0] or self._failure[0] not in self.vault.clean(str(error)):
+                self._failure = (self.vault.clean(str(error)), [script.title() for script in self.scripts])
             raise
         finally:
             self.scripts.pop()
 
-    def at_the_end(self, title: str, cleanup: Callable[[], None]) -> None:
+    def at_the_end(self, title: str, cleanup: Callable[[], object]) -> None:
         """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
         self._cleanups.append((title, cleanup))
 
     def explained(self, error: CmError) -> str:
         """Return the text of an error that ends the run, with the way from the script that was asked for to it."""
-        text, stack = str(error), self._failure[1]
+        text, stack = self.vault.clean(str(error)), self._failure[1]
         return f"{text}\n  in:     {' > '.join(stack)}" if len(stack) > 1 and self._failure[0] in text else text
 
     @contextmanager
@@ -103,7 +149,7 @@ class Session:
 
         Raises Interrupted when a signal or Ctrl-C ended it.
         """
-        with _signals_as_exceptions():
+        with _signals_as_exceptions(), self.vault.guarded_output():
             try:
                 yield
             except Stopped as stop:
@@ -122,6 +168,12 @@ class Session:
                 warn(f"the cleanup of {title} was interrupted")
             except Exception as error:
                 warn(f"the cleanup of {title} failed: {error}")
+
+
+def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:
+    if not flag(inputs, "debug_script", "debug_script_tags"):
+        return None
+    return frozenset(split_tags(inputs.get("debug_script_tags") or inputs.get("tags")))
 
 
 def _interrupted(signum: int) -> Interrupted:

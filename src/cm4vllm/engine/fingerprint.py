@@ -1,0 +1,130 @@
+"""Fingerprints: of a recipe, so that an edited one makes a new entry, and of files, so that altered ones are found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.engine.meta import ScriptMeta
+
+__all__ = ["changed", "observed", "recipe_digest"]
+
+# Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
+_DESCRIPTIVE = frozenset({
+    "alias", "uid", "automation_alias", "automation_uid", "tags", "tags_help", "name", "category", "category_sort",
+    "developers", "copyright", "input_description", "print_env_at_the_end", "print_files_if_script_error", "warnings",
+    "docker", "docker_input_mapping", "gui", "tests", "sort", "variation_groups_order", "cache", "can_force_cache",
+    "min_cm_version", "strict_input", "variations",
+})
+_NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})
+
+# Up to this size all of a file counts, above it both ends: a model's weights are not read again at every run.
+_WHOLE_BYTES = 8 << 20
+_END_BYTES = 1 << 20
+#: An entry with more files than this is watched at its top only.
+MOST_FILES = 2000
+
+Record = list[Any]
+
+
+def recipe_digest(script: ScriptMeta, variations: Collection[str]) -> str:
+    """Return a digest of what a script does with these variations: its effective meta and the files beside it.
+
+    Texts for people (README, descriptions) and variations that are off do not count.
+    """
+    meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
+    meta["variations"] = {name: script.variations.get(name) for name in variations}
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode())
+    for path in sorted(_recipe_files(script.path)):
+        digest.update(os.fsencode(f"\n{os.path.relpath(path, script.path)}\0"))
+        digest.update(_content_digest(path).encode())
+    return digest.hexdigest()
+
+
+def _recipe_files(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in _NO_PART_OF_A_RECIPE or entry.name.endswith((".md", ".pyc")) or entry.name[0] == ".":
+                continue
+            if entry.is_dir():
+                yield from _recipe_files(Path(entry.path))
+            elif entry.is_file():
+                yield entry.path
+
+
+def observed(folder: Path, exported: Iterable[str]) -> dict[str, Record | None]:
+    """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths
+    that only must exist.
+
+    Those are the files at the top of the entry and the paths that it exports; exported folders inside the entry with
+    all their files. Files of Python environments and git work trees are changed by rightful use: they must only exist,
+    as must what lies outside of the entry.
+    """
+    exported = set(exported)
+    records: dict[str, Record | None] = {}
+    for path in sorted({*exported, *(str(path) for path in folder.iterdir() if _stays(path.name))}):
+        if os.path.isfile(path) and Path(path).is_relative_to(folder):
+            records[path] = _record(path)
+        elif os.path.exists(path):
+            records[path] = None
+    for path in sorted(exported):
+        if os.path.isdir(path) and Path(path).is_relative_to(folder):
+            records.update(_tree(path))
+    return records
+
+
+def _stays(name: str) -> bool:
+    return not name.startswith("tmp-") and not name.endswith((".log", ".lock", ".pyc"))
+
+
+def _tree(folder: str) -> dict[str, Record | None]:
+    records: dict[str, Record | None] = {}
+    for root, folders, files in os.walk(folder):
+        if not {".git", "pyvenv.cfg"}.isdisjoint((*folders, *files)):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        for name in files:
+            path = os.path.join(root, name)
+            if _stays(name) and os.path.isfile(path):
+                records[path] = _record(path)
+        if len(records) > MOST_FILES:
+            return {}
+    return records
+
+
+def changed(records: Mapping[str, Record | None]) -> str:
+    """Return the first path that is gone or altered; empty when all is as it was observed."""
+    for path, record in records.items():
+        try:
+            status = os.stat(path)
+        except OSError:
+            return path
+        if record is None or (status.st_size == record[0] and status.st_mtime_ns == record[1]):
+            continue
+        if status.st_size != record[0] or _content_digest(path) != record[2]:
+            return path
+    return ""
+
+
+def _record(path: str) -> Record:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, _content_digest(path)]
+
+
+def _content_digest(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            digest.update(str(size).encode())
+            digest.update(file.read(_END_BYTES))
+            file.seek(-_END_BYTES, os.SEEK_END)
+            digest.update(file.read())
+    return digest.hexdigest()

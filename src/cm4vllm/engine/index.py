@@ -1,0 +1,70 @@
+"""cmind's index on disk: written whole, under a lock, and without losing what another run added meanwhile.
+
+cmind itself writes `index.json` in place and from memory. Whoever reads it meanwhile, or is killed writing it, would
+leave half a file, and the later of two runs would forget the entries of the earlier one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.files import write_bytes
+
+__all__ = ["add", "protect"]
+
+_LOCAL = ("local", "9a3280b14a4285c9")
+_CACHE = ("541d6f712a6b464e", "cache")  # the index has every automation under its UID and its alias
+
+
+def protect(cmind: Any) -> None:
+    """Have a running CM save its index by this module, whatever it saves it for."""
+    index = getattr(cmind, "index", None)
+    if index is not None:
+        index.save = lambda: _save(index)
+
+
+def add(cmind: Any, meta: Mapping[str, Any], folder: Path) -> None:
+    """Add a cache entry to the index, in memory and on disk."""
+    index = getattr(cmind, "index", None)
+    if index is None or not cmind.use_index:
+        return
+    index.add(meta, str(folder), _LOCAL, update=True)
+    _save(index)
+    index.updated = False
+
+
+def _save(index: Any) -> dict[str, int]:
+    path = Path(index.full_path_to_index)
+    with _locked(path):
+        _take_over(index.meta, _read(path))
+        write_bytes(path, json.dumps(index.meta).encode())
+    return {"return": 0}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _take_over(own: dict[str, Any], on_disk: Mapping[str, Any]) -> None:
+    """Add the cache entries that another run made since this one read the index; what it removed has no folder."""
+    for automation in _CACHE:
+        known = own.setdefault(automation, {})
+        for name, artifact in on_disk.get(automation, {}).items():
+            if name not in known and os.path.isdir(artifact["path"]):
+                known[name] = artifact

@@ -1,0 +1,115 @@
+"""What the steps of one run read and change, and what of it goes back to the caller."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.engine import dependencies
+from cm4vllm.engine.conditions import Conditions
+from cm4vllm.engine.documents import merged
+from cm4vllm.engine.environment import Env, as_text, compose, exported, merge_into, substitute_all, unresolved
+from cm4vllm.engine.request import mapped_inputs
+from cm4vllm.engine.secrets import secret_key
+from cm4vllm.engine.task import Task
+
+__all__ = ["Outcome", "Scope", "remarks"]
+
+
+@dataclass
+class Outcome:
+    """What a script handed back. `new_env` and `new_state` are what its caller gets."""
+
+    env: Env = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    new_env: Env = field(default_factory=dict)
+    new_state: dict[str, Any] = field(default_factory=dict)
+    deps: list[str] = field(default_factory=list)
+    version: str = ""
+    extra_tags: list[str] = field(default_factory=list)
+    cached: bool = False
+    skipped: bool = False
+
+    def as_result(self) -> dict[str, Any]:
+        """Return it as the dictionary that an action of cmind returns."""
+        result: dict[str, Any] = {"return": 0, "env": self.env, "new_env": self.new_env, "state": self.state,
+                                  "new_state": self.new_state, "deps": self.deps}
+        if self.version:
+            result["version"] = self.version
+        if self.skipped:
+            result["skipped"] = True
+        return result
+
+
+@dataclass
+class Scope:
+    """The explicit state of one run: its own copies, which no other run sees.
+
+    `const` are the keys that keep their values in this script and its dependencies; `folder` is where hooks and run.sh
+    work; `deps` are the tags of the dependencies met so far.
+    """
+
+    env: Env
+    const: Env
+    state: dict[str, Any]
+    const_state: dict[str, Any]
+    phases: dependencies.Phases
+    folder: Path
+    version: str = ""
+    extra_tags: list[str] = field(default_factory=list)
+    deps: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, task: Task, holds: Callable[[Conditions, Env], bool] = Conditions.hold) -> Scope:
+        """Make environment, constants, state and dependencies of a script from all its layers.
+
+        `holds` decides about update_meta_if_env.
+        """
+        request = task.request
+        special, mapped = mapped_inputs(task.script, request.inputs)
+        caller = {**request.env, **special, **task.wanted.environment()}
+        env, const = compose(caller, task.layers[0], task.layers[1:], {**request.const, **mapped},
+                             explicit=request.explicit)
+        state: dict[str, Any] = copy.deepcopy(dict(request.state))
+        const_state = dict(request.const_state)
+        for layer in task.layers:
+            state = merged(state, layer.state)
+            const_state = merged(const_state, layer.const_state)
+        for update in (update for layer in task.layers for update in layer.updates):
+            if holds(update.conditions, env):
+                merge_into(env, {key: value for key, value in update.env.items() if key not in const})
+                state = merged(state, update.state)
+        substitute_all(env)
+        scope = cls(env, const, merged(state, const_state), const_state, dependencies.collect(task.layers),
+                    request.folder, task.wanted.version)
+        dependencies.check_names(task.script, scope.phases, task.ad)
+        return scope
+
+    def receive(self, outcome: Outcome) -> None:
+        """Take in what a dependency handed back."""
+        merge_into(self.env, outcome.new_env)
+        self.state = merged(self.state, outcome.new_state)
+        substitute_all(self.env)
+
+    def outcome(self, task: Task) -> Outcome:
+        """Return what goes back to the caller: only what new_env_keys and new_state_keys name."""
+        state_keys = [key for layer in task.layers for key in layer.new_state_keys]
+        return Outcome(self.env, self.state, exported(self.env, task.new_env_keys), exported(self.state, state_keys),
+                       self.deps, self.version, self.extra_tags)
+
+
+def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = secret_key) -> list[str]:
+    """Return a line for each flag that nobody knows, and for each --env that has no effect or should not be typed."""
+    lines = list(task.notes)
+    for key in task.request.explicit:
+        given = as_text(task.request.env[key])
+        if is_secret(key):
+            lines.append(f"note: what is typed as --env.{key} shows in the list of processes and the shell's history; "
+                         f"set it as a variable of the environment instead: {key}=... cm run script ...")
+        elif env.get(key) != given and not unresolved(given):
+            lines.append(f"note: --env.{key}={given} gives way to {env.get(key)!r}, which a variation or an input "
+                         f"says; --const.{key}={given} would not")
+    return lines
