@@ -4,8 +4,9 @@ from cm4vllm.engine.shelltext import expand
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("$HOME/.ssh/id", "/home/me/.ssh/id"), ("${HOME}x", "/home/mex"), (r"\$HOME", "$HOME"), (r"\"a\" \\ \`b\`", '"a" \\ `b`'),
-    ("$(id) `id`", "$(id) `id`"), ("$UNSET.", "."), ("5$ and $", "5$ and $"), (r"\n \&", r"\n \&"), ("${HOME:-x}", "${HOME:-x}"),
+    ("$HOME/.ssh/id", "/home/me/.ssh/id"), ("${HOME}x", "/home/mex"), (r"\$HOME", "$HOME"),
+    (r"\"a\" \\ \`b\`", '"a" \\ `b`'), ("$(id) `id`", "$(id) `id`"), ("$UNSET.", "."), ("5$ and $", "5$ and $"),
+    (r"\n \&", r"\n \&"), ("${HOME:-x}", "${HOME:-x}"),
 ])
 def test_expansion_is_that_of_double_quotes_without_commands(text, value):
     assert expand(text, {"HOME": "/home/me"}) == value

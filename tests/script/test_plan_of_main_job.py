@@ -106,10 +106,11 @@ def test_the_job_takes_the_declared_steps(tmp_path, monkeypatch, variations, fla
 
 def environment_of(request):
     """Return the environment that the recipe's hook sees, with what the hook itself adds."""
-    from cm4vllm.engine.frame import Frame
     from cm4vllm.engine.meta import load_script
+    from cm4vllm.engine.scope import Scope
+    from cm4vllm.engine.task import Task
 
-    env = Frame(request, load_script(ROOT / "script" / "run-mlperf-inference-app", "cm4vllm")).env
+    env = Scope.of(Task.of(load_script(ROOT / "script" / "run-mlperf-inference-app", "cm4vllm"), request)).env
     if env.get("CM_DATASET_FILE"):
         env["CM_DATASET_SOURCE"] = f"_path.{env['CM_DATASET_FILE']}"
     return env
