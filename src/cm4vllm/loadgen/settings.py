@@ -54,7 +54,8 @@ def run_settings(
         max_tokens=benchmark.max_tokens, min_tokens=max(benchmark.min_tokens, model.min_tokens),
         max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
         stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
-        target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source, model=model, dataset=dataset, server=server,
+        target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
+        model=model, dataset=dataset, server=server,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
