@@ -17,7 +17,7 @@ from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
+from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.loadgen.logs import loadgen_version, read_performance
 from cm4vllm.loadgen.records import (
     RUN_FILE,
@@ -162,10 +162,11 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     describe(out, division=Division.OPEN, submitter="not-stated")
     write_record(out / "system" / "machine.json", MachineFacts(
         host=HostFacts(os_name="Debian", os_version="12", kernel="6.1", machine="x86_64", python="3.11.2",
-                       virtualised=True, memory_bytes=8 * 2**30, disk_bytes=10**11, disk_type="SSD"),
+                       virtualised=True),
         cpu=CpuFacts(model_name="Intel(R) Xeon(R) Processor", sockets=1, cores_per_socket=2, threads_per_core=1,
                      logical_cpus=2, max_mhz=None, caches={"L2": "2 MiB"}, numa_nodes=1, flags=["avx2"]),
-        gpus=[],
+        memory=MemoryFacts(total_bytes=8 * 2**30, source="MemTotal", usable_bytes=8 * 2**30),
+        disks=[], root_bytes=10**11, network=[], gpus=[],
     ))
     write_record(out / "server" / "server.json", SERVER)
     write_record(out / CHECKER_FILE, CheckerRecord(
