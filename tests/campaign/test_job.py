@@ -4,10 +4,12 @@ import fcntl
 
 import pytest
 
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.campaign import job as module
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.targets import offline_target, server_target
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
+from cm4vllm.common.records import write_record
 from cm4vllm.common.units import SamplesPerSecond
 
 
@@ -75,6 +77,26 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path):
     with pytest.raises(ModelError):
         run(recipes, tmp_path, run_checker=False, vllm_model_name=str(tmp_path))
     assert recipes.tags[-1] == f"get,ml-model,_path.{tmp_path}"
+
+
+@pytest.mark.parametrize(("sentences", "modes", "wanted"), [
+    ("punkt_tab", "accuracy,performance", True), ("punkt_tab", "performance", False),
+    ("punkt-untrained", "accuracy,performance", False),
+])
+def test_what_scoring_needs_is_there_before_the_server_starts(tmp_path, sentences, modes, wanted):
+    class WithDataset(Recipes):
+        def __call__(self, tags, env):
+            super().__call__(tags, env)
+            record = DatasetRecord(name="d", path="d.json", source="", sha256="", samples=1, max_input_tokens=1,
+                                   sentences=sentences)
+            write_record(tmp_path / "dataset.json", record)
+            return {"CM_DATASET_RECORD": str(tmp_path / "dataset.json")}
+
+    recipes = WithDataset(vllm_server=ServerUnreachable("stop here"))
+    with pytest.raises(ServerUnreachable):
+        run(recipes, tmp_path, run_checker=False, modes=modes)
+    assert ("get,nltk-data" in recipes.tags) is wanted
+    assert recipes.tags[-1] == "run,vllm-server"
 
 
 def test_two_runs_do_not_share_a_results_folder(tmp_path):

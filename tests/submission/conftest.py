@@ -56,7 +56,7 @@ def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) -> TreeAsked:
     """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
     asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
-                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
+                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, accelerators=0, rehearsal=rehearsal)
     system = describe_system(detect_machine(), asked)
     write_json(out / "system" / "system.json", system)
     for scenario in Scenario:
@@ -107,7 +107,7 @@ def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
               for target in BENCHMARKS["llama3.1-8b"].targets]
     write_record(folder / "accuracy.json", AccuracyRecord(
         notice=record.notice, scores=scores, values=values, samples=samples, samples_expected=samples,
-        tokens=8 * samples, scorer="rouge", sentences="punkt_tab", duration_s=1,
+        tokens=8 * samples, scorer="rouge", verified=8, sentences="punkt_tab", sentences_sha256="", duration_s=1,
         log_sha256=record.files["mlperf_log_accuracy.json"],
     ))
 

@@ -22,7 +22,11 @@ class Score(Record, frozen=True, kw_only=True):
 
 
 class AccuracyRecord(Record, frozen=True, kw_only=True):
-    """The scores of one accuracy log; `log_sha256` is the digest of the untruncated mlperf_log_accuracy.json."""
+    """The scores of one accuracy log; `log_sha256` is the digest of the untruncated mlperf_log_accuracy.json.
+
+    `verified` says how many of the samples were scored a second time by rouge-score itself, with the same result to the
+    last bit. `sentences` is the way sentences were split (DatasetRecord), `sentences_sha256` the digest of its model.
+    """
 
     notice: str
     scores: list[Score]
@@ -31,6 +35,8 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
     samples_expected: int
     tokens: int
     scorer: str
+    verified: int
     sentences: str
+    sentences_sha256: str
     log_sha256: str
     duration_s: float

@@ -6,13 +6,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm import __version__
+from cm4vllm.accuracy.pairs import PairScores, score_pairs
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
-from cm4vllm.accuracy.rouge import TYPES, score_pairs
+from cm4vllm.accuracy.rouge import TYPES
+from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
@@ -43,11 +47,12 @@ class _Answers:
         return sum(map(len, self.tokens))
 
 
-def score_run(folder: Path, *, workers: int | None = None) -> AccuracyRecord:
+def score_run(folder: Path, *, nltk_data: Path | None = None, workers: int | None = None) -> AccuracyRecord:
     """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
 
-    Raises RunFailed when the folder holds no accuracy run, its log was changed, or answers are missing; DatasetError,
-    ModelError and InstallError when what scoring needs is not there.
+    `nltk_data` is where the sentence model lies, nltk's own folders without it. Raises RunFailed when the folder holds
+    no accuracy run, its log was changed, answers are missing, or rouge-score disagrees; DatasetError, ModelError and
+    InstallError when what scoring needs is not there.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     log = folder / ACCURACY_LOG
@@ -59,13 +64,16 @@ def score_run(folder: Path, *, workers: int | None = None) -> AccuracyRecord:
                         remedy="remove the run's folder and run it again")
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
+        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
         answers = _answers(log, run.settings.samples)
-        values = _values(run, answers, workers)
+        pairs = _pairs(run.settings, answers, sentences, digest, workers)
+        values = _values(pairs, answers)
         record = AccuracyRecord(
             notice=run.notice, scores=[_score(target, values) for target in _targets(run)],
             values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
-            samples_expected=run.settings.samples, tokens=answers.token_count, scorer="rouge-score",
-            sentences=run.settings.dataset.sentences, log_sha256=digest, duration_s=time.monotonic() - begin,
+            samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(pairs),
+            verified=pairs.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
+            duration_s=time.monotonic() - begin,
         )
         write_text(folder / ACCURACY_TEXT, accuracy_text(values))
         write_record(folder / ACCURACY_FILE, record)
@@ -88,21 +96,30 @@ def _answers(log: Path, expected: int) -> _Answers:
     return _Answers(list(first), list(first.values()))
 
 
-def _values(run: RunRecord, answers: _Answers, workers: int | None) -> dict[str, float | int]:
-    """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
-    settings = run.settings
+def _pairs(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str,
+           workers: int | None) -> PairScores:
     _require_tokenizer(settings)
     references = _references(settings.dataset, answers.indices)
     predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
-    pairs = score_pairs(predictions, references, settings.dataset.sentences, workers=workers)
+    return score_pairs(predictions, references, sentences, seed=seed, workers=workers)
+
+
+def _values(pairs: PairScores, answers: _Answers) -> dict[str, float | int]:
+    """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
+    count = len(pairs.lengths)
     values: dict[str, float | int] = {
         type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES
     }
     values["gen_len"] = sum(pairs.lengths)
-    values["gen_num"] = len(predictions)
+    values["gen_num"] = count
     values["gen_tok_len"] = answers.token_count
-    values["tokens_per_sample"] = round(answers.token_count / len(predictions), 1)
+    values["tokens_per_sample"] = round(answers.token_count / count, 1)
     return values
+
+
+def _scorer(pairs: PairScores) -> str:
+    version = metadata.version("rouge-score")
+    return f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {pairs.verified} samples drawn"
 
 
 def _require_tokenizer(settings: RunSettings) -> None:

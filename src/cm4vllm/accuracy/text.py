@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.errors import InstallError, ModelError, UsageError
+from cm4vllm.common.errors import ModelError
 
-__all__ = ["Detokenizer", "sentence_splitter"]
+__all__ = ["Detokenizer"]
 
 #: What transformers mends in a decoded text when a tokenizer asks for clean_up_tokenization_spaces.
 _CLEAN_UP = (
@@ -36,29 +36,6 @@ class Detokenizer:
         """Return the text of each sequence of ids."""
         texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=True)
         return [_cleaned(text) for text in texts] if self._clean_up else texts
-
-
-def sentence_splitter(name: str) -> Callable[[str], list[str]]:
-    """Return the function that splits a text into sentences (DatasetRecord.sentences).
-
-    Raises InstallError when nltk's English model is asked for and not there: it is never fetched without being asked.
-    """
-    from nltk.tokenize import punkt
-
-    if name == "punkt-untrained":
-        untrained: Callable[[str], list[str]] = punkt.PunktSentenceTokenizer().tokenize
-        return untrained
-    if name != "punkt_tab":
-        raise UsageError(f"unknown way to split sentences: {name!r}", remedy="known: punkt_tab, punkt-untrained")
-    try:
-        trained: Callable[[str], list[str]] = punkt.PunktTokenizer("english").tokenize
-    except LookupError as error:
-        raise InstallError(
-            "nltk's English sentence model punkt_tab is not installed",
-            cause="ROUGE-Lsum splits sentences with it, as the reference script does",
-            remedy="python -m nltk.downloader punkt_tab",
-        ) from error
-    return trained
 
 
 def _asks_for_clean_up(path: Path) -> bool:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from cm4vllm import __version__
+from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import TINY_NAME
-from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.targets import TargetQps, measured_rate, offline_target, server_target
 from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
@@ -127,8 +128,15 @@ class _Campaign:
             check_vocabulary(read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord),
                              read_record(Path(self.env["CM_ML_MODEL_RECORD"]), ModelRecord))
         self._step(f"get,dataset,{self.job.settings.dataset_source}")
+        self._sentence_model()
         if not self.job.settings.api_server:
             self._step("run,vllm-server", **server)
+
+    def _sentence_model(self) -> None:
+        """Have what scoring needs before hours are spent on answers."""
+        dataset = read_record(Path(self.env["CM_DATASET_RECORD"]), DatasetRecord)
+        if Mode.ACCURACY in self.job.modes and dataset.sentences == TRAINED:
+            self._step("get,nltk-data")
 
     def _model_source(self) -> str:
         """Say where the model comes from: what the variation says, unless --vllm_model_name names another model."""

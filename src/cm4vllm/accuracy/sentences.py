@@ -1,0 +1,181 @@
+"""How texts are split into sentences: nltk's Punkt, with its English model where the reference script uses it.
+
+The model is data that nltk does not bring along. It is installed once, before a run, by the recipe get,nltk-data, and
+only that one version of it is taken: another one could split differently and so change ROUGE-Lsum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from io import BytesIO
+from pathlib import Path
+from urllib.error import HTTPError
+
+from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
+from cm4vllm.common.files import staged_folder
+
+__all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "find_model", "install_model"]
+
+Splitter = Callable[[str], list[str]]
+
+#: Names in DatasetRecord.sentences: nltk's English model, and its algorithm without a model.
+TRAINED, UNTRAINED = "punkt_tab", "punkt-untrained"
+#: Where nltk keeps the model, below each of its data folders and below ours.
+ENGLISH = Path("tokenizers/punkt_tab/english")
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """One version of nltk's package punkt_tab: where it comes from, its digest, and those of the English files."""
+
+    url: str
+    sha256: str
+    files: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """One SHA-256 for the names and contents of the English files."""
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self.files.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+#: nltk_data at the commit of 17 February 2025, the version that nltk.download("punkt_tab") gives since then.
+MODEL = SentenceModel(
+    url="https://raw.githubusercontent.com/nltk/nltk_data/4f15a3d89eefe9748ec1c05be495d91289197155/packages/tokenizers/"
+    "punkt_tab.zip",
+    sha256="e57f64187974277726a3417ca6f181ec5403676c717672eef6a748a7b20e0106",
+    files={
+        "abbrev_types.txt": "92a3e070f43d9b4c5534758ca40ad7343b04e7e29bfe0c2eb658a39445a4f779",
+        "collocations.tab": "8e2da1225e4dd2cc9dba261ee231ccb134859e21b46006e7f472c5ee269af0cf",
+        "ortho_context.tab": "4bbcca25ed3d3f06c02402abf8419b9f033b8adc06e7b482eca4e45f81a5dc4c",
+        "sent_starters.txt": "f3f8535483e1dba487241b764945168123bca3209a9645e59acd1225dc76edac",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A way to split: `name` as in DatasetRecord.sentences, `data` the nltk data folder where the model was found."""
+
+    name: str
+    data: Path | None = None
+    sha256: str = ""
+
+    @classmethod
+    def named(cls, name: str, data: Path | None = None) -> Sentences:
+        """Return the way to split of that name; `data` is a folder of nltk data to look into, before nltk's own.
+
+        Raises UsageError when there is none of that name, InstallError when its model is not there: it is never
+        fetched in the middle of a run.
+        """
+        if name == UNTRAINED:
+            return cls(name)
+        if name != TRAINED:
+            raise UsageError(f"unknown way to split sentences: {name!r}", remedy=f"known: {TRAINED}, {UNTRAINED}")
+        return cls(name, find_model(data), MODEL.digest)
+
+    def splitter(self) -> Splitter:
+        """Return the function that splits a text."""
+        import nltk.data
+        from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTokenizer
+
+        if self.data is None:
+            untrained: Splitter = PunktSentenceTokenizer().tokenize
+            return untrained
+        if str(self.data) != nltk.data.path[0]:
+            nltk.data.path.insert(0, str(self.data))  # nltk opens no model outside the folders in its list
+        trained: Splitter = PunktTokenizer("english").tokenize
+        return trained
+
+
+def find_model(data: Path | None = None) -> Path:
+    """Return the nltk data folder that holds the English model: `data`, or else the first of nltk's own that does.
+
+    Raises InstallError when none does, or when what is there is another version.
+    """
+    import nltk.data
+
+    folders = [data] if data is not None else [Path(folder) for folder in nltk.data.path]
+    folder = next((folder for folder in folders if (folder / ENGLISH).is_dir()), None)
+    if folder is None:
+        raise InstallError(
+            "nltk's English sentence model punkt_tab is not installed",
+            cause=f"there is none in {data}" if data else "ROUGE-Lsum splits sentences with it, as the reference does",
+            remedy="cm run script --tags=get,nltk-data; without network: the same with --nltk_data=FOLDER or "
+            "--nltk_data=punkt_tab.zip",
+        )
+    changed = [name for name, digest in MODEL.files.items() if _sha256(folder / ENGLISH / name) != digest]
+    if changed:
+        raise InstallError(f"the sentence model in {folder} is not the one that scores are compared with",
+                           cause=f"not as published, or missing: {', '.join(changed)}",
+                           remedy="cm run script --tags=get,nltk-data")
+    return folder
+
+
+def install_model(folder: Path, given: Path | None = None) -> Path:
+    """Put the English model into `folder`, an nltk data folder, whole or not at all; return `folder`.
+
+    It is taken from `given`, an nltk data folder or punkt_tab.zip; without it from nltk's own folders, or the network.
+    Raises SourceUnavailable when it cannot be had, InstallError when `given` is another version.
+    """
+    if given is None:
+        files = _copied(None) if _installed() else _unpacked(_fetched())
+    else:
+        files = _copied(given) if given.is_dir() else _unpacked(_read(given))
+    with staged_folder(folder / ENGLISH) as staging:
+        for name, data in files.items():
+            (staging / name).write_bytes(data)
+    return find_model(folder)
+
+
+def _installed() -> bool:
+    try:
+        return bool(find_model())
+    except InstallError:
+        return False
+
+
+def _copied(data: Path | None) -> dict[str, bytes]:
+    found = find_model(data)
+    return {name: (found / ENGLISH / name).read_bytes() for name in MODEL.files}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceUnavailable(f"cannot read {path}", cause=str(error.strerror),
+                                remedy="--nltk_data is a folder of nltk data, or the file punkt_tab.zip") from error
+
+
+def _fetched() -> bytes:
+    try:
+        with urllib.request.urlopen(MODEL.url, timeout=TIMEOUT_S) as response:  # noqa: S310 - the address above
+            data: bytes = response.read()
+    except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        raise SourceUnavailable(
+            "cannot download nltk's English sentence model", cause=f"{MODEL.url}: {error}",
+            remedy="download that file elsewhere and give it with --nltk_data=punkt_tab.zip") from error
+    return data
+
+
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    found = hashlib.sha256(archive).hexdigest()
+    if found != MODEL.sha256:
+        raise InstallError("this is not the punkt_tab.zip that scores are compared with",
+                           cause=f"its SHA-256 is {found}, not {MODEL.sha256}",
+                           remedy=f"take it from {MODEL.url}")
+    with zipfile.ZipFile(BytesIO(archive)) as opened:
+        return {name: opened.read(f"punkt_tab/english/{name}") for name in MODEL.files}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
