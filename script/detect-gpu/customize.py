@@ -1,13 +1,22 @@
-"""Gives the NVIDIA GPUs of this machine; a machine without the driver has none."""
+"""Gives the GPUs of this machine; a machine without a driver has none."""
+
+from pathlib import Path
 
 
 def preprocess(i):
     from msgspec import to_builtins
 
-    from cm4vllm.hardware.gpu import detect_gpus
+    from cm4vllm.common.progress import say
+    from cm4vllm.hardware.gpu import detect_gpus, record_gpus
     from cm4vllm.hardware.machine import gpu_env
+    from cm4vllm.hardware.summary import gpu_lines
 
     gpus = detect_gpus()
+    for line in gpu_lines(gpus):
+        say(f"GPU: {line}")
+    if recording := i["env"].get("CM_GPU_RECORDING"):
+        record_gpus(Path(recording))
+        say(f"GPU: recorded in {recording}")
     i["env"].update(gpu_env(gpus))
     i["state"]["host_gpu_raw_info"] = to_builtins(gpus)
     return {"return": 0}

@@ -1,17 +1,15 @@
-"""Machines made of files: the /proc, /sys and /etc that a kernel would show."""
+"""A machine made of files."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 
-def put(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+from machines import put
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.description import KEYS, NOT_STATED, SystemAsked, describe_system, folder_name, not_stated
 from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
-ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", accelerators=0,
+ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", used=(),
                     packages={"torch": "2.13.0+cpu", "python": "3.11.7", "pip": "25.0"})
-H200 = GpuFacts(name="NVIDIA H200", uuid="GPU-serial", memory_bytes=150754820096, max_sm_mhz=1980, pcie_generation=5,
-                pcie_width=16, driver="570.86.15")
+H200 = GpuFacts(name="NVIDIA H200", uuid="GPU-0", memory_bytes=150754820096, max_sm_mhz=1980, pcie_generation=5,
+                pcie_width=16, driver="570.86.15", ecc=True, power_limit_w=600, power_default_w=700)
+EIGHT = [replace(H200, uuid=f"GPU-{n}", links={"switch": 18}, link_name="NVLink") for n in range(8)]
 
 
 @pytest.fixture
@@ -63,8 +64,9 @@ def test_what_is_not_known_is_not_made_up(machine):
     description = describe_system(machine, ASKED)
     assert description["cooling"] == NOT_STATED
     assert description["status"] == "rdi"
-    assert not_stated(description) == ["host_processor_interconnect", "host_memory_configuration", "host_networking",
-                                       "host_networking_topology", "host_network_card_count", "cooling"]
+    assert description["host_processor_interconnect"] == "UPI"  # of the table: a Xeon Platinum 8480+ has it
+    assert not_stated(description) == ["host_memory_configuration", "host_networking", "host_networking_topology",
+                                       "host_network_card_count", "cooling"]
 
 
 def test_what_is_stated_goes_before_what_is_detected(machine):
@@ -74,30 +76,95 @@ def test_what_is_stated_goes_before_what_is_detected(machine):
     assert "cooling" not in not_stated(description)
 
 
-def test_a_virtual_machine_is_called_one(machine):
-    virtual = replace(machine, host=replace(machine.host, virtualised=True))
+def test_modules_and_cards_that_are_shown_are_described(machine):
+    shown = replace(machine, network=[NetworkCard(kind="Ethernet", driver="ice"), NetworkCard(kind="InfiniBand")],
+                    memory=replace(machine.memory, modules=[MemoryModule(size_bytes=2**36, kind="DDR5",
+                                                                         mega_transfers=4800)] * 16))
+    description = describe_system(shown, ASKED)
+    assert description["host_memory_configuration"] == "16x 64 GB DDR5-4800"
+    assert description["host_network_card_count"] == "2"
+    assert description["host_networking"] == NOT_STATED
+
+
+def test_a_virtual_machine_is_called_one_and_its_cores_virtual(machine):
+    virtual = replace(machine, host=replace(machine.host, virtualised=True),
+                      cpu=replace(machine.cpu, model_name="AMD EPYC"), network=[NetworkCard(kind="virtual")])
     description = describe_system(virtual, asked(stated={"hw_notes": "Rented."}))
-    assert description["hw_notes"].startswith("Rented. Virtual machine: ")
-    assert "16 virtual CPUs" in description["hw_notes"]
+    assert description["hw_notes"].startswith("Rented. Virtual machine: it is given 16 virtual CPUs")
+    assert description["host_processor_core_count"] == "4 virtual cores (16 virtual CPUs in all)"
+    assert description["host_processor_interconnect"] == ""
+    assert description["host_network_card_count"] == NOT_STATED
+
+
+def test_a_virtual_machines_processor_that_is_known_has_the_cores_it_is_sold_with(machine):
+    crusoe = replace(machine.cpu, model_name="AMD EPYC 9254 24-Core Processor", sockets=10, cores_per_socket=4)
+    virtual = replace(machine, host=replace(machine.host, virtualised=True), cpu=replace(crusoe, max_mhz=None))
+    description = describe_system(virtual, ASKED)
+    assert description["host_processor_core_count"] == "24"
+    assert description["host_processor_frequency"] == "2.9 GHz, up to 4.15 GHz"
+    assert "shown as 10 x 4 cores" in description["hw_notes"]
+
+
+def test_a_limit_of_the_container_is_remarked(machine):
+    limited = replace(machine, memory=replace(machine.memory, limit_bytes=2**34))
+    assert "may use 16 GB" in describe_system(limited, ASKED)["hw_notes"]
 
 
 def test_gpus_in_use_are_described_and_the_idle_ones_remarked(machine):
-    description = describe_system(replace(machine, gpus=[H200] * 8), asked(accelerators=1))
+    description = describe_system(replace(machine, gpus=EIGHT), asked(used=["GPU-3"]))
     assert description["accelerators_per_node"] == "1"
     assert description["accelerator_model_name"] == "NVIDIA H200"
-    assert description["accelerator_memory_capacity"] == "140 GB"
+    assert description["accelerator_memory_capacity"] == "141 GB"
+    assert description["accelerator_memory_configuration"] == "HBM3e"
     assert description["accelerator_frequency"] == "1.98 GHz"
     assert description["accelerator_host_interconnect"] == "PCIe Gen5 x16"
     assert description["accelerator_interconnect"] == "N/A"
-    assert description["hw_notes"] == "The machine has 8 GPUs, of which the server uses 1."
+    assert description["hw_notes"] == ("The machine has 8 GPUs, of which the server uses 1. "
+                                       "GPU: ECC on; power limit 600 W (default 700 W); form factor SXM5.")
     assert "NVIDIA driver 570.86.15" in description["other_software_stack"]
     assert folder_name(description) == "1xNVIDIA-H200_vLLM-0.32.0"
 
 
-def test_between_several_gpus_the_interconnect_has_to_be_stated(machine):
-    description = describe_system(replace(machine, gpus=[H200] * 8), asked(accelerators=None))
+def test_between_several_gpus_stands_what_the_driver_shows(machine):
+    description = describe_system(replace(machine, gpus=EIGHT), asked(used=[gpu.uuid for gpu in EIGHT]))
     assert description["accelerators_per_node"] == "8"
-    assert "accelerator_interconnect" in not_stated(description)
+    assert description["accelerator_interconnect"] == "18x NVLink 4, 900 GB/s"
+    assert description["accelerator_interconnect_topology"] == "NVSwitch: every GPU reaches every other"
+
+
+def test_which_gpus_serve_is_remarked_where_it_is_not_known(machine):
+    assert "is not known" in describe_system(replace(machine, gpus=EIGHT), asked(used=None))["hw_notes"]
+
+
+def test_mig_parts_are_described_as_parts(machine):
+    parts = [MigFacts(uuid=f"MIG-{n}", profile="3g.71gb", memory_bytes=71 * 2**30) for n in range(2)]
+    split = replace(H200, mig=True, mig_devices=parts)
+    description = describe_system(replace(machine, gpus=[split]), asked(used=["MIG-1"]))
+    assert description["accelerators_per_node"] == "1"
+    assert description["accelerator_model_name"] == "NVIDIA H200 (MIG 1x 3g.71gb)"
+    assert description["accelerator_memory_capacity"] == "71 GB"
+
+
+def test_memory_that_is_far_from_what_is_sold_is_remarked(machine):
+    half = replace(H200, memory_bytes=70 * 2**30)
+    description = describe_system(replace(machine, gpus=[half]), asked(used=["GPU-0"]))
+    assert description["accelerator_memory_capacity"] == "70 GB"
+    assert "reports 70.0 GiB of the 141 GB" in description["hw_notes"]
+
+
+def test_a_statement_against_the_table_is_refused_with_its_source(machine):
+    with pytest.raises(UsageError, match=r"'HBM2', but the NVIDIA H200 has HBM3e \(NVIDIA H200") as refused:
+        describe_system(replace(machine, gpus=[H200]), asked(
+            used=["GPU-0"], stated={"accelerator_memory_configuration": "HBM2"}))
+    assert "confirmed: [accelerator_memory_configuration]" in refused.value.remedy
+
+
+def test_a_statement_that_its_owner_confirms_is_published_with_a_remark(machine):
+    description = describe_system(replace(machine, gpus=[H200]), asked(
+        used=["GPU-0"], stated={"accelerator_memory_configuration": "HBM2"},
+        confirmed=["accelerator_memory_configuration"]))
+    assert description["accelerator_memory_configuration"] == "HBM2"
+    assert "against the table of known hardware: accelerator_memory_configuration" in description["hw_notes"]
 
 
 def test_gpus_that_do_not_serve_are_not_claimed(machine):
@@ -147,7 +214,7 @@ def test_an_intel_processor_gives_a_short_name(machine):
 
 def test_nothing_private_of_this_machine_is_in_its_description():
     facts = detect_machine()
-    text = json.dumps(describe_system(replace(facts, gpus=[H200]), asked(accelerators=1)))
-    for word in (socket.gethostname(), getpass.getuser(), "GPU-serial"):
+    text = json.dumps(describe_system(replace(facts, gpus=[H200]), asked(used=[H200.uuid])))
+    for word in (socket.gethostname(), getpass.getuser(), H200.uuid):
         assert not re.search(rf"\b{re.escape(word)}\b", text), word
     assert not re.search(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", text)

@@ -1,59 +1,164 @@
 from __future__ import annotations
 
-import sys
+import ctypes
+import json
 from pathlib import Path
-from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.common.errors import CmError
+from cm4vllm.hardware.gpu import detect_gpus, record_gpus
+from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus, opened
+from cm4vllm.hardware.recording import Recorder, Replay
+
+RECORDINGS = Path(__file__).with_name("recordings")
+has_driver = Path("/dev/nvidiactl").exists()
 
 
-class NVMLError(Exception):
-    pass
+def replayed(name, **answers):
+    recording = json.loads((RECORDINGS / f"{name}.json").read_text())
+    recording["answers"].update(answers)
+    return Replay(recording)
 
 
-def unknown(*_):
-    raise NVMLError
+def test_an_l40s_is_described_as_its_driver_does():
+    gpus = nvidia_gpus(replayed("l40s-x4"))
+    assert len(gpus) == 4
+    first = gpus[0]
+    assert (first.name, first.memory_bytes, first.memory_bus_bits) == ("NVIDIA L40S", 46068 * 2**20, 384)
+    assert (first.max_sm_mhz, first.max_memory_mhz, first.pcie_generation, first.pcie_width) == (2520, 9001, 4, 16)
+    assert (first.driver, first.cuda, first.compute_capability) == ("550.163.01", "12.4", "8.9")
+    assert (first.ecc, first.mig, first.power_limit_w, first.links) == (True, None, 350, {})
+    assert first.paths == {gpus[1].uuid: "PHB", gpus[2].uuid: "SYS", gpus[3].uuid: "SYS"}
 
 
-def driver(**changes):
-    """A driver of one H200, with NVML's own function names."""
-    answers = {
-        "NVMLError": NVMLError, "NVML_CLOCK_SM": 1, "nvmlInit": lambda: None, "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "570.86.15", "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetName": lambda _: b"NVIDIA H200",
-        "nvmlDeviceGetUUID": lambda _: "GPU-1", "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=150754820096),
-        "nvmlDeviceGetMaxClockInfo": lambda *_: 1980, "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5,
-    }
-    return SimpleNamespace(**{**answers, **changes})
+def test_nvlinks_to_switches_are_counted():
+    gpus = nvidia_gpus(replayed("h100-sxm-x4"))
+    assert [gpu.links for gpu in gpus] == [{"switch": 18}] * 4
+    assert {gpu.link_name for gpu in gpus} == {"NVLink"}
 
 
-def test_a_gpu_is_described_as_its_driver_does(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", driver())
-    (gpu,) = detect_gpus()
-    assert (gpu.name, gpu.memory_bytes, gpu.max_sm_mhz) == ("NVIDIA H200", 150754820096, 1980)
-    assert (gpu.pcie_generation, gpu.pcie_width, gpu.driver) == (5, 16, "570.86.15")
+def test_nvlinks_between_gpus_are_counted_by_the_gpu_at_the_other_end():
+    one, other = nvidia_gpus(replayed("a100-pcie-bridged-x2"))
+    assert one.links == {other.uuid: 12}
+    assert other.links == {one.uuid: 12}
 
 
-def test_what_a_gpu_does_not_tell_is_none(monkeypatch):
-    quiet = driver(nvmlDeviceGetMaxClockInfo=unknown, nvmlDeviceGetMaxPcieLinkGeneration=unknown)
-    monkeypatch.setitem(sys.modules, "pynvml", quiet)
-    (gpu,) = detect_gpus()
-    assert (gpu.max_sm_mhz, gpu.pcie_generation, gpu.pcie_width) == (None, None, 16)
+def test_mig_parts_are_found_with_their_own_memory():
+    (gpu,) = nvidia_gpus(replayed("h100-mig-3g40gb-x2"))
+    assert gpu.mig is True
+    assert [part.profile for part in gpu.mig_devices] == ["3g.40gb", "3g.40gb"]
+    assert gpu.mig_devices[0].memory_bytes == 40448 * 2**20
+    assert len({part.uuid for part in gpu.mig_devices} | {gpu.uuid}) == 3
 
 
-def test_no_driver_is_no_gpu_and_no_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", driver(nvmlInit=unknown))
+def test_what_a_driver_does_not_tell_is_left_open():
+    (gpu,) = nvidia_gpus(replayed("t4-passthrough"))
+    assert gpu.memory_bus_bits is None
+    assert gpu.mig is None
+    assert gpu.virtualisation == "passthrough"
+
+
+def test_a_driver_that_answers_nothing_has_no_gpus():
+    assert nvidia_gpus(Replay({"answers": {}})) == []
+    assert nvidia_gpus(replayed("l40s-x4", **{"nvmlSystemGetDriverVersion()": {"error": 9}})) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.json")))
+def test_every_single_answer_may_be_missing(name):
+    recording = json.loads((RECORDINGS / f"{name}.json").read_text())
+    needed = ("Count", "HandleByIndex", "DriverVersion", "UUID", "Name", "MemoryInfo")
+    for key in recording["answers"]:
+        if not any(word in key for word in needed):
+            assert nvidia_gpus(replayed(name, **{key: {"error": 999}})), key
+
+
+def test_every_recording_says_where_it_comes_from():
+    for path in RECORDINGS.glob("*.json"):
+        source = json.loads(path.read_text())["source"]
+        assert source.startswith(("composed, not recorded: ", "recorded by ")), path
+
+
+def test_the_gpus_of_a_process_are_found():
+    key = "nvmlDeviceGetComputeRunningProcesses(gpu2)"
+    busy = replayed("l40s-x4", **{key: [{"pid": 4711, "usedGpuMemory": 1}]})
+    assert gpus_of_processes(busy, {4711, 12}) == [nvidia_gpus(busy)[2].uuid]
+    assert gpus_of_processes(busy, {12}) == []
+
+
+class Driver:
+    """Two devices as nvidia-ml-py gives them: handles are pointers, structures are ctypes'."""
+
+    NVMLError = pynvml.NVMLError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_NVLINK_MAX_LINKS = 1, 2, 18
+    NVML_NVLINK_DEVICE_TYPE_SWITCH = 2
+    devices = [ctypes.pointer(pynvml.struct_c_nvmlDevice_t()) for _ in range(2)]
+    uuids = ["GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053", "GPU-dd3b269a-8f3a-d2d5-1518-2713ba03fcf7"]
+
+    def __getattr__(self, name):
+        def unknown(*_):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        return unknown
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.devices[index]
+
+    def nvmlSystemGetDriverVersion(self):
+        return b"570.86.15"
+
+    def index(self, handle):
+        at = ctypes.addressof(handle.contents)
+        return [ctypes.addressof(one.contents) for one in self.devices].index(at)
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self.uuids[self.index(handle)]
+
+    def nvmlDeviceGetName(self, handle):
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return pynvml.c_nvmlMemory_t(total=150754820096, free=1, used=2)
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return pynvml.nvmlPciInfo_t(busId=f"00000000:0{self.index(handle)}:00.0".encode())
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+        return 30
+
+
+def test_a_recording_is_replayed_to_the_same_facts_with_counted_uuids():
+    recorder = Recorder(Driver())
+    seen = nvidia_gpus(recorder)
+    text = json.dumps(recorder.recording("test"))
+    again = nvidia_gpus(Replay(json.loads(text)))
+    assert [gpu.uuid for gpu in again] == [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
+    assert not any(uuid in text for uuid in Driver.uuids)
+    for one, other in zip(seen, again, strict=True):
+        assert (one.name, one.memory_bytes, one.pci_bus_id) == (other.name, other.memory_bytes, other.pci_bus_id)
+        assert list(one.paths.values()) == list(other.paths.values()) == ["PHB"]
+    assert "Serial" not in text
+
+
+@pytest.mark.skipif(has_driver, reason="this machine has an NVIDIA driver")
+def test_this_machine_without_a_driver_has_no_gpus_and_nothing_to_record(tmp_path):
     assert detect_gpus() == []
+    with pytest.raises(CmError, match="nothing to record"):
+        record_gpus(tmp_path / "gpus.json")
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
-def test_this_machine_without_a_driver_has_no_gpus():
-    assert detect_gpus() == []
-
-
-@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA driver")
-def test_this_machines_gpus_are_found():
-    assert all(gpu.memory_bytes > 2**30 and gpu.driver for gpu in detect_gpus())
+@pytest.mark.skipif(not has_driver, reason="this machine has no NVIDIA driver")
+def test_this_machines_gpus_are_found_and_recorded(tmp_path):
+    gpus = detect_gpus()
+    assert all(gpu.memory_bytes > 2**30 and gpu.driver and gpu.pcie_width for gpu in gpus)
+    record_gpus(tmp_path / "gpus.json")
+    again = nvidia_gpus(Replay(json.loads((tmp_path / "gpus.json").read_text())))
+    assert [(gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in again] == [
+        (gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in gpus]
+    with opened() as nvml:
+        assert gpus_of_processes(nvml, set()) == []

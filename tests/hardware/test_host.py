@@ -1,40 +1,43 @@
 from __future__ import annotations
 
 import pytest
+from machines import put
 
-from cm4vllm.hardware.host import VIRTUAL_DISK, detect_host, is_virtual
+from cm4vllm.hardware.host import detect_host, is_virtual
 
 
 def test_a_physical_server_is_described_in_exact_units(server):
     host = detect_host(server)
     assert (host.os_name, host.os_version) == ("Ubuntu", "24.04.1 LTS (Noble Numbat)")
     assert host.virtualised is False
-    assert host.memory_bytes == 64 * 2**30
-    assert host.disk_bytes == (3750748848 + 1953525168) * 512
-    assert host.disk_type == "NVMe SSD, HDD"
+    assert host.container is False
+    assert host.product == ""
 
 
-def test_memory_is_what_the_kernel_can_use_where_it_shows_no_blocks(server):
-    (server / "sys/devices/system/memory/block_size_bytes").unlink()
-    assert detect_host(server).memory_bytes == 65000000 * 1024
-
-
-def test_memory_that_is_offline_is_not_counted(server):
-    (server / "sys/devices/system/memory/memory31/state").write_text("offline")
-    assert detect_host(server).memory_bytes == 62 * 2**30
-
-
-def test_a_virtual_machines_disks_are_called_virtual(server):
+def test_a_virtual_machine_names_its_hypervisor_where_the_firmware_does(server):
     (server / "proc/cpuinfo").write_text("flags : fpu hypervisor lahf_lm\n")
+    assert detect_host(server).virtualised is True
+    assert detect_host(server).hypervisor == ""
+    put(server, {"sys/class/dmi/id/sys_vendor": "Amazon EC2", "sys/class/dmi/id/product_name": "g6e.48xlarge"})
     host = detect_host(server)
-    assert host.virtualised is True
-    assert host.disk_type == VIRTUAL_DISK
+    assert (host.hypervisor, host.product) == ("Amazon EC2", "Amazon EC2 g6e.48xlarge")
 
 
-def test_without_shown_disks_the_file_system_counts_and_its_kind_is_unknown(tmp_path):
+def test_names_that_nobody_wrote_into_the_firmware_are_none(server):
+    put(server, {"sys/class/dmi/id/sys_vendor": "Supermicro",
+                 "sys/class/dmi/id/product_name": "To Be Filled By O.E.M."})
+    assert detect_host(server).product == "Supermicro"
+
+
+def test_a_container_is_told_by_its_marks(tmp_path):
+    put(tmp_path, {"proc/1/cgroup": "12:memory:/kubepods/burstable/pod1\n"})
+    assert detect_host(tmp_path).container is True
+
+
+def test_nothing_of_proc_and_sys_is_needed(tmp_path):
     host = detect_host(tmp_path)
-    assert host.disk_bytes > 0
-    assert host.disk_type == ""
+    assert host.virtualised is None
+    assert host.kernel
 
 
 @pytest.mark.parametrize(("vendor", "product", "virtual"), [
@@ -54,6 +57,5 @@ def test_where_the_cpu_has_no_hypervisor_flag_the_firmware_tells(tmp_path, vendo
 
 def test_this_machine_has_facts():
     host = detect_host()
-    assert host.memory_bytes > 2**28
-    assert host.disk_bytes > 2**30
     assert host.os_name
+    assert host.kernel

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.host import detect_host
-from cm4vllm.hardware.machine import cpu_env, gpu_env
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.machine import cpu_env, gpu_env, memory_env, network_env, storage_env
+from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.records import GpuFacts, MemoryModule, NetworkCard
+from cm4vllm.hardware.storage import detect_disks
 
 
 def test_the_processors_are_given_under_the_public_names(server):
@@ -14,7 +18,6 @@ def test_the_processors_are_given_under_the_public_names(server):
     assert env["CM_HOST_CPU_TOTAL_PHYSICAL_CORES"] == "8"
     assert env["CM_HOST_CPU_L1D_CACHE_SIZE"] == "384 KiB (8 instances)"
     assert env["CM_HOST_CPU_MAX_MHZ"] == "3800"
-    assert env["CM_HOST_MEMORY_CAPACITY"] == "64 GB"
     assert env["CM_HOST_VIRTUAL"] == "no"
 
 
@@ -35,3 +38,20 @@ def test_the_first_gpu_is_described():
     assert env["CM_HOST_GPU_COUNT"] == "2"
     assert env["CM_HOST_GPU_MODEL_NAME"] == "NVIDIA L4"
     assert env["CM_HOST_GPU_MEMORY_CAPACITY"] == "24 GB"
+
+
+def test_memory_disks_and_network_are_given(server):
+    memory = detect_memory(server)
+    assert memory_env(memory) == {"CM_HOST_MEMORY_CAPACITY": "64 GB", "CM_HOST_MEMORY_CAPACITY_BYTES": str(64 * 2**30)}
+    modules = [MemoryModule(size_bytes=2**35, kind="DDR5", mega_transfers=4800)] * 2
+    assert memory_env(replace(memory, modules=modules))["CM_HOST_MEMORY_MODULES"] == "2x 32 GB DDR5-4800"
+    disks = storage_env(detect_disks(server), 1)
+    assert disks == {"CM_HOST_DISK_CAPACITY": "2.92 TB", "CM_HOST_STORAGE_TYPE": "NVMe SSD, HDD",
+                     "CM_HOST_STORAGE_COUNT": "2"}
+    cards = [NetworkCard(kind="Ethernet", megabits=25000), NetworkCard(kind="virtual", megabits=10)]
+    assert network_env(cards) == {"CM_HOST_NETWORK_CARD_COUNT": "1", "CM_HOST_NETWORK_TYPE": "Ethernet, virtual",
+                                  "CM_HOST_NETWORK_MBITS": "25000"}
+
+
+def test_the_root_file_system_counts_where_no_disk_is_shown():
+    assert storage_env([], 5 * 10**12) == {"CM_HOST_DISK_CAPACITY": "5 TB", "CM_HOST_STORAGE_COUNT": "0"}

@@ -8,7 +8,7 @@ from cm4vllm.hardware.description import SystemAsked, describe_system, not_state
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import read_system_file, template
 
-ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", accelerators=0)
+ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", used=())
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_template_asks_for_everything_that_is_not_stated(server, written):
 def test_an_untouched_template_changes_nothing(server, written):
     machine = detect_machine(server)
     description = describe_system(machine, ASKED)
-    stated = read_system_file(written(template(description)))
+    stated = read_system_file(written(template(description))).stated
     assert describe_system(machine, SystemAsked(**{**vars(ASKED), "stated": stated})) == description
 
 
@@ -40,18 +40,25 @@ def test_a_template_with_all_lines_uncommented_is_read(server, written):
     description = describe_system(detect_machine(server), ASKED)
     lines = [line.removeprefix("#") if line.startswith("#") and not line.startswith("# ") else line
              for line in template(description).splitlines()]
-    stated = read_system_file(written("\n".join(lines)))
+    stated = read_system_file(written("\n".join(lines))).stated
     assert {key: description[key] for key in stated} == stated
     assert "host_processor_caches" in stated
 
 
 def test_counts_and_texts_are_read(written):
     path = written('number_of_nodes: 2\nhost_network_card_count: "4"\ncooling: liquid\nstatus: Available\nhw_notes:\n')
-    assert read_system_file(path) == {"number_of_nodes": "2", "host_network_card_count": "4", "cooling": "liquid",
-                                      "status": "available"}
+    assert read_system_file(path).stated == {
+        "number_of_nodes": "2", "host_network_card_count": "4", "cooling": "liquid", "status": "available"}
+
+
+def test_what_stands_against_the_table_is_listed(written):
+    path = written("host_processor_core_count: 56\nconfirmed: [host_processor_core_count]\n")
+    assert read_system_file(path).confirmed == ("host_processor_core_count",)
 
 
 @pytest.mark.parametrize(("text", "told"), [
+    ("confirmed: coling", "it lists keys"),
+    ("confirmed: [coling]", "did you mean 'cooling'"),
     ("coling: air", "did you mean 'cooling'"),
     ("status: soon", "available, preview, rdi"),
     ("submitter: Me", "remove it from the file"),
@@ -80,8 +87,8 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 
 def test_an_empty_file_states_nothing(written):
-    assert read_system_file(written("")) == {}
+    assert read_system_file(written("")).stated == {}
 
 
 def test_quotation_marks_do_not_reach_the_checkers_csv(written):
-    assert read_system_file(written("hw_notes: 'the \"fast\" one'")) == {"hw_notes": "the 'fast' one"}
+    assert read_system_file(written("hw_notes: 'the \"fast\" one'")).stated == {"hw_notes": "the 'fast' one"}

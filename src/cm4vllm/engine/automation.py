@@ -89,6 +89,12 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
         return print_plan(self, i)
 
+    def lint(self, i: Result) -> Result:
+        """Print what is suspicious in the metas of the scripts found."""
+        from cm4vllm.engine.linting import lint_scripts
+
+        return lint_scripts(self, i)
+
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""
         from cm4vllm.engine.help import script_help

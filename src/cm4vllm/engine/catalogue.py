@@ -38,9 +38,9 @@ class Catalogue:
         """Return every readable script; of two with one UID the first in the order of the repositories."""
         if self._scanned is None:
             found: dict[str, ScriptMeta] = {}
-            for path, repo in self._folders():
+            for path, repo in self.folders():
                 try:
-                    script = self._script(path, repo)
+                    script = self.script(path, repo)
                 except CmError:
                     continue  # one broken meta must not hide the others; choosing it tells what is wrong
                 if script.raw.get("automation_uid") == SCRIPT_AUTOMATION[1]:
@@ -48,7 +48,8 @@ class Catalogue:
             self._scanned = list(found.values())
         return self._scanned
 
-    def _script(self, path: Path, repo: str) -> ScriptMeta:
+    def script(self, path: Path, repo: str) -> ScriptMeta:
+        """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
         if path not in self._read:
             self._read[path] = load_script(path, repo)
         return self._read[path]
@@ -61,9 +62,10 @@ class Catalogue:
             if "alias" in entry and wanted <= set(entry.get("tags") or ()):
                 path = Path(entry["path"])
                 if has_meta(path):
-                    yield self._script(path, str((entry.get("repo") or [""])[0]))
+                    yield self.script(path, str((entry.get("repo") or [""])[0]))
 
-    def _folders(self) -> Iterator[tuple[Path, str]]:
+    def folders(self) -> Iterator[tuple[Path, str]]:
+        """Yield the folders of all scripts, those of one UID included, each with the alias of its repository."""
         for repo in self._cmind.repos.lst:
             root = Path(repo.path_with_prefix)
             for automation in sorted(root.glob("script*")):

@@ -9,7 +9,7 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError
 
-__all__ = ["has_meta", "merged", "read_json", "read_meta", "read_yaml"]
+__all__ = ["has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml"]
 
 _META_NAMES = ("_cm.yaml", "_cm.json")
 
@@ -23,6 +23,32 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506 both are safe loaders
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not YAML", cause=str(error)) from error
+
+
+def lines_of(path: Path) -> dict[tuple[str | int, ...], int]:
+    """Return the line on which each key and list item of a YAML file begins, by its path of keys from the top.
+
+    A file that cannot be read, or that is not YAML, has none.
+    """
+    import yaml
+
+    found: dict[tuple[str | int, ...], int] = {}
+
+    def visit(node: Any, place: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                found.setdefault((*place, str(key.value)), key.start_mark.line + 1)
+                visit(value, (*place, str(key.value)))
+        elif isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                found.setdefault((*place, number), item.start_mark.line + 1)
+                visit(item, (*place, number))
+
+    try:
+        visit(yaml.compose(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found
 
 
 def read_json(path: Path) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.documents import merged, read_meta
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
-__all__ = ["DEPENDENCY_KEYS", "PHASES", "SCRIPT_KEYS", "STEPS", "VARIATION_KEYS", "Amendment", "Bring", "Dependency",
-           "Layer", "ScriptMeta", "Variation", "amendments_of", "load_script", "split_tags"]
+__all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS", "STEPS", "STEP_KEYS",
+           "VARIATION_KEYS", "Amendment", "Bring", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of",
+           "load_script", "split_tags"]
 
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
@@ -97,10 +98,11 @@ class Dependency:
         return Dependency.of(raw)
 
 
+STEP_KEYS = frozenset({"only_if", "if_folder"})
 DEPENDENCY_KEYS = frozenset({
     "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
     "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
-    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", "only_if", "if_folder", *CONDITION_KEYS,
+    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *STEP_KEYS, *CONDITION_KEYS,
     *VERSION_KEYS,
 })
 
@@ -161,7 +163,7 @@ class Bring:
                    str(raw.get("measured") or ""))
 
 
-BRING_KEYS = frozenset(Bring.__slots__)
+BRING_KEYS = frozenset(one.name for one in fields(Bring))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class Layer:
         )
 
 
-_LAYER_KEYS = frozenset({
+LAYER_KEYS = frozenset({
     "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
     "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
     STEPS, "brings", "promised_env_keys",
@@ -239,7 +241,7 @@ class Variation:
         )
 
 
-VARIATION_KEYS = _LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
+VARIATION_KEYS = LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
                                  "warnings", "default_gui"}
 
 
@@ -295,7 +297,7 @@ class ScriptMeta:
         return self.tags_help.strip().strip('"') or self.alias or self.uid
 
 
-SCRIPT_KEYS = _LAYER_KEYS | {
+SCRIPT_KEYS = LAYER_KEYS | {
     *VERSION_KEYS,
     "alias", "uid", "automation_alias", "automation_uid", "tags", "variations", "default_variation", "versions",
     "input_mapping", "input_description", "cache", "can_force_cache", "strict_input", "sort", "local_env_keys",

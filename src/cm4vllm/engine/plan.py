@@ -7,7 +7,6 @@ exports what its meta says, and a cache entry what it holds: those are known.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,6 +16,7 @@ from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.brings import Brought, brought_by
 from cm4vllm.engine.cache import Damaged, Entry
 from cm4vllm.engine.cache_view import stored
+from cm4vllm.engine.code import code_of, may_end_early, runs_scripts
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.dependencies import amended
 from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words
@@ -34,7 +34,6 @@ __all__ = ["Node", "Status", "plan"]
 
 #: A tree deeper than this goes round in circles.
 _DEPTH = 60
-_NESTED_RUN = re.compile(r"automation[\"'\]]*\.run\(|\.access\(")
 #: What an entry depends on that a script before makes under circumstances that only the run can tell.
 _MADE_BEFORE = "whether it was made before"
 
@@ -239,14 +238,14 @@ class _Planner:
         node.brings = brought_by(frame.script, brings, frame.wanted)
         certain = certain and node.status is not Status.OPEN
         self.dependencies(node, frame, "deps", certain=certain)
-        source = self.source_of(frame.script)
+        source = code_of(frame.script)
         for step in frame.steps():
             self.dependency(node, frame, step, STEPS, certain=certain)
-        if not frame.steps() and _NESTED_RUN.search(source):
+        if not frame.steps() and runs_scripts(source):
             node.notes.append("its customize.py may run further scripts, which its meta does not name")
         if source:
             frame.blur()
-        early_end = ("only if preprocess does not end it early",) if "skip" in source else ()
+        early_end = ("only if preprocess does not end it early",) if may_end_early(source) else ()
         self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
         runs_shell = any(frame.script.path.glob(f"{frame.task.script_name or 'run'}*.sh"))
         if runs_shell:
@@ -254,12 +253,6 @@ class _Planner:
         for phase in ("posthook_deps", "post_deps"):
             self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
         return frame.exports(runs_code=bool(source) or runs_shell)
-
-    def source_of(self, script: ScriptMeta) -> str:
-        try:
-            return (script.path / "customize.py").read_text(errors="replace")
-        except OSError:
-            return ""
 
     def kept_exports(self, node: Node, frame: Prospect) -> Exports:
         if node.entry is not None:

@@ -3,74 +3,97 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import psutil
 
+from cm4vllm.hardware.kernel_files import fields, number, text
 from cm4vllm.hardware.records import CpuFacts
 
 __all__ = ["detect_cpu"]
 
-#: Arm's cores by the part number of MIDR_EL1 (util-linux, sys-utils/lscpu-arm.c); x86 names itself in /proc/cpuinfo.
+#: Cores by implementer and part number of MIDR_EL1 (util-linux, sys-utils/lscpu-arm.c); x86 names itself.
 _ARM_CORES = {
-    "0xd0c": "Arm Neoverse N1", "0xd49": "Arm Neoverse N2", "0xd8e": "Arm Neoverse N3",
-    "0xd40": "Arm Neoverse V1", "0xd4f": "Arm Neoverse V2", "0xd83": "Arm Neoverse V3",
+    ("0x41", "0xd0c"): "Arm Neoverse N1", ("0x41", "0xd49"): "Arm Neoverse N2", ("0x41", "0xd8e"): "Arm Neoverse N3",
+    ("0x41", "0xd40"): "Arm Neoverse V1", ("0x41", "0xd4f"): "Arm Neoverse V2", ("0x41", "0xd83"): "Arm Neoverse V3",
+    ("0x41", "0xd42"): "Arm Cortex-A78AE", ("0xc0", "0xac3"): "Ampere-1", ("0xc0", "0xac4"): "Ampere-1a",
+    ("0x48", "0xd01"): "HiSilicon TaiShan v110",
 }  # fmt: skip
-_ARM_LTD = "0x41"
 
 
 def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     """Return the facts of the processors whose /proc and /sys are under `root`."""
-    info = _cpuinfo(root)
+    blocks = [fields(block) for block in re.split(r"\n\s*\n", text(root / "proc/cpuinfo"))]
+    info = _merged(blocks)
     cpus = [cpu for cpu in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (cpu / "topology").is_dir()]
-    sockets, cores, logical = _topology(cpus)
+    sockets, cores, logical = _topology(cpus) if cpus else _counted(blocks)
+    smt = number(root / "sys/devices/system/cpu/smt/active")
+    name = _model_name(info)
     return CpuFacts(
-        model_name=_model_name(info),
+        model_name=name,
         sockets=sockets,
-        cores_per_socket=cores // sockets,
+        cores_per_socket=max(1, cores // sockets),
         threads_per_core=max(1, logical // cores),
         logical_cpus=logical,
-        max_mhz=_max_mhz(cpus),
+        base_mhz=_mhz(cpus, "base_frequency") or _mhz_in_name(name),
+        max_mhz=_mhz(cpus, "cpuinfo_max_freq"),
         caches=_caches(cpus),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        flags=(info.get("flags") or info.get("Features") or "").split(),
+        smt=bool(smt) if smt is not None else (logical > cores if cpus else None),
+        flags=(info.get("flags") or info.get("Features") or info.get("isa") or "").split(),
     )
 
 
-def _cpuinfo(root: Path) -> dict[str, str]:
-    """Return the first processor's fields; a field that it lacks is taken from a later one."""
-    fields: dict[str, str] = {}
-    for line in _text(root / "proc/cpuinfo").splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip(), value.strip())
-    return fields
+def _merged(blocks: list[dict[str, str]]) -> dict[str, str]:
+    """Return the first processor's fields; a field that it lacks is taken from a later block."""
+    merged: dict[str, str] = {}
+    for block in blocks:
+        merged = {**block, **merged}
+    return merged
 
 
 def _model_name(info: dict[str, str]) -> str:
-    if name := info.get("model name") or info.get("cpu") or info.get("Model"):
-        return " ".join(name.split())
+    # A model name of "-" or "unknown" is what some hypervisors make of one that they do not pass on.
+    for key in ("model name", "cpu model", "cpu", "Model"):
+        if (name := " ".join(info.get(key, "").split())) and name.lower() not in ("-", "unknown", "unknown cpu"):
+            return name
     if (part := info.get("CPU part")) is not None:
         implementer = info.get("CPU implementer", "")
-        known = _ARM_CORES.get(part) if implementer == _ARM_LTD else None
-        return known or f"Arm processor, implementer {implementer}, part {part}"
-    return platform.processor() or platform.machine()
+        return _ARM_CORES.get((implementer, part)) or f"Arm processor, implementer {implementer or '?'}, part {part}"
+    return info.get("Hardware") or platform.processor() or platform.machine()
 
 
 def _topology(cpus: list[Path]) -> tuple[int, int, int]:
     """Return the numbers of sockets, cores and logical CPUs that are online."""
-    if not cpus:
-        logical = psutil.cpu_count(logical=True) or 1
-        return 1, psutil.cpu_count(logical=False) or logical, logical
-    sockets = {_text(cpu / "topology/physical_package_id") for cpu in cpus}
-    siblings = {_text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in cpus}
+    sockets = {text(cpu / "topology/physical_package_id") for cpu in cpus}
+    siblings = {text(cpu / "topology/core_cpus_list") or text(cpu / "topology/thread_siblings_list") or cpu.name
+                for cpu in cpus}
     return len(sockets), len(siblings), len(cpus)
 
 
-def _max_mhz(cpus: list[Path]) -> float | None:
-    khz = [int(text) for cpu in cpus if (text := _text(cpu / "cpufreq/cpuinfo_max_freq")).isdigit()]
+def _counted(blocks: list[dict[str, str]]) -> tuple[int, int, int]:
+    """Return the same from /proc/cpuinfo, or from psutil, where /sys shows no topology."""
+    shown = [block for block in blocks if block.get("processor", "").isdigit()]
+    logical = len(shown) or psutil.cpu_count(logical=True) or 1
+    sockets = {block["physical id"] for block in shown if "physical id" in block}
+    cores = {(block["physical id"], block["core id"]) for block in shown if {"physical id", "core id"} <= block.keys()}
+    if cores:
+        return len(sockets), len(cores), logical
+    physical = logical if shown else psutil.cpu_count(logical=False) or logical
+    return 1, min(physical, logical), logical
+
+
+def _mhz(cpus: list[Path], name: str) -> float | None:
+    khz = [value for cpu in cpus if (value := number(cpu / "cpufreq" / name))]
     return max(khz) / 1000 if khz else None
+
+
+def _mhz_in_name(name: str) -> float | None:
+    """Return the base frequency that Intel writes into the name: '... CPU @ 2.50GHz'."""
+    found = re.search(r"@ *(\d+(?:\.\d+)?) *GHz", name)
+    return round(float(found.group(1)) * 1000, 3) if found else None
 
 
 def _caches(cpus: list[Path]) -> dict[str, str]:
@@ -78,12 +101,12 @@ def _caches(cpus: list[Path]) -> dict[str, str]:
     instances: dict[str, dict[str, int]] = defaultdict(dict)
     for cpu in cpus:
         for index in cpu.glob("cache/index[0-9]*"):
-            size = _text(index / "size")
-            if not size.endswith("K"):
+            size = re.fullmatch(r"(\d+)([KM])", text(index / "size"))
+            if not size:
                 continue
-            kind = {"Data": "d", "Instruction": "i"}.get(_text(index / "type"), "")
-            shared = _text(index / "shared_cpu_list") or cpu.name
-            instances[f"L{_text(index / 'level')}{kind}"][shared] = int(size[:-1])
+            kind = {"Data": "d", "Instruction": "i"}.get(text(index / "type"), "")
+            shared = text(index / "shared_cpu_list") or cpu.name
+            instances[f"L{text(index / 'level')}{kind}"][shared] = int(size[1]) * (1024 if size[2] == "M" else 1)
     return {name: _size(instances[name]) for name in sorted(instances)}
 
 
@@ -91,10 +114,3 @@ def _size(instances: dict[str, int]) -> str:
     kib = sum(instances.values())
     size = f"{kib / 1024:g} MiB" if kib >= 1024 else f"{kib} KiB"
     return f"{size} ({len(instances)} instance{'s' if len(instances) > 1 else ''})"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -8,13 +8,18 @@ takes the number 0 for an empty answer and reads accelerators_per_node and numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.records import CpuFacts, GpuFacts, HostFacts, MachineFacts
-from cm4vllm.hardware.units import disk_size, frequency, memory_size
+from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
+from cm4vllm.hardware.known_hardware import Processor, contradictions, processor
+from cm4vllm.hardware.machine import memory_env, network_env, storage_env
+from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
+from cm4vllm.hardware.summary import modules
+from cm4vllm.hardware.units import frequency, memory_size
+from cm4vllm.hardware.used_gpus import UsedGpu
 
 __all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "not_stated"]
 
@@ -49,10 +54,10 @@ _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", 
 class SystemAsked:
     """What the description is for.
 
-    `vllm` is the server's version, empty where there is no server, and `packages` its others. `accelerators` is how
-    many GPUs the server uses, None for all that are there; 0 is the CPU backend. `here` is false when the server
-    runs on another machine than this one: then nothing that is detected belongs to it. `stated` is what the user's
-    system file says.
+    `vllm` is the server's version, empty where there is no server, and `packages` its others. `used` names the GPUs or
+    MIG parts that the server uses by their UUIDs, None where that is not known; empty is the CPU backend. `here` is
+    false when the server runs on another machine than this one: then nothing that is detected belongs to it. `stated`
+    is what the user's system file says, `confirmed` the keys of it that stand against the table of known hardware.
     """
 
     submitter: str
@@ -60,17 +65,19 @@ class SystemAsked:
     system_type: str
     vllm: str
     packages: Mapping[str, str] = field(default_factory=dict)
-    accelerators: int | None = None
+    used: Sequence[str] | None = None
     here: bool = True
     rehearsal: bool = False
     stated: Mapping[str, str] = field(default_factory=dict)
+    confirmed: Collection[str] = ()
 
 
 def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     """Return the description of the system that serves.
 
-    What is neither detected nor stated is `not stated` where the checker wants an answer and empty elsewhere. Raises
-    UsageError when the server runs elsewhere and a result is to be made of a machine of which nothing is known.
+    What is neither detected, nor known of such hardware, nor stated is `not stated` where the checker wants an answer
+    and empty elsewhere. Raises UsageError when the server runs elsewhere and a result is to be made of a machine of
+    which nothing is known, and when a statement contradicts the table of known hardware.
     """
     detected = _detected(facts, asked) if asked.here else _elsewhere(asked)
     detected |= {
@@ -81,8 +88,8 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "framework": f"vLLM {asked.vllm}" if asked.vllm else "",
     }
     merged = detected | dict(asked.stated)
-    for key in FREE_TEXT & set(asked.stated):
-        merged[key] = _joined(asked.stated[key], detected.get(key, ""))
+    own, found = asked.stated.get("hw_notes", ""), detected.get("hw_notes", "")
+    merged["hw_notes"] = _joined(own, found, *_confirmed(merged, asked))
     if asked.rehearsal:
         for key in ("hw_notes", "sw_notes"):
             merged[key] = _joined(REHEARSAL_NOTICE, merged.get(key, ""))
@@ -101,41 +108,69 @@ def folder_name(description: Mapping[str, str]) -> str:
 
 
 def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
-    host, cpu = facts.host, facts.cpu
-    gpus = facts.gpus[: asked.accelerators] if asked.accelerators is not None else facts.gpus
+    cpu = facts.cpu
+    row = processor(cpu.model_name)
+    parts = serving(facts.gpus, asked.used)
+    env = memory_env(facts.memory) | storage_env(facts.disks, facts.root_bytes) | network_env(facts.network)
     return {
         "number_of_nodes": "1",
         "host_processor_model_name": cpu.model_name,
         "host_processors_per_node": str(cpu.sockets),
-        "host_processor_core_count": str(cpu.cores_per_socket),
-        "host_processor_frequency": frequency(cpu.max_mhz),
+        "host_processor_core_count": _cores(facts, row),
+        "host_processor_frequency": _frequencies(cpu, row),
         "host_processor_caches": "; ".join(f"{name}: {size}" for name, size in cpu.caches.items()),
-        "host_processor_interconnect": _NONE if cpu.sockets == 1 else "",
-        "host_memory_capacity": memory_size(host.memory_bytes),
-        "host_storage_capacity": disk_size(host.disk_bytes),
-        "host_storage_type": host.disk_type,
-        "operating_system": f"{host.os_name} {host.os_version}".strip(),
-        "other_software_stack": _software(asked.packages, host, gpus),
-        "hw_notes": _joined(*_notes(host, cpu, gpus, len(facts.gpus))),
-        **_accelerators(gpus),
+        "host_processor_interconnect": _interconnect(facts, row),
+        "host_memory_capacity": env["CM_HOST_MEMORY_CAPACITY"],
+        "host_memory_configuration": modules(facts.memory),
+        "host_storage_capacity": env["CM_HOST_DISK_CAPACITY"],
+        "host_storage_type": env.get("CM_HOST_STORAGE_TYPE", ""),
+        # Virtual cards are no installed ones, and where none is shown there may yet be some.
+        "host_network_card_count": env["CM_HOST_NETWORK_CARD_COUNT"] if _has_cards(facts) else "",
+        "operating_system": f"{facts.host.os_name} {facts.host.os_version}".strip(),
+        "other_software_stack": _software(asked.packages, facts.host, parts),
+        "hw_notes": _joined(*_notes(facts, asked, parts)),
+        **accelerator_keys(parts),
     }
 
 
-def _accelerators(gpus: list[GpuFacts]) -> dict[str, str]:
-    if not gpus:
-        no_accelerator = {key: _NONE for key in KEYS if key.startswith("accelerator_")}
-        return no_accelerator | {"accelerators_per_node": "0"}
-    first = gpus[0]
-    pcie = f"PCIe Gen{first.pcie_generation} x{first.pcie_width}" if first.pcie_generation and first.pcie_width else ""
-    alone = dict.fromkeys(("accelerator_interconnect", "accelerator_interconnect_topology"), _NONE)
-    return {
-        "accelerators_per_node": str(len(gpus)),
-        "accelerator_model_name": ", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
-        "accelerator_memory_capacity": memory_size(first.memory_bytes),
-        "accelerator_frequency": frequency(first.max_sm_mhz),
-        "accelerator_host_interconnect": pcie,
-        **(alone if len(gpus) == 1 else {}),
-    }
+def _cores(facts: MachineFacts, row: Processor | None) -> str:
+    """Return the cores of one processor; those of a virtual machine are called so where the processor is not known."""
+    cpu = facts.cpu
+    if not facts.host.virtualised:
+        return str(cpu.cores_per_socket)
+    return str(row.cores) if row else f"{cpu.cores_per_socket} virtual cores ({cpu.logical_cpus} virtual CPUs in all)"
+
+
+def _frequencies(cpu: CpuFacts, row: Processor | None) -> str:
+    base, top = cpu.base_mhz, cpu.max_mhz
+    if row and row.ghz and not top:
+        base, top = row.ghz[0] * 1000, row.ghz[1] * 1000
+    return f"{frequency(base)}, up to {frequency(top)}" if base and top and base < top else frequency(top or base)
+
+
+def _interconnect(facts: MachineFacts, row: Processor | None) -> str:
+    """Return what joins the processors; nobody sees from a virtual machine how many its host has."""
+    if facts.host.virtualised:
+        return ""
+    return _NONE if facts.cpu.sockets == 1 else row.interconnect if row else ""
+
+
+def _has_cards(facts: MachineFacts) -> bool:
+    return not facts.host.virtualised and any(card.kind != "virtual" for card in facts.network)
+
+
+def _confirmed(merged: Mapping[str, str], asked: SystemAsked) -> list[str]:
+    """Return a remark for each statement that its owner confirmed against the table; raise for one that nobody did."""
+    notes = []
+    for wrong in contradictions(merged):
+        if wrong.key not in asked.stated:
+            continue  # detected, as in a virtual machine that shows ten sockets: the remarks tell what it is
+        if wrong.key not in asked.confirmed:
+            raise UsageError(f"the system file contradicts what is known of the hardware: {wrong}",
+                             remedy=f"correct it; if the machine really differs, add `confirmed: [{wrong.key}]` to the "
+                             "file, and the description will say so")
+        notes.append(f"Stated by the submitter against the table of known hardware: {wrong}.")
+    return notes
 
 
 def _elsewhere(asked: SystemAsked) -> dict[str, str]:
@@ -151,29 +186,34 @@ def _elsewhere(asked: SystemAsked) -> dict[str, str]:
     if missing:
         note += f" The value of {' and '.join(missing)} is not stated and stands only for the checker."
     return {"number_of_nodes": "1", "accelerators_per_node": "0", "hw_notes": note,
-            "other_software_stack": _software(asked.packages, None, [])}
+            "other_software_stack": _software(asked.packages, None, ())}
 
 
-def _software(packages: Mapping[str, str], host: HostFacts | None, gpus: list[GpuFacts]) -> str:
-    parts = [f"Python {packages['python']}"] if "python" in packages else []
-    parts += [f"{name} {packages[name]}" for name in _STACK if name in packages]
-    parts += [f"NVIDIA driver {gpus[0].driver}"] if gpus else []
-    parts += [f"Linux {host.kernel}"] if host else []
-    return ", ".join(parts)
+def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequence[UsedGpu]) -> str:
+    words = [f"Python {packages['python']}"] if "python" in packages else []
+    words += [f"{name} {packages[name]}" for name in _STACK if name in packages]
+    words += [f"{parts[0].gpu.vendor} driver {parts[0].gpu.driver}"] if parts and parts[0].gpu.driver else []
+    words += [f"Linux {host.kernel}"] if host else []
+    return ", ".join(words)
 
 
-def _notes(host: HostFacts, cpu: CpuFacts, gpus: list[GpuFacts], there: int) -> list[str]:
+def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) -> list[str]:
+    host, cpu, there = facts.host, facts.cpu, len(facts.gpus)
     notes = []
     if host.virtualised:
-        notes.append(f"Virtual machine: processor, caches, memory and storage are what it is given "
-                     f"({cpu.logical_cpus} virtual CPUs), not those of the physical host.")
-    if gpus and len(gpus) < there:
-        notes.append(f"The machine has {there} GPUs, of which the server uses {len(gpus)}.")
-    if there and not gpus:
+        notes.append(f"Virtual machine: it is given {cpu.logical_cpus} virtual CPUs, shown as {cpu.sockets} x "
+                     f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "
+                     "memory and storage are what it is given too, not those of the physical host.")
+    if facts.memory.limit_bytes:
+        notes.append(f"The program's control group may use {memory_size(facts.memory.limit_bytes)} of the memory.")
+    used = len({part.gpu.uuid for part in parts})
+    if asked.used is None and asked.vllm and there > 1:
+        notes.append("Which of the GPUs serve is not known: all are described.")
+    if parts and used < there:
+        notes.append(f"The machine has {there} GPUs, of which the server uses {used}.")
+    if there and not parts:
         notes.append(f"The machine's GPUs ({there}) are not used: the model is served by the CPU.")
-    if len({gpu.memory_bytes for gpu in gpus}) > 1:
-        notes.append("GPU memory: " + ", ".join(memory_size(gpu.memory_bytes) for gpu in gpus) + ".")
-    return notes
+    return notes + accelerator_notes(parts)
 
 
 def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:

@@ -1,53 +1,34 @@
-"""NVIDIA GPUs, from the driver's NVML. A machine without the driver has none, which is no error."""
+"""All GPUs of the machine, whoever made them. A machine without a driver has none, which is no error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
 
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_json
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.amd import amd_gpus, amdsmi_library
+from cm4vllm.hardware.recording import Recorder
 from cm4vllm.hardware.records import GpuFacts
 
-__all__ = ["detect_gpus"]
-
-T = TypeVar("T")
+__all__ = ["detect_gpus", "record_gpus"]
 
 
 def detect_gpus() -> list[GpuFacts]:
-    """Return the GPUs that the driver shows, in its order; none where there is no driver or it does not answer."""
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return []
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        return [_facts(nvml, nvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return []
-    finally:
-        nvml.nvmlShutdown()
+    """Return the GPUs that the drivers show, NVIDIA's before AMD's, each in its driver's order."""
+    with nvml.opened() as library:
+        found = nvml.nvidia_gpus(library) if library is not None else []
+    amdsmi = amdsmi_library()
+    return found + (amd_gpus(amdsmi) if amdsmi is not None else [])
 
 
-def _facts(nvml: Any, handle: Any, driver: str) -> GpuFacts:
-    def asked(question: Callable[[], T]) -> T | None:
-        try:
-            return question()
-        except nvml.NVMLError:  # a GPU that does not know an answer says so with an error
-            return None
+def record_gpus(path: Path) -> None:
+    """Write what NVML answers on this machine to `path`, for a test of ours on another. Raises CmError without a GPU.
 
-    return GpuFacts(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        max_sm_mhz=asked(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        pcie_generation=asked(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
-        pcie_width=asked(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))),
-        driver=driver,
-    )
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    UUIDs are replaced by counted ones; serial numbers are never asked for.
+    """
+    with nvml.opened() as library:
+        recorder = Recorder(library) if library is not None else None
+        if recorder is None or not nvml.nvidia_gpus(recorder):
+            raise CmError("nothing to record", cause="no NVIDIA driver answers on this machine")
+        write_json(path, recorder.recording("recorded by cm4vllm's recipe detect-gpu"))

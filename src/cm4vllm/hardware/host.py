@@ -1,30 +1,31 @@
-"""The host: operating system, memory, disks, and whether all of them are virtual."""
+"""The host: its operating system, what its firmware calls it, and whether it is virtual."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 from pathlib import Path
 
-import psutil
-
+from cm4vllm.hardware.kernel_files import text
 from cm4vllm.hardware.os_release import read_os_release
 from cm4vllm.hardware.records import HostFacts
 
-__all__ = ["VIRTUAL_DISK", "detect_host", "is_virtual"]
+__all__ = ["detect_host", "is_virtual"]
 
-VIRTUAL_DISK = "virtual disk"
-_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the disk's own (Documentation/ABI/stable/sysfs-block)
-_NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd")
-_VIRTUAL_VENDORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels", "openstack", "bhyve",
-                    "google compute engine", "virtual machine", "hvm domu")
+_HYPERVISORS = {
+    "qemu": "QEMU", "kvm": "KVM", "vmware": "VMware", "virtualbox": "VirtualBox", "innotek": "VirtualBox", "xen": "Xen",
+    "hvm domu": "Xen", "bochs": "Bochs", "parallels": "Parallels", "openstack": "OpenStack", "bhyve": "bhyve",
+    "google compute engine": "Google Compute Engine", "virtual machine": "Hyper-V",
+    "cloud hypervisor": "Cloud Hypervisor", "firecracker": "Firecracker", "amazon ec2": "Amazon EC2",
+}  # fmt: skip
+#: What firmware says where nobody wrote a name into it.
+_NO_NAMES = ("to be filled", "default string", "system product name", "system manufacturer", "not specified", "none",
+             "o.e.m")
 
 
 def detect_host(root: Path = Path("/")) -> HostFacts:
     """Return the facts of the host whose /proc, /sys and /etc are under `root`."""
     release = read_os_release(root)
     virtual = is_virtual(root)
-    disk_bytes, disk_type = _disks(root, virtual=bool(virtual))
     return HostFacts(
         os_name=release.get("NAME") or platform.system(),
         os_version=release.get("VERSION") or release.get("VERSION_ID") or platform.mac_ver()[0],
@@ -32,70 +33,46 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
         machine=platform.machine(),
         python=platform.python_version(),
         virtualised=virtual,
-        memory_bytes=_memory_bytes(root),
-        disk_bytes=disk_bytes,
-        disk_type=disk_type,
+        hypervisor=_hypervisor(root) if virtual else "",
+        container=_in_container(root),
+        product=_product(root),
     )
 
 
 def is_virtual(root: Path = Path("/")) -> bool | None:
     """Say whether this is a virtual machine, by the hypervisor flag or the firmware; None where neither tells."""
-    if (root / "sys/hypervisor/type").exists():
+    if text(root / "sys/hypervisor/type"):
         return True
-    cpuinfo = _text(root / "proc/cpuinfo")
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    flags = next((line for line in text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     if flags:
-        return " hypervisor" in flags
-    dmi = root / "sys/class/dmi/id"
-    names = " ".join(_text(dmi / name) for name in ("sys_vendor", "product_name", "bios_vendor")).lower()
-    if not names.strip():
+        return "hypervisor" in flags.split()
+    if text(root / "proc/device-tree/hypervisor/compatible"):
+        return True
+    names = _firmware(root)
+    if not names:
         return None
-    if "amazon ec2" in names:
-        return ".metal" not in names
-    return any(vendor in names for vendor in _VIRTUAL_VENDORS)
+    return ".metal" not in names if "amazon ec2" in names else any(word in names for word in _HYPERVISORS)
 
 
-def _memory_bytes(root: Path) -> int:
-    """Return the memory installed, by the kernel's memory blocks where it shows them, else what it can use of it."""
-    blocks = root / "sys/devices/system/memory"
-    try:
-        size = int(_text(blocks / "block_size_bytes"), 16)
-    except ValueError:
-        size = 0
-    online = sum(1 for block in blocks.glob("memory*/state") if _text(block) == "online")
-    if size and online:
-        return size * online
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return int(psutil.virtual_memory().total)
+def _firmware(root: Path) -> str:
+    dmi = root / "sys/class/dmi/id"
+    return " ".join(text(dmi / name) for name in ("sys_vendor", "product_name", "bios_vendor")).lower().strip()
 
 
-def _disks(root: Path, *, virtual: bool) -> tuple[int, str]:
-    """Return the bytes of all fixed disks and their kinds; the root file system's size where no disk is shown."""
-    total, kinds = 0, []
-    for disk in sorted((root / "sys/block").glob("*")):
-        size = _text(disk / "size")
-        if disk.name.startswith(_NOT_DISKS) or not size.isdigit() or size == "0" or _text(disk / "removable") == "1":
-            continue
-        total += int(size) * _SECTOR_BYTES
-        kinds.append(_disk_kind(disk, virtual=virtual))
-    if total:
-        return total, ", ".join(dict.fromkeys(kinds))
-    return shutil.disk_usage(root).total, ""
+def _hypervisor(root: Path) -> str:
+    names = f"{text(root / 'sys/hypervisor/type')} {text(root / 'proc/device-tree/hypervisor/compatible')}"
+    names = f"{names} {_firmware(root)}".lower()
+    return next((name for word, name in _HYPERVISORS.items() if word in names), "")
 
 
-def _disk_kind(disk: Path, *, virtual: bool) -> str:
-    # A hypervisor's "rotational" says nothing of the disk behind it.
-    if virtual or disk.name.startswith(("vd", "xvd")):
-        return VIRTUAL_DISK
-    if disk.name.startswith("nvme"):
-        return "NVMe SSD"
-    return "HDD" if _text(disk / "queue/rotational") == "1" else "SSD"
+def _product(root: Path) -> str:
+    dmi = root / "sys/class/dmi/id"
+    words = [text(dmi / "sys_vendor"), text(dmi / "product_name") or text(root / "proc/device-tree/model")]
+    return " ".join(word for word in words if word and not word.lower().startswith(_NO_NAMES))
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+def _in_container(root: Path) -> bool:
+    if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
+        return True
+    marks = ("docker", "kubepods", "containerd", "libpod", "lxc")
+    return any(mark in text(root / "proc/1/cgroup") for mark in marks)

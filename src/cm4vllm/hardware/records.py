@@ -1,14 +1,22 @@
-"""Facts about the machine, each in exact units, before anybody words them for a page."""
+"""Facts about the machine, each in exact units, before anybody words them for a page.
+
+None, an empty text and an empty list say that nothing shows it; `summary.not_detected` lists those. No record has a
+host name, a user name, an address or a serial number. A GPU's UUID tells which ones serve; it stays in machine.json.
+"""
 
 from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["CpuFacts", "GpuFacts", "HostFacts", "MachineFacts"]
+__all__ = ["CpuFacts", "DiskFacts", "GpuFacts", "HostFacts", "MachineFacts", "MemoryFacts", "MemoryModule", "MigFacts",
+           "NetworkCard"]
 
 
 class HostFacts(Record, frozen=True, kw_only=True):
-    """The operating system and what it runs on. `virtualised` is None where nothing tells."""
+    """The operating system and what it runs on. `virtualised` is None where nothing tells.
+
+    `product` is what the firmware calls the machine, `hypervisor` what it says of the one below.
+    """
 
     os_name: str
     os_version: str
@@ -16,13 +24,13 @@ class HostFacts(Record, frozen=True, kw_only=True):
     machine: str
     python: str
     virtualised: bool | None
-    memory_bytes: int
-    disk_bytes: int
-    disk_type: str
+    hypervisor: str = ""
+    container: bool = False
+    product: str = ""
 
 
 class CpuFacts(Record, frozen=True, kw_only=True):
-    """The processors that this machine shows; None where it does not show them."""
+    """The processors that this machine shows; in a virtual machine they are its own, not the host's."""
 
     model_name: str
     sockets: int
@@ -33,10 +41,62 @@ class CpuFacts(Record, frozen=True, kw_only=True):
     caches: dict[str, str]
     numa_nodes: int | None
     flags: list[str]
+    base_mhz: float | None = None
+    smt: bool | None = None
+
+
+class MemoryModule(Record, frozen=True, kw_only=True):
+    """One memory module as the firmware lists it; `mega_transfers` are millions a second."""
+
+    size_bytes: int
+    kind: str = ""
+    mega_transfers: int | None = None
+
+
+class MemoryFacts(Record, frozen=True, kw_only=True):
+    """The machine's memory. `total_bytes` is what is installed, or what the kernel can use where `source` says so.
+
+    `limit_bytes` is what this program's control group may use of it.
+    """
+
+    total_bytes: int
+    source: str
+    usable_bytes: int
+    limit_bytes: int | None = None
+    ecc: bool | None = None
+    modules: list[MemoryModule] = []
+
+
+class DiskFacts(Record, frozen=True, kw_only=True):
+    size_bytes: int
+    kind: str
+    model: str = ""
+
+
+class NetworkCard(Record, frozen=True, kw_only=True):
+    """A network card: its ports' fastest present rate. `kind` is Ethernet, InfiniBand or virtual."""
+
+    kind: str
+    driver: str = ""
+    ports: int = 1
+    megabits: int | None = None
+
+
+class MigFacts(Record, frozen=True, kw_only=True):
+    """A part of a GPU that MIG gives away: its `profile` is named as NVIDIA does, for example 3g.40gb."""
+
+    uuid: str
+    profile: str
+    memory_bytes: int
 
 
 class GpuFacts(Record, frozen=True, kw_only=True):
-    """One GPU as its driver describes it."""
+    """One GPU as its driver describes it.
+
+    `memory_bytes` is what the driver reports, less than what is marketed. `links` counts the active direct links to
+    each peer: another GPU's UUID, "switch", or "unknown". `paths` gives the nearest thing that this GPU and another (by
+    UUID) share on PCIe, in the words of `nvidia-smi topo`: PIX, PXB, PHB, NODE, SYS.
+    """
 
     name: str
     uuid: str
@@ -45,9 +105,29 @@ class GpuFacts(Record, frozen=True, kw_only=True):
     pcie_generation: int | None
     pcie_width: int | None
     driver: str
+    vendor: str = "NVIDIA"
+    cuda: str = ""
+    compute_capability: str = ""
+    max_memory_mhz: float | None = None
+    memory_bus_bits: int | None = None
+    memory_type: str = ""
+    pci_bus_id: str = ""
+    ecc: bool | None = None
+    mig: bool | None = None
+    mig_devices: list[MigFacts] = []
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    virtualisation: str = ""
+    link_name: str = ""
+    links: dict[str, int] = {}
+    paths: dict[str, str] = {}
 
 
 class MachineFacts(Record, frozen=True, kw_only=True):
     host: HostFacts
     cpu: CpuFacts
+    memory: MemoryFacts
+    disks: list[DiskFacts]
+    root_bytes: int
+    network: list[NetworkCard]
     gpus: list[GpuFacts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.hardware.description import KEYS, NOT_STATED
 
-__all__ = ["STATUSES", "read_system_file", "template"]
+__all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
 
 STATUSES = ("available", "preview", "rdi")
 
@@ -54,8 +55,16 @@ _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 
-def read_system_file(path: Path) -> dict[str, str]:
-    """Return what a system file states; keys left empty are left out.
+@dataclass(frozen=True)
+class SystemFile:
+    """What a system file states, and which of that stands against the table of known hardware."""
+
+    stated: Mapping[str, str]
+    confirmed: tuple[str, ...] = ()
+
+
+def read_system_file(path: Path) -> SystemFile:
+    """Return what a system file says; keys left empty are left out.
 
     Raises UsageError for an unreadable file, an unknown key (naming the nearest), a key that an input gives, and a
     value of the wrong kind.
@@ -68,11 +77,25 @@ def read_system_file(path: Path) -> dict[str, str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
     if content is None:
-        return {}
+        return SystemFile({})
     if not isinstance(content, dict):
         raise UsageError(f"the system file {path} is not a list of `key: value` lines")
+    confirmed = _confirmed(path, content.pop("confirmed", None))
     values = {str(key): _value(path, str(key), value) for key, value in content.items()}
-    return {key: value for key, value in values.items() if value}
+    return SystemFile({key: value for key, value in values.items() if value}, confirmed)
+
+
+def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"confirmed in the system file {path} is {value!r}",
+                         remedy="it lists keys: confirmed: [host_processor_core_count]")
+    for key in value:
+        if key not in KEYS:
+            raise UsageError(f"confirmed in the system file {path} names an unknown key {key}",
+                             remedy=nearest(key, KEYS))
+    return tuple(value)
 
 
 def _value(path: Path, key: str, value: Any) -> str:

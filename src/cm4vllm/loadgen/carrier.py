@@ -33,15 +33,15 @@ class Carrier:
     because LoadGen cannot be stopped and nothing of the run can be used.
     """
 
-    def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, *, tell: Callable[[Message], None],
-                 show_answers: bool = False) -> None:
+    def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, workers: int, *,
+                 tell: Callable[[Message], None], show_answers: bool = False) -> None:
         self._settings = settings
         self._library = library
         self._tell = tell
         self._gauge = Gauge("LoadGen")
         self._reporter = Reporter(loadgen, settings, self._first_failure, keep=show_answers)
         self._indices: dict[int, int] | None = {} if show_answers else None
-        self._workers = Workers(worker_settings(settings, settings.num_workers or 1), library.descriptor,
+        self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
         self._issued = 0
         self._begin = time.monotonic()

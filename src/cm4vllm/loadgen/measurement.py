@@ -41,6 +41,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
+    num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
     server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
@@ -93,7 +94,7 @@ def _settings(inputs: RunInputs) -> RunSettings:
         model=read_record(Path(_given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
         server=read_record(Path(_given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
         target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
-        stream_interval=inputs.stream_interval,
+        stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
     )
 
 

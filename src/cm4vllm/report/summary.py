@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jinja2
 
+from cm4vllm.loadgen.marks import headroom as client_headroom
+from cm4vllm.loadgen.marks import marks
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.system import Group, groups, machine_group
@@ -35,7 +37,8 @@ def render(report: Report) -> str:
         headline=headline(report), findings=findings(report), missing=missing(report),
         missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
-        charts=charts, traces=_traces(report), w=wording, max_findings=MAX_FINDINGS,
+        charts=charts, traces=_traces(report), marks=marks, client_headroom=client_headroom, w=wording,
+        max_findings=MAX_FINDINGS,
         command=wording.typed_command(report.campaign.command) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )

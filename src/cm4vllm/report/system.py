@@ -85,7 +85,7 @@ def machine_group(machine: MachineFacts) -> Group:
                          f"{cpu.threads_per_core} threads"),
         ("NUMA nodes", _known(cpu.numa_nodes)),
         ("Virtual machine", "unknown" if host.virtualised is None else "yes" if host.virtualised else "no"),
-        ("Memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
+        ("Memory", f"{machine.memory.total_bytes / 2**30:.1f} GiB"),
         ("Kernel", f"{host.kernel}, {host.machine}"),
         ("Python", host.python),
         ("GPUs", ", ".join(gpu.name for gpu in machine.gpus) or "none"),

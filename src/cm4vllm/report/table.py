@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
+from cm4vllm.loadgen.marks import marks
 from cm4vllm.report.model import Measurement, Performance, Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
 from cm4vllm.report.wording import headroom, ms, number, rate
@@ -76,6 +77,8 @@ def _below(report: Report) -> list[str]:
     for measurement in report.measurements:
         for reason in measurement.performance.reasons if measurement.performance else ():
             lines.append(f"{measurement.scenario} is INVALID: {reason}")
+        if measurement.performance:
+            lines += [f"WARNING {measurement.scenario}: {mark}" for mark in marks(measurement.performance.run)]
         record = measurement.accuracy.record if measurement.accuracy else None
         if record:
             lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "
@@ -127,6 +130,6 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}
     for line in _below(report):
         style = styles[findings(report)[-1].kind] if line.startswith("checker:") else (
-            "red" if "INVALID" in line else "")
+            "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
         console.print(Text(line, style=style), soft_wrap=True)
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cm4vllm.accuracy.records import Score
 from cm4vllm.hardware.description import not_stated
+from cm4vllm.loadgen.marks import marks
 from cm4vllm.report.model import Measurement, Report
 from cm4vllm.report.system import label
 from cm4vllm.report.wording import headroom, ms, number, rate, target
@@ -40,6 +41,9 @@ def headline(report: Report) -> str:
     if bad:
         return f"Not a valid submission: see {', '.join(bad)}"
     where = f" in the {report.division} division" if report.division else ""
+    doubtful = [f.subject for f in found if f.text.startswith("DOUBTFUL")]
+    if doubtful:
+        return f"Valid{where}, but DOUBTFUL: see {', '.join(dict.fromkeys(doubtful))}"
     incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
     if incomplete:
         return f"Valid as far as it goes{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
@@ -50,7 +54,7 @@ def findings(report: Report) -> list[Finding]:
     """Return the verdict's lines: scenario by scenario, then the checker."""
     found: list[Finding] = []
     for measurement in report.measurements:
-        found += [_performance(report, measurement), _accuracy(report, measurement)]
+        found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
     found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
     return [*found, _checker(report)]
 
@@ -107,6 +111,14 @@ def _performance(report: Report, measurement: Measurement) -> Finding:
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
     kind = Kind.OPEN if report.rehearsal and not part.run.faults else Kind.BAD
     return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+
+
+def _client(measurement: Measurement) -> list[Finding]:
+    """Return what makes the client doubtful as an instrument; nothing where it was fit."""
+    if measurement.performance is None:
+        return []
+    return [Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
+            for mark in marks(measurement.performance.run)]
 
 
 def _accuracy(report: Report, measurement: Measurement) -> Finding:

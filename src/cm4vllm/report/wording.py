@@ -21,6 +21,7 @@ __all__ = [
     "seconds",
     "server_command",
     "target",
+    "times",
     "typed_command",
     "when",
 ]
@@ -34,6 +35,11 @@ def number(value: float | int) -> str:
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.10g}" if abs(value) >= 1 else f"{value:.4g}"
+
+
+def times(value: float | None) -> str:
+    """Write a ratio, or `unknown`."""
+    return "unknown" if value is None else f"{value:,.1f} times"
 
 
 def qps(value: float) -> str:

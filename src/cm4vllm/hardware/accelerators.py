@@ -1,0 +1,97 @@
+"""The accelerator_ keys of a system description, from the GPUs that serve and the table of known hardware."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cm4vllm.hardware.interconnect import interconnect
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.units import frequency, memory_size
+from cm4vllm.hardware.used_gpus import UsedGpu
+
+__all__ = ["accelerator_keys", "accelerator_notes", "serving"]
+
+_KEYS = ("model_name", "memory_capacity", "memory_configuration", "frequency", "host_interconnect", "interconnect",
+         "interconnect_topology", "on-chip_memories")
+#: A driver keeps up to some 9 % of the memory for itself where ECC is on (T4: 14.6 of 16 GB); less is another product.
+_LEAST_SHARE = 0.88
+
+
+def serving(gpus: Sequence[GpuFacts], used: Sequence[str] | None) -> list[UsedGpu]:
+    """Return the GPUs, or MIG parts of them, whose UUIDs are among `used`; all GPUs where it is None."""
+    if used is None:
+        return [UsedGpu(gpu) for gpu in gpus]
+    everything = [UsedGpu(gpu) for gpu in gpus] + [UsedGpu(gpu, part) for gpu in gpus for part in gpu.mig_devices]
+    return [one for one in everything if one.uuid in used]
+
+
+def accelerator_keys(parts: Sequence[UsedGpu]) -> dict[str, str]:
+    """Return all accelerator_ keys and accelerators_per_node; "N/A" and "0" where no accelerator serves."""
+    gpus = list({part.gpu.uuid: part.gpu for part in parts}.values())
+    if not gpus:
+        return {f"accelerator_{key}": "N/A" for key in _KEYS} | {"accelerators_per_node": "0"}
+    first, row = gpus[0], accelerator(gpus[0].name)
+    between, topology = interconnect(gpus)
+    pcie = f"PCIe Gen{first.pcie_generation} x{first.pcie_width}" if first.pcie_generation and first.pcie_width else ""
+    return {
+        "accelerators_per_node": str(len(gpus)),
+        "accelerator_model_name": ", ".join(dict.fromkeys(_model(gpu, parts) for gpu in gpus)),
+        "accelerator_memory_capacity": _capacity(parts[0]),
+        "accelerator_memory_configuration": (row.memory_type if row else "") or first.memory_type,
+        "accelerator_frequency": frequency(first.max_sm_mhz),
+        "accelerator_host_interconnect": pcie,
+        "accelerator_interconnect": between,
+        "accelerator_interconnect_topology": topology,
+    }
+
+
+def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
+    """Return the remarks on the GPUs that serve: what the keys have no place for, and what does not fit together."""
+    gpus = list({part.gpu.uuid: part.gpu for part in parts}.values())
+    notes = []
+    for words in (
+        [f"ECC {'on' if gpu.ecc else 'off'}" for gpu in gpus if gpu.ecc is not None],
+        [f"power limit {gpu.power_limit_w:g} W" + (f" (default {gpu.power_default_w:g} W)" if gpu.power_default_w and
+         gpu.power_default_w != gpu.power_limit_w else "") for gpu in gpus if gpu.power_limit_w],
+        [_form_factor(gpu) for gpu in gpus if _form_factor(gpu)],
+        [f"given to the virtual machine by {gpu.virtualisation}" for gpu in gpus if gpu.virtualisation],
+    ):
+        if words:
+            notes.append(", ".join(dict.fromkeys(words)))
+    told = [f"GPU: {'; '.join(notes)}."] if notes else []
+    if len({gpu.memory_bytes for gpu in gpus}) > 1:
+        told.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
+    told += [f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the {gpu.name} "
+             f"is sold with ({row.source})." for gpu in gpus[:1] if (row := accelerator(gpu.name)) and not _fits(gpu)]
+    return told
+
+
+def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
+    profiles = Counter(part.part.profile for part in parts if part.part and part.gpu.uuid == gpu.uuid)
+    mig = ", ".join(f"{count}x {profile}" for profile, count in sorted(profiles.items()))
+    return f"{gpu.name} (MIG {mig})" if mig else gpu.name
+
+
+def _capacity(used: UsedGpu) -> str:
+    """Return the memory as it is sold where the table knows the product, else as reported."""
+    if used.part:
+        return memory_size(used.part.memory_bytes)
+    row = accelerator(used.gpu.name)
+    if row and _fits(used.gpu):
+        reported = used.gpu.memory_bytes / 1e9
+        sold = min(row.memory_gb, key=lambda size: abs(size - reported)) if len(row.memory_gb) > 1 else row.memory_gb[0]
+        return f"{sold} GB"
+    return memory_size(used.gpu.memory_bytes)
+
+
+def _fits(gpu: GpuFacts) -> bool:
+    """Say whether the memory reported is that of the product in the table, where sizes are 10^9 or 2^30 bytes a GB."""
+    row = accelerator(gpu.name)
+    return row is None or any(size * 1e9 * _LEAST_SHARE <= gpu.memory_bytes <= size * 2**30 for size in row.memory_gb)
+
+
+def _form_factor(gpu: GpuFacts) -> str:
+    row = accelerator(gpu.name)
+    return f"form factor {row.form_factor}" if row and row.form_factor else ""

@@ -1,0 +1,68 @@
+"""The firmware's table of what is installed (SMBIOS), of which we read memory modules alone. Readable by root only.
+
+Layout: DMTF DSP0134, System Management BIOS Reference Specification, section 6.1 (structures) and 7.18 (memory device,
+type 17). Serial numbers and asset tags lie in its strings; none of its strings is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from cm4vllm.hardware.records import MemoryModule
+
+__all__ = ["memory_has_ecc", "memory_modules"]
+
+_MEMORY_DEVICE = 17
+_KINDS = {0x18: "DDR3", 0x1A: "DDR4", 0x1E: "LPDDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5",
+          0x24: "HBM3"}
+_UNKNOWN = (0, 0xFFFF)
+
+
+def memory_modules(root: Path = Path("/")) -> list[MemoryModule]:
+    """Return the memory modules that are installed; none where the table is missing, unreadable or broken."""
+    return [_module(data) for data in _devices(root) if _size_bytes(data)]
+
+
+def memory_has_ecc(root: Path = Path("/")) -> bool | None:
+    """Say whether modules are wider than the data they hold, which is what carries ECC; None where nothing tells."""
+    widths = [(struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
+              for data in _devices(root) if _size_bytes(data)]
+    known = [(total, width) for total, width in widths if total not in _UNKNOWN and width not in _UNKNOWN]
+    return all(total > width for total, width in known) if known else None
+
+
+def _devices(root: Path) -> list[bytes]:
+    try:
+        table = (root / "sys/firmware/dmi/tables/DMI").read_bytes()
+    except OSError:
+        return []
+    return [data for kind, data in _structures(table) if kind == _MEMORY_DEVICE and len(data) >= 0x15]
+
+
+def _structures(table: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(table):
+        kind, length = table[at], table[at + 1]
+        end = table.find(b"\0\0", at + length)
+        if length < 4 or end < 0:
+            return
+        yield kind, table[at : at + length]
+        at = end + 2
+
+
+def _size_bytes(data: bytes) -> int:
+    size = int(struct.unpack_from("<H", data, 0x0C)[0])
+    if size in _UNKNOWN:
+        return 0
+    if size == 0x7FFF:
+        return int(struct.unpack_from("<I", data, 0x1C)[0] & 0x7FFFFFFF) * 2**20 if len(data) >= 0x20 else 0
+    return (size & 0x7FFF) * (2**10 if size & 0x8000 else 2**20)
+
+
+def _module(data: bytes) -> MemoryModule:
+    # The configured speed, at which the module runs, before the one that it could run at.
+    speeds = [struct.unpack_from("<H", data, at)[0] for at in (0x20, 0x15) if len(data) >= at + 2]
+    return MemoryModule(size_bytes=_size_bytes(data), kind=_KINDS.get(data[0x12], ""),
+                        mega_transfers=next((int(speed) for speed in speeds if speed not in _UNKNOWN), None))

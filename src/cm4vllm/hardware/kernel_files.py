@@ -1,0 +1,31 @@
+"""Reading what the kernel shows: a file that is missing or unreadable says nothing, and is no error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["fields", "number", "text"]
+
+
+def text(path: Path) -> str:
+    """Return a file's text without the space around it; empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip("\0 \t\r\n")
+    except OSError:
+        return ""
+
+
+def number(path: Path) -> int | None:
+    """Return the whole number that a file holds; None where it holds none or a negative one ("-1" is "not known")."""
+    word = text(path)
+    return int(word) if word.isascii() and word.isdigit() else None
+
+
+def fields(block: str) -> dict[str, str]:
+    """Return the `name : value` lines of a block; the first of a name counts."""
+    found: dict[str, str] = {}
+    for line in block.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(name.strip(), value.strip())
+    return found

@@ -1,0 +1,163 @@
+"""The table of known hardware: what accelerators and processors of published rounds are, each row with its source.
+
+It fills what detection cannot see, and contradicts a description that says otherwise: a published L40S with HBM2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from cm4vllm.common.records import Record
+
+__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor"]
+
+R = TypeVar("R", bound=Record)
+
+#: What is sold as 48 GB is stated as 48 GB: a driver's 47.99 is meant to pass, its 44.99 is not.
+_MEMORY_TOLERANCE = 0.01
+_MEMORY_TYPE = re.compile(r"\b(?:HBM\d?[eE]?|GDDR\dX?|LPDDR\dX?|DDR\d)\b", re.IGNORECASE)
+
+
+class Accelerator(Record, frozen=True, kw_only=True):
+    """A row of accelerators.yaml. `links` is "none" where it has none, and empty where the table does not know."""
+
+    names: list[str]
+    memory_gb: list[int]
+    memory_type: str
+    source: str
+    pcie: int | None = None
+    links: str = ""
+    links_gb_per_s: int | None = None
+    form_factor: str = ""
+    published: str = ""
+
+
+class Processor(Record, frozen=True, kw_only=True):
+    """A row of processors.yaml. `ghz` holds the base and the highest frequency."""
+
+    name: str
+    cores: int
+    source: str
+    sockets: int | None = None
+    ghz: list[float] = []
+    l3_mb: float | None = None
+    interconnect: str = ""
+    memory: str = ""
+    published: str = ""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A key of a description, what it says, and what the table knows instead."""
+
+    key: str
+    said: str
+    known: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.key} says {self.said!r}, but {self.known} ({self.source})"
+
+
+def accelerator(name: str) -> Accelerator | None:
+    """Return the row of an accelerator by what its driver or a published file calls it; None for an unknown one."""
+    wanted = _words(name)
+    return next((row for row in _accelerators() if any(_words(known) == wanted for known in row.names)), None)
+
+
+def processor(name: str) -> Processor | None:
+    """Return the row of the processor that `name` names; None for one that is not in the table."""
+    words = f" {_words(name)} "
+    return next((row for row in _processors() if f" {_words(row.name)} " in words), None)
+
+
+def contradictions(description: Mapping[str, str]) -> list[Contradiction]:
+    """Return what a system description says against the table; keys that it lacks or leaves open are not judged."""
+    found = []
+    if row := accelerator(str(description.get("accelerator_model_name", ""))):
+        found += _of_accelerator(description, row)
+    if cpu := processor(str(description.get("host_processor_model_name", ""))):
+        found += _of_processor(description, cpu)
+    return found
+
+
+def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Contradiction]:
+    name = row.names[0]
+    wrong = []
+    for key, is_wrong, known in (
+        ("accelerator_memory_configuration", _other_type, f"the {name} has {row.memory_type}"),
+        ("accelerator_memory_capacity", _other_size, f"the {name} has {row.memory_gb[0]} GB"),
+        ("accelerator_host_interconnect", _faster_pcie, f"the {name} has PCIe Gen{row.pcie}"),
+        ("accelerator_interconnect", _links_of_none, f"the {name} has no direct links to others"),
+    ):
+        said = str(description.get(key, ""))
+        if is_wrong(said, row):
+            wrong.append(Contradiction(key, said, known, row.source))
+    return wrong
+
+
+def _other_type(said: str, row: Accelerator) -> bool:
+    types = [found.upper() for found in _MEMORY_TYPE.findall(said)]
+    return bool(types) and row.memory_type.upper() not in types
+
+
+def _other_size(said: str, row: Accelerator) -> bool:
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)\s*", said, re.IGNORECASE)
+    return size is not None and not any(abs(float(size[1]) / known - 1) <= _MEMORY_TOLERANCE for known in row.memory_gb)
+
+
+def _faster_pcie(said: str, row: Accelerator) -> bool:
+    # A slot may be slower than its card, never faster.
+    stated = re.search(r"PCIe.*?Gen\s*(\d)", said, re.IGNORECASE)
+    return stated is not None and row.pcie is not None and int(stated[1]) > row.pcie
+
+
+def _links_of_none(said: str, row: Accelerator) -> bool:
+    return row.links == "none" and bool(re.search(r"NVLink|NVSwitch|XGMI", said, re.IGNORECASE))
+
+
+def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contradiction]:
+    found = []
+    cores = str(description.get("host_processor_core_count", ""))
+    if cores.isdigit() and int(cores) != row.cores:
+        known = f"the {row.name} has {row.cores} cores"
+        found.append(Contradiction("host_processor_core_count", cores, known, row.source))
+    count = str(description.get("host_processors_per_node", ""))
+    if count.isdigit() and row.sockets and int(count) > row.sockets:
+        known = f"a machine holds at most {row.sockets} of the {row.name}"
+        found.append(Contradiction("host_processors_per_node", count, known, row.source))
+    said = str(description.get("host_processor_frequency", ""))
+    stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
+    if row.ghz and stated and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE):
+        known = f"the {row.name} reaches {row.ghz[-1]:g} GHz"
+        found.append(Contradiction("host_processor_frequency", said, known, row.source))
+    return found
+
+
+def _words(name: str) -> str:
+    """Return a product's name in lower case, one space between its words, without marks and its kind's common words."""
+    name = re.sub(r"^\d+ ?x ?|\((?:R|TM|C)\)|\bCPU\b|\bProcessor\b|@.*|\d+-Core\b", " ", name, flags=re.IGNORECASE)
+    return " ".join(re.sub(r"[-_,]+", " ", name).lower().removeprefix("nvidia ").split())
+
+
+@cache
+def _accelerators() -> list[Accelerator]:
+    return _rows("accelerators.yaml", Accelerator)
+
+
+@cache
+def _processors() -> list[Processor]:
+    return _rows("processors.yaml", Processor)
+
+
+def _rows(name: str, kind: type[R]) -> list[R]:
+    content: Any = yaml.safe_load((files("cm4vllm.hardware") / "known" / name).read_text())
+    return msgspec.convert(content, list[kind])  # type: ignore[valid-type]

@@ -1,0 +1,55 @@
+"""The machine's memory: installed, usable, and what this program may use of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
+from cm4vllm.hardware.kernel_files import fields, number, text
+from cm4vllm.hardware.records import MemoryFacts
+
+__all__ = ["detect_memory"]
+
+
+def detect_memory(root: Path = Path("/")) -> MemoryFacts:
+    """Return the memory under `root`: by the firmware's modules, else the kernel's blocks, else what it can use."""
+    modules = memory_modules(root)
+    usable = _usable(root)
+    installed = sum(module.size_bytes for module in modules)
+    blocks = _blocks(root)
+    total, source = ((installed, "memory modules (DMI)") if installed else
+                     (blocks, "memory blocks (/sys)") if blocks else (usable, "MemTotal, less than what is installed"))
+    limit = _limit(root)
+    return MemoryFacts(total_bytes=total, source=source, usable_bytes=usable, modules=modules,
+                       limit_bytes=limit if limit is not None and limit < usable else None, ecc=_ecc(root))
+
+
+def _blocks(root: Path) -> int:
+    folder = root / "sys/devices/system/memory"
+    try:
+        size = int(text(folder / "block_size_bytes"), 16)
+    except ValueError:
+        return 0
+    return size * sum(1 for block in folder.glob("memory*/state") if text(block) == "online")
+
+
+def _usable(root: Path) -> int:
+    words = fields(text(root / "proc/meminfo")).get("MemTotal", "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else int(psutil.virtual_memory().total)
+
+
+def _limit(root: Path) -> int | None:
+    """Return the limit of the control group that this program sees as its root, as in a container."""
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if (limit := number(root / name)) is not None:
+            return limit
+    return None
+
+
+def _ecc(root: Path) -> bool | None:
+    # A memory controller of the EDAC subsystem corrects errors: its driver does not load otherwise.
+    if any((root / "sys/devices/system/edac/mc").glob("mc[0-9]*")):
+        return True
+    return memory_has_ecc(root)

@@ -1,0 +1,40 @@
+"""The machine's fixed disks, from /sys/block."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cm4vllm.hardware.host import is_virtual
+from cm4vllm.hardware.kernel_files import number, text
+from cm4vllm.hardware.records import DiskFacts
+
+__all__ = ["VIRTUAL_DISK", "detect_disks", "root_bytes"]
+
+VIRTUAL_DISK = "virtual disk"
+_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the disk's own (Documentation/ABI/stable/sysfs-block)
+_NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd", "mtd")
+
+
+def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
+    """Return the fixed disks under `root`; none where none is shown, as in many containers."""
+    virtual = bool(is_virtual(root))
+    disks = [disk for disk in sorted((root / "sys/block").glob("*"))
+             if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"]
+    return [DiskFacts(size_bytes=size * _SECTOR_BYTES, kind=_kind(disk, virtual=virtual),
+                      model=" ".join(text(disk / "device/model").split()))
+            for disk in disks if (size := number(disk / "size"))]
+
+
+def root_bytes(root: Path = Path("/")) -> int:
+    """Return the size of the file system that `root` lies on."""
+    return shutil.disk_usage(root).total
+
+
+def _kind(disk: Path, *, virtual: bool) -> str:
+    # A hypervisor's "rotational" says nothing of the disk behind it.
+    if disk.name.startswith(("vd", "xvd")) or (virtual and not disk.name.startswith("nvme")):
+        return VIRTUAL_DISK
+    if disk.name.startswith("nvme"):
+        return f"NVMe {VIRTUAL_DISK}" if virtual else "NVMe SSD"
+    return "HDD" if text(disk / "queue/rotational") == "1" else "SSD"

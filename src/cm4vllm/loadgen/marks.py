@@ -1,0 +1,56 @@
+"""Whether the client was fit to measure a server: what a record of a run says against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord
+from cm4vllm.rules.benchmarks import BENCHMARKS
+
+__all__ = ["headroom", "marks"]
+
+
+def headroom(run: RunRecord) -> float | None:
+    """Return how many times its load the client could have carried; None where it was not checked.
+
+    The load is the one that was aimed at or the one that came, whichever is greater, in queries as long as those of the
+    self-check.
+    """
+    check, client = run.client.self_check, run.client
+    if check is None or not run.duration_s:
+        return None
+    came = max(client.completed, client.completion_tokens / check.tokens) / run.duration_s
+    load = max(came, run.settings.expected_qps)
+    return check.capacity_qps / load if load else None
+
+
+def marks(run: RunRecord) -> list[str]:
+    """Return what makes the client doubtful as an instrument, one sentence each; nothing where it was fit."""
+    return list(_marks(run))
+
+
+def _marks(run: RunRecord) -> Iterator[str]:
+    room = headroom(run)
+    if room is None:
+        yield "the client was not checked before the run"
+    elif room < HEADROOM:
+        yield (f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
+               f"should be able to carry {HEADROOM} times as much")
+    limits = BENCHMARKS[run.settings.benchmark].limits.get(run.settings.scenario)
+    if limits is None:
+        return
+    allowed = ADDED_TTFT * limits.ttft_ms
+    check = run.client.self_check
+    if check and check.added_ttft and check.added_ttft.p99_ms > allowed:
+        yield (f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
+               f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms")
+    late = _late_ms(run.client)
+    if late > allowed:
+        yield (f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "
+               f"TTFT limit of {limits.ttft_ms:g} ms")
+
+
+def _late_ms(client: ClientRecord) -> float:
+    """Return the greatest 99th percentile of the issue lags and the event loops' lags."""
+    return max((lag.p99_ms for process in client.processes for lag in (process.issue_lag, process.loop_lag) if lag),
+               default=0.0)

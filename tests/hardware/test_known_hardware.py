@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.hardware import known_hardware
+from cm4vllm.hardware.known_hardware import accelerator, contradictions, processor
+
+#: Where the published vLLM submission to round v4.1 lies beside a checkout that has it.
+PUBLISHED = Path(__file__).parents[3] / "shared/data/neuralmagic-v4.1"
+
+
+@pytest.fixture(scope="module")
+def published():
+    files = sorted(PUBLISHED.glob("open/*/systems/*.json"))
+    if not files:
+        pytest.skip("the system files of the published v4.1 submission are not here")
+    return {path.name.partition("-reference")[0]: json.loads(path.read_text()) for path in files}
+
+
+def wrong(description):
+    return {one.key: one.known for one in contradictions(description)}
+
+
+def test_published_systems_are_held_against_the_table(published):
+    assert {name: set(wrong(system)) for name, system in published.items()} == {
+        "4xH100-SXM-80GB_vLLM_FP8": set(), "4xH100-SXM-80GB_vLLM_GPTQ": set(),
+        # 23.647... GB is what CUDA reports of a card that is sold with 24.
+        "GO_2xRTX4090": {"accelerator_memory_capacity"},
+        # A virtual machine's 4 cores, given as those of a processor that has 24.
+        "vLLM_8xL40S": {"host_processor_core_count"},
+    }
+
+
+def test_an_l40s_with_hbm_is_contradicted(published):
+    for memory in ("HBM2", "HBM2e"):  # of two published descriptions of that card
+        system = {**published["vLLM_8xL40S"], "accelerator_memory_configuration": memory}
+        assert wrong(system)["accelerator_memory_configuration"] == "the NVIDIA L40S has GDDR6"
+
+
+@pytest.mark.parametrize(("key", "said", "is_wrong"), [
+    ("accelerator_memory_configuration", "HBM2", True), ("accelerator_memory_configuration", "GDDR6 with ECC", False),
+    ("accelerator_memory_configuration", "not stated", False), ("accelerator_memory_capacity", "48 GB", False),
+    ("accelerator_memory_capacity", "44.99 GB", True), ("accelerator_memory_capacity", "48GiB", False),
+    ("accelerator_host_interconnect", "PCIe Gen5 x16", True), ("accelerator_host_interconnect", "PCIe Gen3 x16", False),
+    ("accelerator_interconnect", "NVLink", True), ("accelerator_interconnect", "PCIe Gen4 x16", False),
+    ("host_processor_core_count", "4", True), ("host_processor_core_count", "24", False),
+    ("host_processor_core_count", "4 virtual cores (80 virtual CPUs in all)", False),
+    ("host_processors_per_node", "10", True), ("host_processors_per_node", "2", False),
+    ("host_processor_frequency", "5.1 GHz", True), ("host_processor_frequency", "2.9 GHz, up to 4.15 GHz", False),
+])  # fmt: skip
+def test_each_key_is_judged(key, said, is_wrong):
+    described = {"accelerator_model_name": "NVIDIA L40S", "host_processor_model_name": "AMD EPYC 9254"}
+    assert (key in wrong({**described, key: said})) is is_wrong
+
+
+@pytest.mark.parametrize(("name", "known"), [
+    ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), ("NVIDIA H100-SXM-80GB", "NVIDIA H100 80GB HBM3"),
+    ("nvidia l40s", "NVIDIA L40S"), ("NVIDIA L40", "NVIDIA L40"), ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
+    ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"), ("NVIDIA L400", None), ("N/A", None), ("", None),
+])  # fmt: skip
+def test_accelerators_are_found_by_their_whole_name(name, known):
+    row = accelerator(name)
+    assert (row.names[0] if row else None) == known
+
+
+@pytest.mark.parametrize(("name", "known"), [
+    ("AMD EPYC 9254 24-Core Processor", "AMD EPYC 9254"),
+    ("Intel(R) Xeon(R) Platinum 8462Y+", "Intel Xeon Platinum 8462Y+"),
+    ("INTEL(R) XEON(R) GOLD 6530", "Intel Xeon Gold 6530"), ("2xAMD EPYC 9655", "AMD EPYC 9655"),
+    ("AMD EPYC 9654P 96-Core Processor", None), ("AMD EPYC", None),
+    ("Intel(R) Xeon(R) Platinum 8480C", "Intel Xeon Platinum 8480C"),
+])  # fmt: skip
+def test_processors_are_found_by_their_whole_name(name, known):
+    row = processor(name)
+    assert (row.name if row else None) == known
+
+
+def test_every_row_has_a_source_and_no_name_stands_twice():
+    rows = [*known_hardware._accelerators(), *known_hardware._processors()]
+    assert all(row.source for row in rows)
+    names = [name for row in known_hardware._accelerators() for name in row.names]
+    names += [row.name for row in known_hardware._processors()]
+    assert len(names) == len(set(names))
+    assert all(re.search(r" .*systems/.*\.json$", row.published) for row in rows if row.published)
+
+
+def test_a_row_that_a_published_file_confirms_agrees_with_it(published):
+    files = {path.name: json.loads(path.read_text()) for path in PUBLISHED.glob("open/*/systems/*.json")}
+    for row in known_hardware._accelerators():
+        if system := files.get(Path(row.published).name):
+            assert accelerator(system["accelerator_model_name"]) == row
+            assert system["accelerator_memory_configuration"] in (row.memory_type, "N/A")
+    for cpu in known_hardware._processors():
+        if system := files.get(Path(cpu.published).name):
+            assert processor(system["host_processor_model_name"]) == cpu
+            assert int(system["host_processor_core_count"]) == cpu.cores

