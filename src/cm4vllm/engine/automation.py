@@ -95,6 +95,12 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
         return lint_scripts(self, i)
 
+    def doctor(self, i: Result) -> Result:
+        """Print what is wrong with the CM home and the machine, and what to do about it."""
+        from cm4vllm.engine.doctor import print_diagnosis
+
+        return print_diagnosis(self, i)
+
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""
         from cm4vllm.engine.help import script_help
@@ -162,19 +168,22 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_befo
 
 
 class CacheAutomation(Automation):  # type: ignore[misc]
-    """The actions on cache entries; search and rm are cmind's own."""
+    """The actions on cache entries."""
 
     def show(self, i: Result) -> Result:
-        """Print the entries found: tags, path, version and, with --env, what they export."""
-        found = self.search({key: value for key, value in i.items() if key != "out"})
-        if found["return"]:
-            return dict(found)
-        for entry in found["list"]:
-            meta: Mapping[str, Any] = entry.meta
-            print(f"* Tags: {','.join(meta.get('tags', []))}")
-            print(f"  Path: {entry.path}\n  Version: {meta.get('version', '')}")
-            if flag(i, "env"):
-                with contextlib.suppress(OSError, ValueError):
-                    saved = json.loads((Path(entry.path) / "cm-cached-state.json").read_bytes())
-                    print("".join(f"    {key}={value}\n" for key, value in sorted(saved["new_env"].items())), end="")
-        return {"return": 0, "list": found["list"]}
+        """Print the entries found: tags, path, version, size, age and, with --env, what they export."""
+        from cm4vllm.engine import cache_actions
+
+        return cache_actions.show(super().search, i)
+
+    def search(self, i: Result) -> Result:
+        """Find entries; for a person, print their paths."""
+        from cm4vllm.engine import cache_actions
+
+        return cache_actions.find(super().search, i)
+
+    def delete(self, i: Result) -> Result:
+        """Remove entries, after a question unless it is forced."""
+        from cm4vllm.engine import cache_actions
+
+        return cache_actions.remove(super().search, self.cmind, i)

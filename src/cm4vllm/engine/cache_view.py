@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Stored", "age_text", "size_of", "stored"]
+__all__ = ["Stored", "age_text", "leftovers", "size_of", "stored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,10 @@ class Stored:
     @classmethod
     def of(cls, folder: Path, meta: dict[str, Any]) -> Stored:
         alias, _, uid = str(meta.get("associated_script_artifact") or "").partition(",")
-        made_at = float(meta.get("made_at") or folder.stat().st_mtime)
+        try:
+            made_at = float(meta.get("made_at") or folder.stat().st_mtime)
+        except OSError:  # removed meanwhile
+            made_at = time.time()
         return cls(folder, tuple(map(str, meta.get("tags") or ())), alias, uid, str(meta.get("version") or ""), made_at)
 
 
@@ -44,6 +47,14 @@ def stored(root: Path) -> Iterator[Stored]:
             continue
         if isinstance(meta, dict):
             yield Stored.of(folder, meta)
+
+
+def leftovers(root: Path) -> list[Path]:
+    """Return the folders that are no entries: what killed runs left, and what runs that go on now are making."""
+    if not root.is_dir():
+        return []
+    return sorted(folder for folder in root.iterdir() if folder.is_dir() and folder.name != ".locks"
+                  and not any((folder / name).is_file() for name in ("_cm.json", "_cm.yaml")))
 
 
 def size_of(folder: Path) -> int:
