@@ -7,7 +7,7 @@ from pathlib import Path
 import cm4vllm
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["source_files"]
+__all__ = ["program_files", "source_files"]
 
 _FOLDER = "cm4vllm"
 _SUFFIXES = frozenset({".py", ".yaml", ".sh", ".md", ".toml", ".txt", ".html", ".j2", ".typed"})
@@ -17,7 +17,7 @@ _REPOSITORY = ("cmr.yaml", "requirements.txt", "pyproject.toml", "README.md", "M
 def source_files(model: str, command: str, commit: str, run: RunRecord) -> dict[str, str]:
     """Return the files below src/ by their path: <model>/README.md and the CM repository cm4vllm/."""
     files = {f"{model}/README.md": _page(model, command, commit, run)}
-    return files | {f"{_FOLDER}/{path}": text for path, text in _program().items()}
+    return files | {f"{_FOLDER}/{path}": text for path, text in program_files().items()}
 
 
 def _page(model: str, command: str, commit: str, run: RunRecord) -> str:
@@ -29,7 +29,7 @@ def _page(model: str, command: str, commit: str, run: RunRecord) -> str:
 
 {notice}The runs were made by cm4vllm {cm4vllm.__version__}{origin}, with this command:
 
-    {_without_home(command)}
+    {command}
 
 The program lies beside this page in `../{_FOLDER}`, which is a CM repository: `cm add repo --path=<that folder>` makes
 the command known. `src/cm4vllm/loadgen` is the system under test that LoadGen drives; it sends each sample's tokens to
@@ -43,11 +43,8 @@ The settings of each run are in its `user.conf`, `measurements.json` and `README
 """
 
 
-def _without_home(command: str) -> str:
-    return command.replace(str(Path.home()), "~")
-
-
-def _program() -> dict[str, str]:
+def program_files() -> dict[str, str]:
+    """Return the texts of the CM repository that runs, by their path in it."""
     package = Path(cm4vllm.__file__).resolve().parent
     # In a checkout the repository is two folders up; a wheel carries it inside the package.
     root = package if (package / "cmr.yaml").is_file() else package.parents[1]

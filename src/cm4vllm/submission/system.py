@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from cm4vllm import NO_SUBMITTER
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
@@ -19,6 +21,7 @@ from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
+from cm4vllm.submission.privacy import first_private, private_words
 
 __all__ = ["SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
 
@@ -62,6 +65,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
     facts = detect_machine()
     file = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else SystemFile({})
+    stated = {**file.stated, **({"system_name": settings.name} if settings.name else {})}
+    _refuse_private(stated)
     here = server is None or runs_here(server.endpoint)
     asked = SystemAsked(
         submitter=settings.submitter,
@@ -72,7 +77,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         used=gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server)) if server and here else None,
         here=here,
         rehearsal=settings.execution_mode == "test",
-        stated={**file.stated, **({"system_name": settings.name} if settings.name else {})},
+        stated=stated,
         confirmed=file.confirmed,
     )
     description = describe_system(facts, asked)
@@ -84,6 +89,13 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         if not blank.exists():
             write_text(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def _refuse_private(stated: Mapping[str, str]) -> None:
+    for key, value in stated.items():
+        if found := first_private(value, private_words()):
+            raise UsageError(f"{key} names this machine's {found.kind}", cause=f"{found.word!r} would be published",
+                             remedy="leave it out of the system file and of --hw_name")
 
 
 def runs_here(endpoint: str) -> bool:

@@ -11,13 +11,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import staged_folder, write_json, write_text
+from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS, folder_name
+from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.rules.scenarios import Division, Scenario
 from cm4vllm.submission.measurements import measurements
+from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.sources import source_files
 from cm4vllm.submission.system import SYSTEM_FILE
@@ -51,7 +55,7 @@ def build_tree(asked: TreeAsked) -> Path:
     """Build OUT/submission anew and return it; what was there before is replaced only by a whole tree.
 
     Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when a record is missing,
-    contradicts another, or cannot be published.
+    contradicts another, or cannot be published: privacy.py says what may not.
     """
     if asked.division is not Division.OPEN:
         raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
@@ -71,18 +75,32 @@ def build_tree(asked: TreeAsked) -> Path:
                               cause=f"the runs were served by vLLM {settings.server.version}",
                               remedy="measure again with --rerun, or correct `framework` in the system file")
     submission = asked.out / "submission"
+    private = _private(asked.out, runs)
     with staged_folder(submission) as staging:
         home = staging / asked.division / asked.submitter
         write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.notice))
         if settings.model.name != settings.benchmark:
             write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
         for run in runs:
-            _scenario(home / "results" / name / asked.model / run.scenario, run, asked.readmes[run.scenario])
-        for path, text in source_files(asked.model, asked.command, asked.commit, runs[0].performance).items():
+            readme = scrubbed(asked.readmes[run.scenario], private)
+            _scenario(home / "results" / name / asked.model / run.scenario, run, readme)
+        command = scrubbed(asked.command, private)
+        for path, text in source_files(asked.model, command, asked.commit, runs[0].performance).items():
             write_text(home / "src" / path, text)
         for path, text in (asked.extra_files or {}).items():
-            write_text(home / _inside(path), text)
+            write_text(home / _inside(path), scrubbed(text, private))
+        refuse_private(staging, private)
     return submission
+
+
+def _private(out: Path, runs: list[ScenarioRuns]) -> list[PrivateWord]:
+    """Return what may not be published of this machine, of its GPUs and of the servers that the runs asked."""
+    records = [record for run in runs for record in (run.performance, run.accuracy)]
+    servers = {urlsplit(record.settings.server.endpoint).hostname or "" for record in records}
+    machine = out / "system" / "machine.json"
+    gpus = read_record(machine, MachineFacts).gpus if machine.is_file() else []
+    serials = {gpu.uuid for gpu in gpus} | {part.uuid for gpu in gpus for part in gpu.mig_devices}
+    return private_words(servers=servers - {""}, serials=serials)
 
 
 def system_folder(out: Path) -> str:
