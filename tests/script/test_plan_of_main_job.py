@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.campaign import job as module
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.settings import read_settings
@@ -43,11 +44,13 @@ class Taken:
     def __call__(self, tags, env):
         measures = tags.startswith(("generate,user-conf", "app,"))
         self.steps.append((tags, tuple(env.get(key, "") if measures else "" for key in WATCHED)))
+        dataset = {"CM_DATASET_RECORD": "/dataset.json"}
         return {
             "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
             "get,sut,description": {"CM_SUT_NAME": "sut"},
             "run,vllm-server": {"CM_VLLM_SERVER_RECORD": "/server.json"},
             "app,mlperf,inference,vllm": {"CM_MLPERF_RUN_RECORD": "/run.json"},
+            "get,dataset,_tiny": dataset, "get,dataset,_path./data.json": dataset,
         }.get(tags, {"CM_ML_MODEL_NAME": "model", "CM_ML_MODEL_RECORD": "/model.json"} if "ml-model" in tags else {})
 
 
@@ -56,7 +59,7 @@ def taken(tmp_path, monkeypatch, env, duration_s):
     result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
                              samples_per_second=SamplesPerSecond(9), valid=True)
     for name, value in {
-        "read_record": None, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
+        "read_record": SimpleNamespace(sentences=TRAINED), "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
         "write_record": None, "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None,
         "final_table": "",
     }.items():
