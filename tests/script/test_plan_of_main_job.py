@@ -59,7 +59,8 @@ def taken(tmp_path, monkeypatch, env, duration_s):
     result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
                              samples_per_second=SamplesPerSecond(9), valid=True)
     for name, value in {
-        "read_record": SimpleNamespace(sentences=TRAINED), "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
+        "read_record": SimpleNamespace(sentences=TRAINED), "measured_rate": SamplesPerSecond(9),
+        "read_performance": result, "check_vocabulary": None,
         "write_record": None, "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None,
         "final_table": "",
     }.items():

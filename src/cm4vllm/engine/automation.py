@@ -95,6 +95,12 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
         return lint_scripts(self, i)
 
+    def add(self, i: Result) -> Result:
+        """Write a new script from a template."""
+        from cm4vllm.engine.adding import add_script
+
+        return add_script(self, i)
+
     def doctor(self, i: Result) -> Result:
         """Print what is wrong with the CM home and the machine, and what to do about it."""
         from cm4vllm.engine.doctor import print_diagnosis
