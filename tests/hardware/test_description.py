@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.description import KEYS, NOT_STATED, SystemAsked, describe_system, folder_name, not_stated
+from cm4vllm.hardware.description import (
+    KEYS,
+    NOT_STATED,
+    STATUS_NOT_STATED,
+    SystemAsked,
+    describe_system,
+    folder_name,
+    not_stated,
+)
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
@@ -24,7 +32,9 @@ EIGHT = [replace(H200, uuid=f"GPU-{n}", links={"switch": 18}, link_name="NVLink"
 
 @pytest.fixture
 def machine(server):
-    return detect_machine(server)
+    """The server with as many cores as its processors are sold with."""
+    found = detect_machine(server)
+    return replace(found, cpu=replace(found.cpu, cores_per_socket=56))
 
 
 def asked(**changes):
@@ -49,7 +59,7 @@ def test_sizes_and_frequencies_are_written_as_people_do(machine):
     assert description["host_memory_capacity"] == "64 GB"
     assert description["host_storage_capacity"] == "2.92 TB"
     assert description["host_processor_frequency"] == "3.8 GHz"
-    assert description["host_processor_core_count"] == "4"
+    assert description["host_processor_core_count"] == "56"
     assert description["host_processors_per_node"] == "2"
 
 
@@ -65,8 +75,18 @@ def test_what_is_not_known_is_not_made_up(machine):
     assert description["cooling"] == NOT_STATED
     assert description["status"] == "rdi"
     assert description["host_processor_interconnect"] == "UPI"  # of the table: a Xeon Platinum 8480+ has it
-    assert not_stated(description) == ["host_memory_configuration", "host_networking", "host_networking_topology",
-                                       "host_network_card_count", "cooling"]
+    assert not_stated(description) == [
+        "status", "host_memory_configuration", "host_networking", "host_networking_topology", "host_network_card_count",
+        "cooling"]
+
+
+def test_an_availability_that_nobody_stated_is_said_to_be_none(machine):
+    description = describe_system(machine, ASKED)
+    assert description["status"] == "rdi"
+    assert description["sw_notes"] == STATUS_NOT_STATED
+    stated = describe_system(machine, asked(stated={"status": "rdi", "sw_notes": "Tuned."}))
+    assert stated["sw_notes"] == "Tuned."
+    assert "status" not in not_stated(stated)
 
 
 def test_what_is_stated_goes_before_what_is_detected(machine):
@@ -88,7 +108,7 @@ def test_modules_and_cards_that_are_shown_are_described(machine):
 
 def test_a_virtual_machine_is_called_one_and_its_cores_virtual(machine):
     virtual = replace(machine, host=replace(machine.host, virtualised=True),
-                      cpu=replace(machine.cpu, model_name="AMD EPYC"), network=[NetworkCard(kind="virtual")])
+                      cpu=replace(machine.cpu, model_name="AMD EPYC", cores_per_socket=4), network=[NetworkCard(kind="virtual")])
     description = describe_system(virtual, asked(stated={"hw_notes": "Rented."}))
     assert description["hw_notes"].startswith("Rented. Virtual machine: it is given 16 virtual CPUs")
     assert description["host_processor_core_count"] == "4 virtual cores (16 virtual CPUs in all)"
@@ -103,6 +123,12 @@ def test_a_virtual_machines_processor_that_is_known_has_the_cores_it_is_sold_wit
     assert description["host_processor_core_count"] == "24"
     assert description["host_processor_frequency"] == "2.9 GHz, up to 4.15 GHz"
     assert "shown as 10 x 4 cores" in description["hw_notes"]
+    assert "Detected against the table of known hardware: host_processors_per_node" in description["hw_notes"]
+
+
+def test_what_the_firmware_calls_the_machine_is_remarked(machine):
+    named = replace(machine, host=replace(machine.host, product="Supermicro SYS-821GE-TNHR"))
+    assert describe_system(named, ASKED)["hw_notes"].startswith("Machine: Supermicro SYS-821GE-TNHR.")
 
 
 def test_a_limit_of_the_container_is_remarked(machine):
@@ -196,7 +222,8 @@ def test_a_rehearsal_of_a_server_elsewhere_says_that_its_numbers_are_not_stated(
 
 def test_a_rehearsals_remarks_say_that_it_is_one(machine):
     description = describe_system(machine, asked(rehearsal=True))
-    assert description["hw_notes"] == description["sw_notes"] == REHEARSAL_NOTICE
+    assert description["hw_notes"] == REHEARSAL_NOTICE
+    assert description["sw_notes"].startswith(REHEARSAL_NOTICE)
 
 
 @pytest.mark.parametrize(("name", "folder"), [

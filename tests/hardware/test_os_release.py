@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import platform
 
-from cm4vllm.hardware.os_release import os_env, read_os_release
+from cm4vllm.hardware.os_release import os_env, os_line, read_os_release
 
 
 def test_the_system_is_named_as_the_public_recipe_names_it(server):
@@ -22,3 +22,8 @@ def test_the_machines_name_is_not_given(server):
 def test_a_system_without_os_release_has_no_fields(tmp_path):
     assert read_os_release(tmp_path) == {}
     assert os_env(tmp_path)["CM_HOST_OS_TYPE"] == platform.system().lower()
+
+
+def test_the_system_is_told_in_one_line(server, tmp_path):
+    assert os_line(server).startswith("Ubuntu 24.04.1 LTS (Noble Numbat), Linux ")
+    assert os_line(tmp_path / "none").startswith(f"{platform.system()}, ")

@@ -57,6 +57,9 @@ def test_what_stands_against_the_table_is_listed(written):
 
 
 @pytest.mark.parametrize(("text", "told"), [
+    ("host_memory_configuration: undefined", "leave it empty"),
+    ("cooling: TBD", "leave it empty"),
+    ('cooling: "?"', "leave it empty"),
     ("confirmed: coling", "it lists keys"),
     ("confirmed: [coling]", "did you mean 'cooling'"),
     ("coling: air", "did you mean 'cooling'"),

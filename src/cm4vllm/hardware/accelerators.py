@@ -80,9 +80,8 @@ def _capacity(used: UsedGpu) -> str:
         return memory_size(used.part.memory_bytes)
     row = accelerator(used.gpu.name)
     if row and _fits(used.gpu):
-        reported = used.gpu.memory_bytes / 1e9
-        sold = min(row.memory_gb, key=lambda size: abs(size - reported)) if len(row.memory_gb) > 1 else row.memory_gb[0]
-        return f"{sold} GB"
+        reported = used.gpu.memory_bytes / 2**30
+        return f"{min(row.memory_gb, key=lambda size: abs(size - reported))} GB"
     return memory_size(used.gpu.memory_bytes)
 
 

@@ -24,6 +24,8 @@ from cm4vllm.hardware.used_gpus import UsedGpu
 __all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "not_stated"]
 
 NOT_STATED = "not stated"
+#: Said where the submitter states no availability: the checker wants one of three words.
+STATUS_NOT_STATED = "Availability is not stated: status rdi stands only for the checker."
 _NONE = "N/A"
 
 #: The 35 keys, in the order in which they are written.
@@ -84,12 +86,14 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "division": asked.division,
         "submitter": asked.submitter,
         "status": "rdi",
+        "sw_notes": "" if "status" in asked.stated else STATUS_NOT_STATED,
         "system_type": asked.system_type,
         "framework": f"vLLM {asked.vllm}" if asked.vllm else "",
     }
     merged = detected | dict(asked.stated)
-    own, found = asked.stated.get("hw_notes", ""), detected.get("hw_notes", "")
-    merged["hw_notes"] = _joined(own, found, *_confirmed(merged, asked))
+    against = _against_the_table(merged, asked)
+    for key, more in (("hw_notes", against), ("sw_notes", [])):
+        merged[key] = _joined(asked.stated.get(key, ""), detected.get(key, ""), *more)
     if asked.rehearsal:
         for key in ("hw_notes", "sw_notes"):
             merged[key] = _joined(REHEARSAL_NOTICE, merged.get(key, ""))
@@ -99,7 +103,9 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
 
 def not_stated(description: Mapping[str, str]) -> list[str]:
     """Return the keys of which the description says nothing, in its order; remarks are not missed."""
-    return [key for key in KEYS if description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT]
+    open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
+    return [key for key in KEYS if key in open_status
+            or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)]
 
 
 def folder_name(description: Mapping[str, str]) -> str:
@@ -159,12 +165,13 @@ def _has_cards(facts: MachineFacts) -> bool:
     return not facts.host.virtualised and any(card.kind != "virtual" for card in facts.network)
 
 
-def _confirmed(merged: Mapping[str, str], asked: SystemAsked) -> list[str]:
-    """Return a remark for each statement that its owner confirmed against the table; raise for one that nobody did."""
+def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[str]:
+    """Return a remark for what is detected, or confirmed by its owner, against the table; raise for what nobody did."""
     notes = []
     for wrong in contradictions(merged):
-        if wrong.key not in asked.stated:
-            continue  # detected, as in a virtual machine that shows ten sockets: the remarks tell what it is
+        if wrong.key not in asked.stated:  # as in a virtual machine that shows ten sockets
+            notes.append(f"Detected against the table of known hardware: {wrong}.")
+            continue
         if wrong.key not in asked.confirmed:
             raise UsageError(f"the system file contradicts what is known of the hardware: {wrong}",
                              remedy=f"correct it; if the machine really differs, add `confirmed: [{wrong.key}]` to the "
@@ -199,7 +206,7 @@ def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequen
 
 def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) -> list[str]:
     host, cpu, there = facts.host, facts.cpu, len(facts.gpus)
-    notes = []
+    notes = [f"Machine: {host.product}."] if host.product else []
     if host.virtualised:
         notes.append(f"Virtual machine: it is given {cpu.logical_cpus} virtual CPUs, shown as {cpu.sockets} x "
                      f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "

@@ -6,7 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
-__all__ = ["os_env", "read_os_release"]
+__all__ = ["os_env", "os_line", "read_os_release"]
 
 _PACKAGE_MANAGERS = (
     (("debian", "ubuntu"), "apt"),
@@ -48,6 +48,13 @@ def os_env(root: Path = Path("/")) -> dict[str, str]:
         "CM_HOST_PLATFORM_FLAVOR": platform.machine(),
         "CM_HOST_PYTHON_BITS": "64" if sys.maxsize > 2**32 else "32",
     }
+
+
+def os_line(root: Path = Path("/")) -> str:
+    """Return the operating system in one line for a person."""
+    release = read_os_release(root)
+    name = f"{release.get('NAME', platform.system())} {release.get('VERSION', '')}".strip()
+    return f"{release.get('PRETTY_NAME') or name}, {platform.system()} {platform.release()}, {platform.machine()}"
 
 
 def _package_manager(family: str, flavors: set[str]) -> str:

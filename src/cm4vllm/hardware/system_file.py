@@ -47,9 +47,13 @@ _HEAD = """\
 # What this machine cannot tell of itself. Fill in what you know, leave the rest empty, and give the file with
 #   --system_file=<this file>
 # It is published with the results: no user names, host names, addresses or serial numbers.
-# What is left empty is published as "not stated".
+# What is left empty is published as "not stated"; nothing is filled in for you.
+# A statement that contradicts what is known of the hardware is refused, unless you confirm it: confirmed: [key, key]
 """
 _DETECTED = "\n# Detected. Remove the # to say otherwise.\n"
+
+#: What published files hold where nobody answered.
+_NO_ANSWERS = frozenset({"", "undefined", "unknown", "tbd", "todo", "fixme", "xxx", "none", "null", "not stated"})
 
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
@@ -116,6 +120,9 @@ def _value(path: Path, key: str, value: Any) -> str:
     if key == "status" and text.lower() not in STATUSES:
         raise UsageError(f"{where} is {value!r}", remedy=f"{nearest(text.lower(), STATUSES)} It is one of "
                          f"{', '.join(STATUSES)}")
+    if text.lower().strip(".?") in _NO_ANSWERS:
+        raise UsageError(f"{where} is {value!r}",
+                         remedy="leave it empty where it is not known; N/A is for what is not there")
     if _IPV4.search(text) or _MAC.search(text):
         raise UsageError(f"{where} names an address", cause="the description is published with the results",
                          remedy="leave addresses out")
@@ -130,7 +137,7 @@ def template(description: Mapping[str, str]) -> str:
             continue
         meaning = f"  # {_MEANINGS[key]}" if key in _MEANINGS else ""
         if description[key] in ("", NOT_STATED) or key in ("status", "hw_notes", "sw_notes"):
-            asked.append(f"{key}: {'rdi' if key == 'status' else ''}{meaning}")
+            asked.append(f"{key}: {meaning}")
         else:
             known.append(f"#{key}: {_plain(description[key])}")
     return _HEAD + "\n".join(asked) + "\n" + _DETECTED + "\n".join(known) + "\n"
