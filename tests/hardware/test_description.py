@@ -108,7 +108,8 @@ def test_modules_and_cards_that_are_shown_are_described(machine):
 
 def test_a_virtual_machine_is_called_one_and_its_cores_virtual(machine):
     virtual = replace(machine, host=replace(machine.host, virtualised=True),
-                      cpu=replace(machine.cpu, model_name="AMD EPYC", cores_per_socket=4), network=[NetworkCard(kind="virtual")])
+                      cpu=replace(machine.cpu, model_name="AMD EPYC", cores_per_socket=4),
+                      network=[NetworkCard(kind="virtual")])
     description = describe_system(virtual, asked(stated={"hw_notes": "Rented."}))
     assert description["hw_notes"].startswith("Rented. Virtual machine: it is given 16 virtual CPUs")
     assert description["host_processor_core_count"] == "4 virtual cores (16 virtual CPUs in all)"
