@@ -101,6 +101,18 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
         return add_script(self, i)
 
+    def dockerfile(self, i: Result) -> Result:
+        """Write a Dockerfile for a script, with all that it needs beside it."""
+        from cm4vllm.engine.docker import docker_script
+
+        return docker_script(self, i, run_it=False)
+
+    def docker(self, i: Result) -> Result:
+        """Write a Dockerfile for a script, build it and run it."""
+        from cm4vllm.engine.docker import docker_script
+
+        return docker_script(self, i, run_it=True)
+
     def doctor(self, i: Result) -> Result:
         """Print what is wrong with the CM home and the machine, and what to do about it."""
         from cm4vllm.engine.doctor import print_diagnosis

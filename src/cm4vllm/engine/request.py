@@ -35,7 +35,8 @@ ENGINE_FLAGS = frozenset({
     "print_readme", "save_env", "shell", "repro", "repro_prefix", "repro_dir", "dump_version_info", "pause",
     "ignore_script_error", "skip_remembered_selections", "remembered_selections", "recursion", "recursion_spaces",
     "run_state", "save_to_json", "save_to_yaml", "common", "ignore_inheritance", "cm_debug", "docker_cache", "verify",
-    "fail", "force", "f", "plan", "graph",
+    "fail", "force", "f", "plan", "graph", "docker_folder",
+    "docker_base_image", "docker_image", "no_run",
 })
 
 
