@@ -2,10 +2,14 @@
 
 
 def preprocess(i):
+    from functools import partial
+
+    from cm4vllm.accuracy.live import live_scores
     from cm4vllm.common.settings import read_settings
     from cm4vllm.loadgen.measurement import RunInputs, measure
 
     env = i["env"]
-    _, path = measure(read_settings(RunInputs, env))
+    watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
+    _, path = measure(read_settings(RunInputs, env), watch)
     env["CM_MLPERF_RUN_RECORD"] = str(path)
     return {"return": 0}

@@ -12,7 +12,6 @@ def preprocess(i):
     if not env.get("CM_MLPERF_ACCURACY_RESULTS_DIR"):
         raise UsageError("no accuracy run is named", remedy="--result_dir=FOLDER of an accuracy run")
     folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
-    nltk_data = env.get("CM_NLTK_DATA")
-    score_run(folder, nltk_data=Path(nltk_data).expanduser().absolute() if nltk_data else None)
+    score_run(folder, nltk_data=env.get("CM_NLTK_DATA"))
     env["CM_MLPERF_ACCURACY_RECORD"] = str(folder / ACCURACY_FILE)
     return {"return": 0}

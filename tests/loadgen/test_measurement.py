@@ -6,9 +6,10 @@ import threading
 
 import msgspec
 import pytest
-from fake_vllm import Behaviour, FakeVllm
+from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common import progress
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
@@ -40,6 +41,22 @@ def inputs(env, **changes):
 def serve(tmp_path, server):
     write_record(tmp_path / "server.json", ServerRecord(
         endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False))
+
+
+def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0)
+    seen = {}
+
+    def note(answers):
+        seen.update(answers)
+        return "as seen by the test"
+
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+        serve(tmp_path, server)
+        record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
+        measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
+    assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
+    assert "tokens/s so far; as seen by the test\n" in capsys.readouterr().out
 
 
 def test_the_records_become_a_run(env, tmp_path):

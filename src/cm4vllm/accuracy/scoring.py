@@ -29,7 +29,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules.benchmarks import BENCHMARKS, AccuracyTarget
 from cm4vllm.rules.scenarios import Mode
 
-__all__ = ["ACCURACY_TEXT", "score_run"]
+__all__ = ["ACCURACY_TEXT", "references_of", "require_tokenizer", "score_run"]
 
 #: The name of the file that the checker reads the scores from.
 ACCURACY_TEXT = "accuracy.txt"
@@ -47,7 +47,7 @@ class _Answers:
         return sum(map(len, self.tokens))
 
 
-def score_run(folder: Path, *, nltk_data: Path | None = None, workers: int | None = None) -> AccuracyRecord:
+def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None = None) -> AccuracyRecord:
     """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
 
     `nltk_data` is where the sentence model lies, nltk's own folders without it. Raises RunFailed when the folder holds
@@ -98,8 +98,8 @@ def _answers(log: Path, expected: int) -> _Answers:
 
 def _pairs(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str,
            workers: int | None) -> PairScores:
-    _require_tokenizer(settings)
-    references = _references(settings.dataset, answers.indices)
+    require_tokenizer(settings)
+    references = references_of(settings.dataset, answers.indices)
     predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
     return score_pairs(predictions, references, sentences, seed=seed, workers=workers)
 
@@ -122,7 +122,7 @@ def _scorer(pairs: PairScores) -> str:
     return f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {pairs.verified} samples drawn"
 
 
-def _require_tokenizer(settings: RunSettings) -> None:
+def require_tokenizer(settings: RunSettings) -> None:
     """Refuse to decode with another tokenizer than the one that the prompts were made with."""
     path, expected = Path(settings.model.path) / "tokenizer.json", settings.dataset.tokenizer_sha256
     if expected and path.exists() and sha256_of(path) != expected:
@@ -131,7 +131,8 @@ def _require_tokenizer(settings: RunSettings) -> None:
                          remedy="use the dataset that belongs to the model, or make it again")
 
 
-def _references(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
+def references_of(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
+    """Return the references of these samples. Raises DatasetError when the file is not the one of the record."""
     path = Path(dataset.path)
     rows = rows_of(path)
     if sha256_of(path) != dataset.sha256:

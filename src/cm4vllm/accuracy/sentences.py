@@ -68,8 +68,8 @@ class Sentences:
     sha256: str = ""
 
     @classmethod
-    def named(cls, name: str, data: Path | None = None) -> Sentences:
-        """Return the way to split of that name; `data` is a folder of nltk data to look into, before nltk's own.
+    def named(cls, name: str, nltk_data: str | Path | None = None) -> Sentences:
+        """Return the way to split of that name; `nltk_data` is the folder to look into, nltk's own without it.
 
         Raises UsageError when there is none of that name, InstallError when its model is not there: it is never
         fetched in the middle of a run.
@@ -78,6 +78,7 @@ class Sentences:
             return cls(name)
         if name != TRAINED:
             raise UsageError(f"unknown way to split sentences: {name!r}", remedy=f"known: {TRAINED}, {UNTRAINED}")
+        data = Path(nltk_data).expanduser().absolute() if nltk_data else None
         return cls(name, find_model(data), MODEL.digest)
 
     def splitter(self) -> Splitter:

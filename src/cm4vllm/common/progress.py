@@ -28,10 +28,11 @@ def warn(text: str) -> None:
 
 
 class Step:
-    """One piece of work under way, told how far it is by `update`."""
+    """One piece of work under way, told how far it is by `update`; `note` is shown with it."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self.title = title
+        self.note = ""
         self._last = time.monotonic()
         self._status: Any = None
         if stream.isatty():
@@ -44,6 +45,8 @@ class Step:
 
     def update(self, text: str) -> None:
         """Show `text` beside the title: at once on a terminal, at most every 15 s elsewhere."""
+        if self.note:
+            text = f"{text}; {self.note}"
         if self._status is not None:
             self._status.update(f"{self.title}: {text}")
         elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.runner import USER_CONF, run, settings_sha256
+from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run, settings_sha256
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
@@ -24,6 +25,8 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
 __all__ = ["RunInputs", "measure", "write_user_conf"]
+
+Watch = Callable[[RunSettings], OnAnswers]
 
 
 class RunInputs(Record, frozen=True, kw_only=True):
@@ -63,10 +66,11 @@ def write_user_conf(inputs: RunInputs) -> Path:
     return path
 
 
-def measure(inputs: RunInputs) -> tuple[RunRecord, Path]:
+def measure(inputs: RunInputs, watch: Watch | None = None) -> tuple[RunRecord, Path]:
     """Make the run, or take over a whole one of the same settings; return its record and the record's path.
 
-    Raises UsageError when something is not given, and what the run raises.
+    `watch` is asked, before an accuracy run, for what the answers are shown to. Raises UsageError when something is not
+    given, and what `watch` and the run raise.
     """
     folder = Path(_given(inputs.output_dir, "output_dir")).absolute()
     settings = _settings(inputs)
@@ -75,7 +79,9 @@ def measure(inputs: RunInputs) -> tuple[RunRecord, Path]:
         say(f"{settings.scenario} {settings.mode} run: already measured with these settings; --rerun=yes repeats it")
         return measured, folder / RUN_FILE
     writable_folder(folder.parent)
-    record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server))
+    on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
+    record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server),
+                 on_answers=on_answers)
     return record, folder / RUN_FILE
 
 

@@ -27,7 +27,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
 
-__all__ = ["USER_CONF", "run", "settings_sha256"]
+__all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
 
 USER_CONF = "user.conf"
 CONSOLE_LOG = "console.log"
@@ -39,8 +39,9 @@ ALIVE_INTERVAL_S = 0.5
 DYING_S = 3.0
 
 Alive = Callable[[], str | None]
-#: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer.
-OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], None]
+#: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer. What it
+#: returns is shown beside the progress.
+OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], str]
 
 
 def run(
@@ -169,7 +170,7 @@ def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> M
         return None
     if isinstance(message, Answers):
         if on_answers is not None:
-            on_answers(message.answers)
+            shown.note = on_answers(message.answers)
         return None
     return message
 

@@ -1,0 +1,128 @@
+"""Scores of an accuracy run while it goes on, from a random part of the answers that have come."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cm4vllm.accuracy.pairs import PairScorer
+from cm4vllm.accuracy.rouge import TYPES
+from cm4vllm.accuracy.scoring import references_of, require_tokenizer
+from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.accuracy.text import Detokenizer
+from cm4vllm.loadgen.records import RunSettings
+
+__all__ = ["LiveScores", "live_scores"]
+
+#: At most so many samples are scored: their mean is then known to about half a point of ROUGE.
+DRAWN = 4096
+#: At most this share of one core, detokenising included; a batch may exceed it for a moment.
+SHARE = 0.015
+#: Answers scored at a time.
+BATCH = 16
+#: Fewer answers are not shown: a spread seen in so few says little.
+FEWEST = 10
+
+_NAMES = ("ROUGE-1", "-2", "-L", "-Lsum")
+
+
+class LiveScores:
+    """Takes answers as they come; says what the scores of the whole run will be, as far as can be told.
+
+    Samples are drawn in a random order before the run, and the answers that have come are scored in that order as long
+    as the time allows. The means are those of all scored samples that precede the first one still waiting, so that how
+    fast an answer came has no part in whether it counts among those that came.
+
+    The bounds are Student's, for a mean of `count` samples out of `samples`: F-measures lie in [0, 1], so their mean is
+    as good as normal from a few dozen on, and a bootstrap would find the same at a hundred times the cost. They tell
+    the luck of the draw; not that answers which come late, because they are long, may score otherwise.
+    """
+
+    def __init__(self, scorer: PairScorer, detokenizer: Detokenizer, references: dict[int, str], samples: int, *,
+                 clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time) -> None:
+        """Take the references of the samples drawn, by index, in the order in which they were drawn."""
+        self._scorer = scorer
+        self._detokenizer = detokenizer
+        self._references = list(references.values())
+        self._places = {index: place for place, index in enumerate(references)}
+        self._samples = samples
+        self._waiting: list[tuple[int, Sequence[int]]] = []
+        self._scores = np.full((len(references), len(TYPES)), np.nan)
+        self._clock, self._spent = clock, spent
+        self._begin, self._cost = clock(), 0.0
+        self._broken = ""
+
+    def __call__(self, answers: Sequence[tuple[int, Sequence[int]]]) -> str:
+        """Take answers, each the index of its sample and its token ids; return what to show.
+
+        It never raises: the run goes on, and its answers are scored when it has ended.
+        """
+        if not self._broken:
+            try:
+                return self._take(answers)
+            except Exception as error:
+                self._broken = f"no partial scores: {type(error).__name__}: {error}"
+        return self._broken
+
+    def _take(self, answers: Sequence[tuple[int, Sequence[int]]]) -> str:
+        begin = self._spent()
+        for index, tokens in answers:
+            place = self._places.pop(index, None)
+            if place is not None:
+                heapq.heappush(self._waiting, (place, tokens))
+        while self._waiting and self._cost + self._spent() - begin < SHARE * (self._clock() - self._begin):
+            self._score([heapq.heappop(self._waiting) for _ in range(min(BATCH, len(self._waiting)))])
+        text = self._text()
+        self._cost += self._spent() - begin
+        return text
+
+    def means(self) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return how many samples count, the mean of each type in percent, and half the width of its 95 % bounds."""
+        scores = self._scores[:self._waiting[0][0]] if self._waiting else self._scores
+        scores = scores[~np.isnan(scores[:, 0])] * 100
+        count = len(scores)
+        if count < 2:
+            return count, np.full(len(TYPES), np.nan), np.full(len(TYPES), np.inf)
+        left = 1 - count / self._samples  # of the variance: none, once every sample of the run counts
+        half = _student(count - 1) * scores.std(axis=0, ddof=1) * math.sqrt(left / count)
+        return count, scores.mean(axis=0), half
+
+    def _score(self, batch: list[tuple[int, Sequence[int]]]) -> None:
+        places = [place for place, _ in batch]
+        predictions = self._detokenizer.decode([tokens for _, tokens in batch])
+        scored = self._scorer.score(predictions, [self._references[place] for place in places])
+        self._scores[places] = np.column_stack([scored.fmeasures[type_] for type_ in TYPES])
+
+    def _text(self) -> str:
+        count, means, halves = self.means()
+        if count < FEWEST:
+            return ""
+        shown = ", ".join(f"{name} {mean:.1f} ± {half:.1f}" for name, mean, half in
+                          zip(_NAMES, means.tolist(), halves.tolist(), strict=True))
+        return f"partial scores of {count:,} answers: {shown}"
+
+
+def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores:
+    """Return the live scores of a run. Raises what scoring it would raise, before the run: InstallError and others.
+
+    `nltk_data` is the folder in which the sentence model lies, nltk's own folders without it.
+    """
+    scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
+    require_tokenizer(settings)
+    count = min(DRAWN, settings.samples)
+    drawn = random.Random(0).sample(range(settings.samples), count)  # noqa: S311 - the same samples in every run
+    references = dict(zip(drawn, references_of(settings.dataset, drawn), strict=True))
+    return LiveScores(scorer, Detokenizer(Path(settings.model.path)), references, settings.samples)
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5 % point of Student's distribution, by the expansion around the normal one's (0.2 % off at 9)."""
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
