@@ -15,8 +15,22 @@ from cm4vllm.engine.automation import CacheAutomation  # noqa: E402
 
 class CAutomation(CacheAutomation):
     def show(self, i: dict[str, Any]) -> dict[str, Any]:
-        """Show cache entries: tags, path and version.
+        """Show cache entries: tags, path, version, size and age.
 
         tags (str): tags of the entries; env (bool): also show what they export
         """
         return super().show(i)
+
+    def search(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Find cache entries and print their paths; on a terminal with size and age.
+
+        tags (str): tags of the entries, -tag for those without it
+        """
+        return super().search(i)
+
+    def delete(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Remove cache entries, after one question.
+
+        tags (str): tags of the entries; f, force (bool): do not ask
+        """
+        return super().delete(i)

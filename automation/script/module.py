@@ -44,3 +44,45 @@ class CAutomation(ScriptAutomation):
         tags (str): tags of the scripts; all scripts without
         """
         return super().test(i)
+
+    def plan(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Print what a run would do: nothing of any script is run, and nothing is written.
+
+        All that `cm run script` takes, and
+        graph (bool): print it as a Mermaid graph; out=json or j: as JSON
+        """
+        return super().plan(i)
+
+    def lint(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Print what is suspicious in scripts, by file and line; 3 if anything is.
+
+        tags (str): tags of the scripts; or a name, repo:name, or name*; all scripts without
+        """
+        return super().lint(i)
+
+    def doctor(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Print what is wrong with the CM home and this machine, each with a remedy; 1 if anything is."""
+        return super().doctor(i)
+
+    def add(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Write a new script from a template: cm add script [repo:]name --tags=a,b
+
+        tags (str): its tags; the words of its name otherwise
+        template (str): python or shell
+        """
+        return super().add(i)
+
+    def dockerfile(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Write a folder with a Dockerfile for a script and all that it needs.
+
+        All that `cm run script` takes: it becomes the command of the image. And
+        docker_folder (str): the folder; docker_base_image, docker_image (str): what it is built on, and its name
+        """
+        return super().dockerfile(i)
+
+    def docker(self, i: dict[str, Any]) -> dict[str, Any]:
+        """Write a Dockerfile for a script, build it and run it.
+
+        What `cm dockerfile script` takes; no_run (bool): only write it
+        """
+        return super().docker(i)

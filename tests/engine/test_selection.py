@@ -145,7 +145,7 @@ def test_help_and_show(home):
     for words in (("run", "script", "--tags=one", "--help"), ("show", "script", "--tags=one")):
         page = home.cli(*words)
         assert page.returncode == 0
-        for text in ("one", "--who", "name to greet (default: world)", "speed: _fast (default)"):
+        for text in ("one", "--who", "name to greet (default: world)", "speed:  _fast (default)"):
             assert text in page.stdout
     assert home.cli("help", "script").returncode == 0
 
