@@ -9,6 +9,7 @@ def preprocess(i):
 
     env = i["env"]
     record = provide(read_settings(DatasetSettings, env), Path.cwd())
-    env["CM_DATASET_PATH"] = record.path
-    env["CM_DATASET_RECORD"] = str(Path.cwd() / DATASET_FILE)
+    kind = "CM_CALIBRATION_DATASET" if env.get("CM_DATASET_CALIBRATION") == "yes" else "CM_DATASET"
+    env[f"{kind}_PATH"] = record.path
+    env[f"{kind}_RECORD"] = str(Path.cwd() / DATASET_FILE)
     return {"return": 0}

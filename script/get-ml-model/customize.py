@@ -12,5 +12,6 @@ def preprocess(i):
     env["CM_ML_MODEL_NAME"] = record.name
     env["CM_ML_MODEL_PATH"] = record.path
     env["CM_ML_MODEL_RECORD"] = str(Path.cwd() / MODEL_FILE)
+    env["CM_ML_MODEL_SHA256"] = record.sha256
     env["CM_ML_MODEL_TOKENIZER_SHA256"] = tokenizer_sha256(record)
     return {"return": 0}

@@ -33,6 +33,7 @@ class Checkpoint:
     max_positions: int | None
     parameters: int | None
     weight_data_types: str
+    quantised: bool = False
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -67,6 +68,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         vocabulary=_text_config(config).get("vocab_size"),
         max_positions=_text_config(config).get("max_position_embeddings"),
         parameters=None if packed else sum(real.values()),
+        quantised=bool(config.get("quantization_config")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
 

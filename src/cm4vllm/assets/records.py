@@ -4,7 +4,33 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["DatasetRecord", "ModelRecord"]
+__all__ = ["DatasetRecord", "ModelRecord", "QuantizationRecord"]
+
+
+class QuantizationRecord(Record, frozen=True, kw_only=True):
+    """How a model was quantised here: what calibration.md and measurements.json say.
+
+    `weights`, `activations` and `kv_cache` say in words what each became, `formula` how; `layers` counts the layers
+    whose weights were quantised and `layer_kinds` names their kinds. `starting_weights` are the files it began with.
+    `calibration_*` are empty for a scheme that needs no samples; `calibration_tokens` counts the tokens of all used.
+    """
+
+    scheme: str
+    weights: str
+    activations: str
+    kv_cache: str
+    formula: str
+    layers: int
+    layer_kinds: list[str]
+    ignored: list[str]
+    base_model: str
+    base_sha256: str
+    starting_weights: str
+    tools: dict[str, str]
+    calibration_dataset: str = ""
+    calibration_sha256: str = ""
+    calibration_samples: int = 0
+    calibration_tokens: int = 0
 
 
 class ModelRecord(Record, frozen=True, kw_only=True):
@@ -25,10 +51,13 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     weight_transformations: str = "none"
     min_tokens: int = 1
     recipe: dict[str, str] = {}
+    quantization: QuantizationRecord | None = None
 
 
 class DatasetRecord(Record, frozen=True, kw_only=True):
     """A dataset file: a JSON list of {input, tok_input, output}, as the reference's cnn_eval.json.
+
+    `source_sha256` is the digest of the published file that it was converted from, empty where it was made here.
 
     `sentences` says how sentences are split for ROUGE-Lsum: `punkt_tab` is nltk's English model, as the reference
     uses; `punkt-untrained` is the same algorithm without a model, for the datasets made by us.
@@ -40,6 +69,7 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
     sha256: str
     samples: int
     max_input_tokens: int
+    source_sha256: str = ""
     tokenizer_sha256: str = ""
     sentences: str = "punkt_tab"
     recipe: dict[str, str] = {}

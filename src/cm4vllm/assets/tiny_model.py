@@ -6,17 +6,16 @@ It makes every part of a run real on a machine without GPU and without a model h
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 
 from cm4vllm.assets.tiny_dataset import Split, examples
+from cm4vllm.assets.worker import run_worker
 from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.files import require_space, staged_folder, write_text
-from cm4vllm.common.processes import die_with_parent, exit_in_words
-from cm4vllm.common.progress import Step, step
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.progress import step
 
 __all__ = ["RECIPE", "train"]
 
@@ -46,24 +45,12 @@ def train(python: Path, folder: Path) -> None:
         stages = Path(scratch) / "stages.json"
         write_text(stages, json.dumps(training_stages()))
         words = [str(python), "-P", str(_TRAINING), f"--stages={stages}", f"--output={staging}", f"--seed={SEED}"]
-        _run(words, progress)
 
+        def tell(line: str) -> None:
+            if found := _PROGRESS.search(line):
+                progress.update(f"step {found[1]} of {found[2]}")
 
-def _run(words: list[str], progress: Step) -> None:
-    lines: list[str] = []
-    # -P and no PYTHONPATH: that environment's packages are vLLM's, and none of ours may come before them.
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
-    with subprocess.Popen(words, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent) as process:
-        try:
-            for line in process.stdout or ():
-                lines = [*lines[-20:], line.rstrip()]
-                if found := _PROGRESS.search(line):
-                    progress.update(f"step {found[1]} of {found[2]}")
-        except BaseException:
-            process.kill()
-            raise
-    _check(process.returncode, lines, words[0])
+        _check(*run_worker(words, tell), words[0])
 
 
 def training_stages() -> list[list[tuple[str, str]]]:

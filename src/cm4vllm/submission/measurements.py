@@ -30,7 +30,7 @@ def measurements(run: RunRecord) -> dict[str, str]:
         "weight_data_types": model.weight_data_types,
         "weight_transformations": model.weight_transformations or "none",
         "model_sha256": model.sha256,
-        "dataset_sha256": settings.dataset.sha256,
+        "dataset_sha256": settings.dataset.source_sha256 or settings.dataset.sha256,
     }
     if run.notice:
         content["notice"] = run.notice

@@ -1,0 +1,12 @@
+"""Installs llm-compressor into the cache entry."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.assets.compressor import install
+
+    python, version = install(Path.cwd(), Path(i["artifact"].path) / "requirements.txt")
+    i["env"]["CM_LLM_COMPRESSOR_PYTHON_BIN_WITH_PATH"] = str(python)
+    i["env"]["CM_LLM_COMPRESSOR_VERSION"] = version
+    return {"return": 0, "version": version}

@@ -1,0 +1,18 @@
+"""Quantises a model and describes the checkpoint that came of it."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
+    from cm4vllm.assets.quantization import QuantizationSettings, quantize
+    from cm4vllm.common.settings import read_settings
+
+    env = i["env"]
+    record = quantize(read_settings(QuantizationSettings, env), Path.cwd())
+    env["CM_ML_MODEL_NAME"] = record.name
+    env["CM_ML_MODEL_PATH"] = record.path
+    env["CM_ML_MODEL_RECORD"] = str(Path.cwd() / MODEL_FILE)
+    env["CM_ML_MODEL_SHA256"] = record.sha256
+    env["CM_ML_MODEL_TOKENIZER_SHA256"] = tokenizer_sha256(record)
+    return {"return": 0}

@@ -1,0 +1,87 @@
+"""Quantise a model with llm-compressor; run by path in the environment that has it.
+
+    python compression.py --model=FOLDER --output=FOLDER --scheme=NAME [--kv-fp8] [--samples=FILE]
+
+FILE is a JSON list of token id lists, none of which is cut or padded. The folder of --output receives the checkpoint
+and the tokenizer's files as they are. The last line printed is a JSON object: what was quantised, and the tools' versions.
+Nothing of cm4vllm is imported, because that environment is llm-compressor's, not ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+
+#: llm-compressor's presets; GPTQ is an algorithm of its own for the last.
+SCHEMES = {"fp8": "FP8", "fp8-dynamic": "FP8_DYNAMIC", "int8": "W8A8", "gptq-w4a16": "W4A16", "none": ""}
+KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
+          "observer": "static_minmax"}
+IGNORED = ["lm_head"]
+TOOLS = ("llmcompressor", "compressed-tensors", "torch", "transformers")
+#: Of the source's folder, what is not weights or their index: tokenizer, chat template, generation defaults.
+KEPT = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
+
+
+def modifiers(scheme: str, kv_fp8: bool) -> list[Any]:
+    """Return llm-compressor's recipe for a scheme."""
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    kv = KV_FP8 if kv_fp8 else None
+    if scheme == "none":
+        return [QuantizationModifier(ignore=["re:.*"], kv_cache_scheme=kv)]
+    if scheme == "gptq-w4a16":
+        gptq = GPTQModifier(targets="Linear", scheme=SCHEMES[scheme], ignore=IGNORED)
+        return [gptq, QuantizationModifier(ignore=["re:.*"], kv_cache_scheme=kv)] if kv else [gptq]
+    return [QuantizationModifier(targets="Linear", scheme=SCHEMES[scheme], ignore=IGNORED, kv_cache_scheme=kv)]
+
+
+def quantised_layers(model: Any) -> list[str]:
+    """Return the names of the layers whose weights were quantised."""
+    return [name for name, module in model.named_modules()
+            if getattr(getattr(module, "quantization_scheme", None), "weights", None) is not None]
+
+
+def main() -> None:
+    """Quantise and save, as the module says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--scheme", choices=SCHEMES, required=True)
+    parser.add_argument("--kv-fp8", action="store_true")
+    parser.add_argument("--samples", type=Path)
+    arguments = parser.parse_args()
+
+    import torch
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype="auto", device_map="auto" if torch.cuda.is_available() else None)
+    calibration: dict[str, Any] = {}
+    if arguments.samples is not None:
+        samples = json.loads(arguments.samples.read_text())
+        rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples]
+        calibration = {"dataset": Dataset.from_list(rows), "num_calibration_samples": len(rows),
+                       "max_seq_length": max(map(len, samples)), "shuffle_calibration_samples": False}
+    oneshot(model=model, recipe=modifiers(arguments.scheme, arguments.kv_fp8), **calibration)
+    layers = quantised_layers(model)
+    model.save_pretrained(arguments.output, save_compressed=True)
+    for pattern in KEPT:
+        for path in arguments.model.glob(pattern):
+            shutil.copyfile(path, arguments.output / path.name)
+    versions = {name: importlib.metadata.version(name) for name in TOOLS}
+    print(json.dumps({"layers": layers, "ignored": IGNORED, "tools": versions}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

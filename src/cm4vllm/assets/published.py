@@ -1,0 +1,99 @@
+"""Dataset files in the formats they are published in, and the one format that we read afterwards.
+
+Ours is a JSON list of rows, each with `tok_input` (token ids), `input` and `output` (texts), and whatever else of the
+published row a scorer may need.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.assets.unpickling import read_table
+from cm4vllm.common.errors import DatasetError
+
+__all__ = ["COLUMNS", "read_published", "rows_of"]
+
+#: The columns of ours.
+COLUMNS = ("input", "tok_input", "output")
+#: The published names of ours, by benchmark: llama2-70b and llama3.1-8b have ours; mixtral-8x7b and llama3.1-405b have
+#: gt_output (language/*/dataset.py, evaluate-accuracy.py); deepseek-r1 and gpt-oss-120b the others (eval_accuracy.py).
+_OTHER_NAMES = {"input": ("text_input", "question", "prompt"), "tok_input": ("input_tokens",),
+                "output": ("gt_output", "ground_truth")}
+_AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or .parquet"
+
+
+def read_published(path: Path) -> list[dict[str, Any]]:
+    """Read a dataset file by its name's ending and return its rows under our names. Raises DatasetError."""
+    if not path.is_file():
+        raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
+    kinds = path.name.lower().split(".")
+    if kinds[-1] == "gz":
+        kinds.pop()
+    if kinds[-1] in ("pkl", "pickle"):
+        rows = read_table(_bytes(path), str(path))
+    elif kinds[-1] == "parquet":
+        rows = _parquet(path)
+    else:
+        rows = rows_of(path)
+    return [_renamed(row) for row in rows]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
+    try:
+        value = json.loads(_bytes(path))
+    except FileNotFoundError as error:
+        raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>") from error
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} is not a JSON file", cause=str(error), remedy=_AS_PUBLISHED) from error
+    rows = _from_columns(path, value) if isinstance(value, dict) else value
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DatasetError(f"{path} holds no records", cause="neither a list of records nor an object of columns",
+                           remedy=f"each record has {', '.join(COLUMNS)}, as in cnn_eval.json")
+    return rows
+
+
+def _bytes(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DatasetError(f"{path} is not a whole gzip file", cause=str(error),
+                           remedy="copy or download the dataset again") from error
+
+
+def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    values = {name: list(one.values()) if isinstance(one, dict) else one for name, one in columns.items()}
+    if not all(isinstance(value, list) for value in values.values()):
+        return []
+    if len({len(value) for value in values.values()}) != 1:
+        raise DatasetError(f"{path} has columns of different lengths", remedy="copy or download the dataset again")
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} is not a whole parquet file", cause=str(error),
+                           remedy="copy or download the dataset again") from error
+    return rows
+
+
+def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    row = dict(row)
+    for ours, others in _OTHER_NAMES.items():
+        name = next((other for other in others if other in row), None)
+        if ours not in row and name is not None:
+            row[ours] = row[name]
+    return row

@@ -1,0 +1,161 @@
+"""Quantised models: calibrated on the benchmark's calibration set, and described as a submission needs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.datasets import rows_of
+from cm4vllm.assets.models import MODEL_FILE, check_unchanged
+from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
+from cm4vllm.assets.worker import run_worker
+from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
+from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, write_text
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.progress import step
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
+
+__all__ = ["KV_FP8", "SCHEMES", "QuantizationSettings", "Scheme", "quantize"]
+
+_COMPRESSION = Path(__file__).with_name("compression.py")
+_PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compressing model):\s+(\d+)%")
+_SPARE_BYTES = 256 * 2**20
+_STATIC = ("fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration "
+           "samples")
+_FP8 = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max|x| / 448"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a scheme makes of weights and activations, in words; `samples` tells whether it is calibrated."""
+
+    weights: str
+    activations: str
+    formula: str
+    samples: bool
+
+
+SCHEMES = {
+    "fp8": Scheme("fp8 (E4M3), symmetric, one scale per tensor", _STATIC, _FP8, samples=True),
+    "fp8-dynamic": Scheme("fp8 (E4M3), symmetric, one scale per output channel", "fp8 (E4M3), symmetric, one scale per "
+                          "token, computed at run time", _FP8, samples=False),
+    "int8": Scheme("int8, symmetric, one scale per output channel", "int8, symmetric, one scale per token, computed at "
+                   "run time", "x_q = round(clip(x / s, -128, 127)), s = max|x| / 127.5", samples=False),
+    "gptq-w4a16": Scheme("int4, symmetric, one scale per group of 128 input channels, by GPTQ", "not quantised",
+                         "w_q = round(clip(w / s, -8, 7)), s = max|w| / 7.5 per group; GPTQ rounds column by column "
+                         "and carries each column's error, weighted by the inverse Hessian of the layer's inputs on the "
+                         "calibration samples, over to the columns that follow", samples=True),
+    "none": Scheme("not quantised", "not quantised", "", samples=False),
+}
+KV_FP8 = _STATIC
+
+
+class QuantizationSettings(Record, frozen=True, kw_only=True):
+    """Which scheme for which model; `python` is one that has llm-compressor. `samples` are taken from the first on."""
+
+    scheme: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION_SCHEME")] = "fp8-dynamic"
+    kv_fp8: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_KV_CACHE")] = False
+    python: Annotated[str, Key("CM_LLM_COMPRESSOR_PYTHON_BIN_WITH_PATH")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
+    samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
+
+
+def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
+    """Quantise a model into `folder`, write its record there and return it.
+
+    Raises UsageError, ModelError where the model cannot be quantised so, DatasetError, DiskFull.
+    """
+    scheme = _scheme(settings)
+    base = read_record(Path(settings.model_record), ModelRecord)
+    check_unchanged(base)
+    if read_checkpoint(Path(base.path)).quantised:
+        raise ModelError(f"{base.name} is quantised already", cause=f"its weights are {base.weight_data_types}",
+                         remedy="give the model that it was made from")
+    name = "-".join([base.name, *([settings.scheme] if settings.scheme != "none" else []),
+                     *(["kv-fp8"] if settings.kv_fp8 else [])])
+    calibrated = scheme.samples or settings.kv_fp8
+    dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
+    samples = _samples(dataset, settings.samples) if dataset else []
+    require_space(folder, sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + _SPARE_BYTES,
+                  f"the model {name}")
+    facts = _compress(settings, Path(base.path), folder / name, samples)
+    checkpoint = read_checkpoint(folder / name)
+    quantization = QuantizationRecord(
+        scheme=settings.scheme, weights=scheme.weights, activations=scheme.activations,
+        kv_cache=KV_FP8 if settings.kv_fp8 else "not quantised", formula=scheme.formula or _FP8,
+        layers=len(facts["layers"]), layer_kinds=sorted({layer.rpartition(".")[2] for layer in facts["layers"]}),
+        ignored=facts["ignored"], base_model=base.name, base_sha256=base.sha256,
+        starting_weights=_weights(Path(base.path), base.name), tools=facts["tools"],
+        calibration_dataset=dataset.name if dataset else "", calibration_sha256=dataset.sha256 if dataset else "",
+        calibration_samples=len(samples), calibration_tokens=sum(map(len, samples)),
+    )  # fmt: skip
+    record = ModelRecord(
+        name=name, path=str(folder / name), source=f"{base.name} quantised here by llm-compressor; {base.source}",
+        sha256=sha256_of_tree(folder / name), parameters=base.parameters, architecture=checkpoint.architecture,
+        weight_data_types=checkpoint.weight_data_types, weight_transformations=_transformations(quantization),
+        min_tokens=base.min_tokens, recipe=base.recipe | {"scheme": settings.scheme}, quantization=quantization,
+    )  # fmt: skip
+    record.recipe.pop("files", None)
+    write_record(folder / MODEL_FILE, record)
+    return record
+
+
+def _scheme(settings: QuantizationSettings) -> Scheme:
+    if settings.scheme not in SCHEMES:
+        raise UsageError(f"unknown quantisation {settings.scheme!r}", remedy=nearest(settings.scheme, SCHEMES))
+    if settings.scheme == "none" and not settings.kv_fp8:
+        raise UsageError("nothing is left to quantise", remedy="add _kv-fp8, or take another scheme: _fp8-dynamic")
+    if settings.samples < 1:
+        raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
+    return SCHEMES[settings.scheme]
+
+
+def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
+    rows = rows_of(Path(dataset.path))[:count]
+    samples = [row["tok_input"] for row in rows if row.get("tok_input")]
+    if not samples:
+        raise DatasetError(f"the calibration set {dataset.name} holds no tokens",
+                           remedy="give one whose rows have tok_input")
+    return samples
+
+
+def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples: list[list[int]]) -> dict[str, Any]:
+    what = settings.scheme + (" with fp8 keys and values" if settings.kv_fp8 else "")
+    with step(f"quantising {model.name}: {what}") as progress, staged_folder(folder) as staging, \
+            tempfile.TemporaryDirectory() as scratch:
+        words = [settings.python, "-P", str(_COMPRESSION), f"--model={model}", f"--output={staging}",
+                 f"--scheme={settings.scheme}", *(["--kv-fp8"] if settings.kv_fp8 else [])]
+        if samples:
+            write_text(Path(scratch) / "samples.json", json.dumps(samples))
+            words.append(f"--samples={Path(scratch) / 'samples.json'}")
+
+        def tell(line: str) -> None:
+            if found := _PROGRESS.search(line):
+                progress.update(f"{found[1]} {found[4]} %")
+
+        status, lines = run_worker(words, tell)
+        told = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
+        if status or not told:
+            raise ModelError(f"{model.name} cannot be quantised to {what}",
+                             cause="\n".join([exit_in_words(status), *lines[-6:]]),
+                             remedy="another scheme may suit its architecture: _fp8-dynamic needs the least of it")
+        facts: dict[str, Any] = json.loads(told)
+    return facts
+
+
+def _weights(folder: Path, name: str) -> str:
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    return f"{name}/{files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else "")
+
+
+def _transformations(made: QuantizationRecord) -> str:
+    parts = {"weights": made.weights, "activations": made.activations, "KV cache": made.kv_cache}
+    told = "; ".join(f"{what}: {how}" for what, how in parts.items() if how != "not quantised")
+    return f"quantization ({told})"

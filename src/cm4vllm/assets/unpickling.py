@@ -1,0 +1,209 @@
+"""Tables out of pickle files, without running anything that a file asks for.
+
+A pickle is a program: it may call whatever it names. Here it can name only what a pandas DataFrame is made of, and each
+of these names stands for a plain object below: no code of pandas runs. Whatever else a file names is refused.
+Layouts: pandas/core/internals/managers.py and blocks.py (1.3 and later), numpy's ndarray.__reduce__ and __setstate__.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from cm4vllm.common.errors import DatasetError
+
+__all__ = ["read_table"]
+
+#: numpy's kinds of plain numbers and booleans: their bytes are read; objects come as lists.
+_PLAIN = "biuf"
+
+
+def read_table(data: bytes, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a pickled DataFrame, list of dicts, or dict of columns, as plain Python values.
+
+    Raises DatasetError for a pickle that names anything else, and for one that is broken.
+    """
+    try:
+        value = _Unpickler(io.BytesIO(data)).load()
+        return _rows(value)
+    except _Refused as error:
+        raise DatasetError(f"{name} is not a table that can be read safely", cause=f"it asks for {error}",
+                           remedy="have its publisher give it as JSON or parquet; nothing of it was run") from error
+    except DatasetError:
+        raise
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise DatasetError(f"{name} is not a whole pickle of a table", cause=f"{type(error).__name__}: {error}"[:300],
+                           remedy="copy or download the dataset again") from error
+
+
+class _Refused(Exception):
+    """A name that no table needs."""
+
+
+class _Dtype:
+    """numpy.dtype(text, align, copy); the state holds the byte order."""
+
+    def __init__(self, text: str, *_: Any) -> None:
+        self.text, self.order = text, "="
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.order = str(state[1])
+
+    def plain(self) -> numpy.dtype[Any]:
+        if self.text[:1] not in _PLAIN:
+            raise _Refused(f"an array of the type {self.text!r}")
+        return numpy.dtype(f"{'' if self.order == '|' else self.order}{self.text}")
+
+
+class _Array:
+    """numpy.ndarray: `values` in C order, flat; `shape` its dimensions."""
+
+    def __init__(self, *_: Any) -> None:
+        self.shape: tuple[int, ...] = (0,)
+        self.values: list[Any] = []
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        _, shape, dtype, fortran, raw = state
+        self.fill(shape, dtype, "F" if fortran else "C", raw)
+
+    def fill(self, shape: Sequence[int], dtype: _Dtype, order: str, raw: Any) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        if isinstance(raw, list):
+            self.values = raw
+        else:
+            flat = numpy.frombuffer(raw, dtype=dtype.plain())
+            self.values = flat.reshape(self.shape, order="F" if order == "F" else "C").ravel().tolist()
+        if len(self.values) != int(numpy.prod(self.shape, dtype=numpy.int64)):
+            raise ValueError(f"{len(self.values)} values in an array of the shape {self.shape}")
+
+    def rows(self) -> list[list[Any]]:
+        """Return a two-dimensional array row by row."""
+        count, width = self.shape
+        return [self.values[start * width : (start + 1) * width] for start in range(count)]
+
+
+class _Index:
+    """A pandas Index, of which only the labels count."""
+
+    def __init__(self, data: Any) -> None:
+        self.labels = list(data.values) if isinstance(data, _Array) else list(data)
+
+
+class _Manager:
+    """pandas' BlockManager: blocks of columns of one type, and the axes: columns first, then rows."""
+
+    def __init__(self, blocks: Iterable[tuple[_Array, Any, int]], axes: Sequence[_Index]) -> None:
+        self.blocks, self.axes = list(blocks), list(axes)
+
+    def table(self) -> list[dict[str, Any]]:
+        names, count = self.axes[0].labels, len(self.axes[1].labels)
+        columns: dict[int, list[Any]] = {}
+        for values, places, _ in self.blocks:
+            where = range(len(names))[places] if isinstance(places, slice) else places.values
+            columns.update(zip(where, values.rows(), strict=True))
+        if len(columns) != len(names) or any(len(column) != count for column in columns.values()):
+            raise ValueError("its columns do not fit its index")
+        order = [columns[number] for number in range(len(names))]
+        return [dict(zip(map(str, names), map(_plain, row), strict=True)) for row in zip(*order, strict=True)]
+
+
+class _Frame:
+    """pandas.DataFrame: its state holds the manager."""
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.manager = state.get("_mgr", state.get("_data"))
+
+
+class _Kind:
+    """A class that is named only to be handed on, as the kind of an index or array."""
+
+
+def _range_or_labels(_: type[_Kind], given: Mapping[str, Any]) -> _Index:
+    if "start" in given:
+        return _Index(range(int(given["start"]), int(given["stop"]), int(given["step"])))
+    return _Index(given["data"])
+
+
+def _from_buffer(raw: Any, dtype: _Dtype, shape: Sequence[int], order: str, *_: Any) -> _Array:
+    array = _Array()
+    array.fill(shape, dtype, order, raw)
+    return array
+
+
+def _scalar(dtype: _Dtype, raw: bytes) -> Any:
+    return numpy.frombuffer(raw, dtype=dtype.plain())[0].item()
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise _Refused(f"the encoding {encoding}")
+    return text.encode("latin1")
+
+
+def _known() -> dict[tuple[str, str], Any]:
+    known: dict[tuple[str, str], Any] = {
+        ("builtins", "slice"): slice, ("_codecs", "encode"): _encoded,
+        ("numpy", "ndarray"): _Kind, ("numpy", "dtype"): _Dtype,
+        ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
+        ("pandas.core.internals.managers", "BlockManager"): _Manager,
+        ("pandas.core.indexes.base", "_new_Index"): _range_or_labels,
+        ("pandas.core.indexes.numeric", "Int64Index"): _Kind,
+    }  # fmt: skip
+    for module in ("numpy.core", "numpy._core"):
+        known[f"{module}.multiarray", "_reconstruct"] = _Array
+        known[f"{module}.multiarray", "scalar"] = _scalar
+        known[f"{module}.numeric", "_frombuffer"] = _from_buffer
+    for name, module, stand_in in (("DataFrame", "pandas.core.frame", _Frame),
+                                   ("Index", "pandas.core.indexes.base", _Kind),
+                                   ("RangeIndex", "pandas.core.indexes.range", _Kind)):
+        known["pandas", name] = known[module, name] = stand_in
+    return known
+
+
+_KNOWN = _known()
+
+
+class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be narrowed
+    """Builds stand-ins; it can call nothing but those of _KNOWN."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) not in _KNOWN:
+            raise _Refused(f"{module}.{name}")
+        found: Callable[..., Any] = _KNOWN[module, name]
+        return found
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise _Refused("an object outside the file")
+
+    def get_extension(self, code: int) -> None:
+        raise _Refused(f"the extension {code}")
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, _Frame):
+        if not isinstance(value.manager, _Manager):
+            raise ValueError("it is no DataFrame of pandas 1.3 or later")
+        return value.manager.table()
+    value = _plain(value)
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return value
+    raise ValueError("it holds neither a DataFrame, nor rows, nor columns")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value made of plain Python types alone."""
+    if isinstance(value, _Array):
+        return _plain(value.rows() if len(value.shape) == 2 else value.values)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    raise _Refused(f"a value of the type {type(value).__name__.strip('_')}")

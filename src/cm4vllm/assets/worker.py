@@ -1,0 +1,30 @@
+"""Programs of ours that run in another environment's Python: their lines as they come, and their end with ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+
+from cm4vllm.common.processes import die_with_parent
+
+__all__ = ["run_worker"]
+
+_KEPT_LINES = 40
+
+
+def run_worker(words: Sequence[str], tell: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Run a program to its end, handing each line it prints to `tell`; return its exit status and its last lines."""
+    lines: list[str] = []
+    # No PYTHONPATH: that environment's packages are its own, and none of ours may come before them.
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+    with subprocess.Popen(words, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent) as process:
+        try:
+            for line in process.stdout or ():
+                lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+                tell(line)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, lines

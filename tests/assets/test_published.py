@@ -1,0 +1,129 @@
+"""Datasets in each published format become the same rows; what a pickle asks for is never run."""
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy
+import pandas
+import pytest
+
+from cm4vllm.assets.published import read_published
+from cm4vllm.common.errors import DatasetError
+
+#: Files that pandas of the published files' years wrote: published/make.py.
+PUBLISHED = Path(__file__).parent / "published"
+
+
+@pytest.mark.parametrize("pandas_version", ["pandas1", "pandas2"])
+def test_open_orca_reads_as_its_reference_reads_it(pandas_version):
+    rows = read_published(PUBLISHED / f"open_orca.{pandas_version}.pkl.gz")
+    assert [row["tok_input"] for row in rows] == [[1, 5, 9], [1, 7]]
+    assert [row["output"] for row in rows] == ["A port.", "A quay."]
+    assert [row["input"] for row in rows] == ["What is a harbour?", "And a pier?"]
+    assert [(row["tok_input_len"], row["score"], row["flag"]) for row in rows] == [(3, 0.5, True), (2, 1.0, False)]
+    assert {type(row["flag"]) for row in rows} == {bool}
+
+
+@pytest.mark.parametrize("pandas_version", ["pandas1", "pandas2"])
+def test_mixtral_keeps_the_columns_that_its_scorers_need(pandas_version):
+    rows = read_published(PUBLISHED / f"mixtral.{pandas_version}.pkl")
+    assert [(row["dataset"], row["output"], row["tok_input"]) for row in rows] == [("GSM8K", "4", [1, 2, 3]),
+                                                                                 ("MBXP", "pass", [1, 4])]
+
+
+def test_token_ids_that_are_arrays_become_lists():
+    rows = read_published(PUBLISHED / "llama3.1-405b.pandas2.pkl")
+    assert [row["tok_input"] for row in rows] == [[1, 2, 3], [1, 4]]
+    assert [row["metric"] for row in rows] == ["rouge", "exact_match"]
+    json.dumps(rows)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protocol):
+    with pandas.option_context("future.infer_string", False):
+        frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2],
+                                  "m": [3, 4], "x": [1.5, 2.5]})
+    frame.to_pickle(tmp_path / "today.pkl", protocol=protocol)
+    assert read_published(tmp_path / "today.pkl") == frame.to_dict(orient="records")
+
+
+def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
+    frame = pandas.DataFrame(numpy.arange(6).reshape(2, 3)).T
+    frame.columns = pandas.Index(["tok", "output"], dtype=object)
+    frame.to_pickle(tmp_path / "turned.pkl")
+    assert read_published(tmp_path / "turned.pkl") == [{"tok": 0, "output": 3}, {"tok": 1, "output": 4},
+                                                       {"tok": 2, "output": 5}]
+
+
+@pytest.mark.parametrize("value", [[{"tok_input": (1, 2), "output": "a"}], {"tok_input": [(1, 2)], "output": ["a"]}])
+def test_plain_pickles_are_read(tmp_path, value):
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(value))
+    assert read_published(tmp_path / "plain.pkl") == [{"tok_input": [1, 2], "output": "a"}]
+
+
+def test_parquet_is_read(tmp_path):
+    frame = pandas.DataFrame({"input_tokens": [[1, 2], [3]], "ground_truth": ["a", "b"], "dataset": ["aime", "gpqa"]})
+    frame.to_parquet(tmp_path / "eval.parquet")
+    rows = read_published(tmp_path / "eval.parquet")
+    assert [(row["tok_input"], row["output"], row["dataset"]) for row in rows] == [([1, 2], "a", "aime"),
+                                                                                 ([3], "b", "gpqa")]
+
+
+def test_json_by_rows_and_by_columns_is_read(tmp_path):
+    frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"]})
+    for orient in ("records", "columns"):
+        frame.to_json(tmp_path / "cnn_eval.json", orient=orient)
+        assert read_published(tmp_path / "cnn_eval.json") == frame.to_dict(orient="records")
+
+
+class Command:
+    """Unpickled by anybody else, this makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch '{self.path}'",))
+
+
+def malicious(kind, witness):
+    if kind == "alone":
+        return pickle.dumps(Command(witness))
+    if kind == "in a cell":
+        frame = pandas.DataFrame({"tok_input": [[1]], "output": numpy.array([Command(witness)], dtype=object)})
+        return pickle.dumps(frame)
+    if kind == "eval":
+        return b"\x80\x04cbuiltins\neval\n(S'open(\"%s\", \"w\")'\ntR." % str(witness).encode()
+    if kind == "by attribute":  # a dotted name reaches into what is allowed
+        return b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93."
+    state = b"(\x8c\x04_mgrcos\nsystem\n(S'touch %s'\ntRu" % str(witness).encode()
+    return b"\x80\x04cpandas.core.frame\nDataFrame\n)\x81}" + state + b"b."
+
+
+@pytest.mark.parametrize("kind", ["alone", "in a cell", "eval", "by attribute", "in a state"])
+def test_what_a_pickle_asks_for_is_not_run(tmp_path, kind):
+    (tmp_path / "bad.pkl").write_bytes(malicious(kind, tmp_path / "witness"))
+    with pytest.raises(DatasetError, match="safely") as caught:
+        read_published(tmp_path / "bad.pkl")
+    assert "it asks for" in caught.value.cause
+    assert not (tmp_path / "witness").exists()
+
+
+def test_the_malicious_pickle_would_have_worked(tmp_path):
+    pickle.loads(malicious("alone", tmp_path / "witness"))
+    assert (tmp_path / "witness").exists()
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("cut.pkl", pickle.dumps([{"a": 1}])[:-3]), ("empty.pkl", b""), ("number.pkl", pickle.dumps(5)),
+    ("cut.pkl.gz", gzip.compress(pickle.dumps([{"a": 1}]))[:-6]), ("cut.parquet", b"PAR1"), ("cut.json", b"["),
+])  # fmt: skip
+def test_half_a_file_is_refused(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DatasetError) as caught:
+        read_published(tmp_path / name)
+    assert caught.value.cause
+    assert caught.value.remedy
