@@ -43,9 +43,9 @@ def test_token_ids_that_are_arrays_become_lists():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protocol):
-    with pandas.option_context("future.infer_string", False):
-        frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2],
-                                  "m": [3, 4], "x": [1.5, 2.5]})
+    frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2],
+                              "m": [3, 4], "x": [1.5, 2.5]}).astype({"input": object, "output": object})
+    frame.columns = frame.columns.astype(object)
     frame.to_pickle(tmp_path / "today.pkl", protocol=protocol)
     assert read_published(tmp_path / "today.pkl") == frame.to_dict(orient="records")
 

@@ -3,8 +3,8 @@
     python compression.py --model=FOLDER --output=FOLDER --scheme=NAME [--kv-fp8] [--samples=FILE]
 
 FILE is a JSON list of token id lists, none of which is cut or padded. The folder of --output receives the checkpoint
-and the tokenizer's files as they are. The last line printed is a JSON object: what was quantised, and the tools' versions.
-Nothing of cm4vllm is imported, because that environment is llm-compressor's, not ours.
+and the tokenizer's files as they are. The last line printed is a JSON object: what was quantised, and the versions of
+the tools. Nothing of cm4vllm is imported, because that environment is llm-compressor's, not ours.
 """
 
 from __future__ import annotations
