@@ -40,6 +40,8 @@ class Scheme:
     formula: str
     samples: bool
 
+_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max|w| / 7.5 per group; GPTQ rounds column by column and carries the "
+         "error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to the next")
 
 SCHEMES = {
     "fp8": Scheme("fp8 (E4M3), symmetric, one scale per tensor", _STATIC, _FP8, samples=True),
@@ -47,10 +49,8 @@ SCHEMES = {
                           "token, computed at run time", _FP8, samples=False),
     "int8": Scheme("int8, symmetric, one scale per output channel", "int8, symmetric, one scale per token, computed at "
                    "run time", "x_q = round(clip(x / s, -128, 127)), s = max|x| / 127.5", samples=False),
-    "gptq-w4a16": Scheme("int4, symmetric, one scale per group of 128 input channels, by GPTQ", "not quantised",
-                         "w_q = round(clip(w / s, -8, 7)), s = max|w| / 7.5 per group; GPTQ rounds column by column "
-                         "and carries each column's error, weighted by the inverse Hessian of the layer's inputs on the "
-                         "calibration samples, over to the columns that follow", samples=True),
+    "gptq-w4a16": Scheme("int4, symmetric, one scale per group of 128 input channels, by GPTQ", "not quantised", _GPTQ,
+                         samples=True),
     "none": Scheme("not quantised", "not quantised", "", samples=False),
 }
 KV_FP8 = _STATIC

@@ -146,7 +146,7 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 def _known() -> dict[tuple[str, str], Any]:
     known: dict[tuple[str, str], Any] = {
-        ("builtins", "slice"): slice, ("_codecs", "encode"): _encoded,
+        ("builtins", "slice"): slice, ("__builtin__", "slice"): slice, ("_codecs", "encode"): _encoded,
         ("numpy", "ndarray"): _Kind, ("numpy", "dtype"): _Dtype,
         ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
         ("pandas.core.internals.managers", "BlockManager"): _Manager,

@@ -20,6 +20,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS, folder_name
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.submission.calibration import calibration_page
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
@@ -85,6 +86,8 @@ def build_tree(asked: TreeAsked) -> Path:
             readme = scrubbed(asked.readmes[run.scenario], private)
             _scenario(home / "results" / name / asked.model / run.scenario, run, readme)
         command = scrubbed(asked.command, private)
+        write_text(home / "documentation" / "calibration.md",
+                   calibration_page(settings.model, runs[0].performance.notice))
         for path, text in source_files(asked.model, command, asked.commit, runs[0].performance).items():
             write_text(home / "src" / path, text)
         for path, text in (asked.extra_files or {}).items():
