@@ -15,6 +15,7 @@ from typing import Protocol
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.sentences import TRAINED
+from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.models import TINY_NAME
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.settings import Job
@@ -127,10 +128,22 @@ class _Campaign:
         if self.job.settings.api_server:
             check_vocabulary(read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord),
                              read_record(Path(self.env["CM_ML_MODEL_RECORD"]), ModelRecord))
+        self._quantize()
         self._step(f"get,dataset,{self.job.settings.dataset_source}")
         self._sentence_model()
         if not self.job.settings.api_server:
             self._step("run,vllm-server", **server)
+
+    def _quantize(self) -> None:
+        """Go on with a quantised model where --quantize names its scheme."""
+        settings = self.job.settings
+        if not settings.quantize:
+            return
+        source = settings.dataset_source if settings.dataset_source == "_tiny" else "_mlcommons"
+        if settings.calibration_path:
+            source = f"_path.{settings.calibration_path}"
+        self._step(f"get,dataset,_calibration,{source}")
+        self._step(f"quantize,ml-model,{settings.quantize}")
 
     def _sentence_model(self) -> None:
         """Have what scoring needs before hours are spent on answers."""
@@ -143,6 +156,8 @@ class _Campaign:
         name = self.job.settings.vllm_model_name
         if self.job.settings.model_source != "_tiny" or name in ("", TINY_NAME):
             return self.job.settings.model_source
+        if name in catalogue().models:
+            return f"_catalogue.{name}"
         return f"_path.{name}" if Path(name).is_dir() else f"_hf.{name}"
 
     def _runs(self) -> None:

@@ -18,6 +18,8 @@ __all__ = ["CampaignSettings", "Job"]
 
 DEVICES = ("cpu",)
 IMPLEMENTATIONS = ("vllm", "reference")
+#: The variations of quantize,ml-model that --quantize takes; the last two go together, or _kv-fp8 with another.
+QUANTISATIONS = ("_fp8", "_fp8-dynamic", "_int8", "_gptq-w4a16", "_weights-as-they-are", "_kv-fp8")
 CATEGORIES = ("datacenter",)
 
 
@@ -45,6 +47,8 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
+    quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
+    calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
     num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
     rerun: Annotated[bool, Key("CM_RERUN")] = False
@@ -91,6 +95,7 @@ class Job:
         _positive("num_workers", settings.num_workers)
         _positive("max_test_duration", settings.max_test_duration)
         _folder_name("submitter", settings.submitter)
+        _quantisation(settings)
         return cls(
             settings=settings,
             round=round_,
@@ -123,6 +128,15 @@ def _notes(settings: CampaignSettings) -> list[str]:
             if value is not None:
                 notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules ask")
     return notes
+
+
+def _quantisation(settings: CampaignSettings) -> None:
+    names = settings.quantize.split(",") if settings.quantize else []
+    for name in names:
+        _one_of("quantize", name, QUANTISATIONS)
+    if names and settings.api_server:
+        raise UsageError("--quantize cannot be given with --api_server", cause="the server there has its model already",
+                         remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve what comes of it")
 
 
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:

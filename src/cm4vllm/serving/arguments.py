@@ -78,6 +78,8 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
         known["dtype"] = "float32"
+    if model.quantization is not None and model.quantization.kv_cache != "not quantised":
+        known["kv_cache_dtype"] = "fp8"
     needed = max(_LEAST_MODEL_LEN, 1 << (longest - 1).bit_length()) if longest else 0
     if needed and checkpoint.max_positions is not None and checkpoint.max_positions > needed:
         known["max_model_len"] = str(needed)

@@ -31,15 +31,15 @@ def _made(made: QuantizationRecord) -> list[str]:
         f"Made from {made.base_model} (sha256 of all its files {made.base_sha256}; starting weights "
         f"{made.starting_weights}) with {tools}.", "",
         "| what | how |", "|---|---|",
-        f"| weights | {made.weights} |", f"| activations | {made.activations} |", f"| keys and values | {made.kv_cache} |",
-        f"| formula | `{made.formula}` |",
+        f"| weights | {made.weights} |", f"| activations | {made.activations} |",
+        f"| keys and values | {made.kv_cache} |", f"| formula | `{made.formula}` |",
     ]  # fmt: skip
     if made.layers:
         lines.append(f"| layers | {made.layers} linear layers: {', '.join(made.layer_kinds)} |")
         lines.append(f"| left as they are | {', '.join(made.ignored)}, embeddings, norms |")
     if made.calibration_samples:
-        lines += ["", f"Calibrated on the first {made.calibration_samples} samples ({made.calibration_tokens} tokens, none "
-                  f"cut or padded) of {made.calibration_dataset}, sha256 {made.calibration_sha256}."]
+        lines += ["", f"Calibrated on the first {made.calibration_samples} samples ({made.calibration_tokens} tokens, "
+                  f"none cut or padded) of {made.calibration_dataset}, sha256 {made.calibration_sha256}."]
     else:
         lines += ["", "No calibration samples: the scales of the weights come from the weights alone, those of the "
                   "activations are computed at run time."]
