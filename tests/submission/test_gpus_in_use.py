@@ -35,6 +35,7 @@ PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel
     (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
     (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
     (record(owned=False), {}, None),
+    (record(replicas=["http://127.0.0.1:8001"]), {}, None),
 ])  # fmt: skip
 def test_the_gpus_that_serve_are_those_the_server_was_started_with(server, environ, used):
     found = gpus_in_use(server, GPUS, environ)
@@ -70,6 +71,15 @@ def test_a_server_of_others_is_found_by_its_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert os.getpid() in processes_of(record(endpoint=f"http://127.0.0.1:{port}", owned=False))
+        with_replica = record(endpoint="http://127.0.0.1:1", replicas=[f"http://127.0.0.1:{port}"])
+        assert os.getpid() in processes_of(with_replica)
+
+
+def test_a_server_of_others_is_found_by_its_unix_socket(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "vllm.sock"))
+        server.listen()
+        assert os.getpid() in processes_of(record(endpoint=f"unix://{tmp_path / 'vllm.sock'}", owned=False))
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")

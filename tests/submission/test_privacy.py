@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.files import write_text
 from cm4vllm.rules.scenarios import Scenario
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
 from cm4vllm.submission.system import SystemSettings, write_system
@@ -104,13 +105,14 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, monkeypatch):
     asked = campaign()
     address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
                     if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
-    ours = f"run by jdoe42 in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
+    write_text(asked.out / "system/machine.json", '{"gpus": [{"uuid": "GPU-4039dfe4-0c97", "x": 1}]}')
+    ours = f"GPU-4039dfe4-0c97 run by jdoe42 in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
     asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
                                 readmes=dict.fromkeys(Scenario, f"# measured\n{ours}\n"),
                                 extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"))
     tree = build_tree(asked)
     refuse_private(tree, private_words())
-    private = ["jdoe42", address, str(Path.home()) + "/x", str(asked.out)]
+    private = ["jdoe42", "GPU-4039dfe4-0c97", address, str(Path.home()) + "/x", str(asked.out)]
     for path in tree.rglob("*"):
         if path.is_file() and "src/cm4vllm" not in path.as_posix():
             for word in filter(None, private):

