@@ -8,7 +8,7 @@ import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 
 from cm4vllm.loadgen import client as client_module
-from cm4vllm.loadgen.client import Client, Request
+from cm4vllm.loadgen.client import Client
 from cm4vllm.loadgen.connection import resolve
 from cm4vllm.loadgen.wire import Sampling, completion_body
 
@@ -23,18 +23,15 @@ class Ledger:
         self.causes = {}
         self.batches = []
 
-    def sent(self, request):
-        self.events["sent", request.key] += 1
-
     def first_token(self, key, token):
         self.events["first", key] += 1
         self.firsts[key] = token
 
     def completed(self, completions):
         self.batches.append(len(completions))
-        for completion in completions:
-            self.events["end", completion.key] += 1
-            self.tokens[completion.key] = completion.tokens.tolist()
+        for key, tokens in completions:
+            self.events["end", key] += 1
+            self.tokens[key] = tokens.tolist()
 
     def failed(self, key, cause, *, first_token_seen):
         assert first_token_seen == (key in self.firsts)
@@ -52,7 +49,7 @@ def drive(server, keys, *, stream_interval=1, timeout_s=10, script=None, **more)
 
         def request(key):
             body = completion_body(Sampling("tiny", 128, 2, stream_interval), prompt(key))
-            return Request(key, body, len(prompt(key)))
+            return key, body, len(prompt(key)), 0
 
         async def send(some):
             nonlocal submitted

@@ -7,7 +7,7 @@ import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
 from cm4vllm.loadgen import wire
-from cm4vllm.loadgen.wire import AnswerError, AnswerReader, Sampling, completion_body, error_message
+from cm4vllm.loadgen.wire import AnswerError, Sampling, StreamReader, completion_body, error_message, whole_answer
 
 PROMPT = [5, 6, 7]
 BODY = {"model": "tiny", "prompt": PROMPT}
@@ -18,11 +18,11 @@ def recorded(tokens=TOKENS, *, tokens_per_chunk=1, text="w", fault=Fault.NONE):
     return b"".join(stream_events(BODY, tokens, Behaviour(tokens_per_chunk=tokens_per_chunk, text=text), fault))
 
 
-def read(pieces, *, streamed=True, prompt_tokens=3):
+def read(pieces, *, prompt_tokens=3):
     """Return the tokens and the first tokens that were told while the pieces came."""
-    reader = AnswerReader(streamed=streamed, prompt_tokens=prompt_tokens)
+    reader = StreamReader()
     firsts = [first for piece in pieces if (first := reader.feed(piece)) is not None]
-    return reader.finish().tolist(), firsts
+    return reader.finish(prompt_tokens).tolist(), firsts
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])
@@ -59,12 +59,12 @@ def test_reducing_a_long_stream_on_the_way_changes_nothing(monkeypatch, limit):
 def test_the_first_token_is_told_before_the_rest_has_come():
     stream = recorded()
     end_of_first = stream.index(b"\n\n") + 2
-    reader = AnswerReader(streamed=True, prompt_tokens=3)
+    reader = StreamReader()
     assert reader.feed(stream[:end_of_first]) == 11
 
 
 def test_a_number_that_is_still_coming_is_no_first_token():
-    reader = AnswerReader(streamed=True, prompt_tokens=3)
+    reader = StreamReader()
     assert reader.feed(b'data: {"choices":[{"token_ids":[12') is None
     assert reader.feed(b"34]") == 1234
 
@@ -82,8 +82,7 @@ def test_spaces_and_crlf_do_not_matter():
 def test_a_whole_answer_is_read():
     answer = {"choices": [{"token_ids": TOKENS, "prompt_token_ids": PROMPT}],
               "usage": {"prompt_tokens": 3, "completion_tokens": len(TOKENS)}}
-    content = json.dumps(answer).encode()
-    assert read([content[:20], content[20:]], streamed=False) == (TOKENS, [])
+    assert whole_answer(json.dumps(answer).encode(), 3).tolist() == TOKENS
 
 
 @pytest.mark.parametrize(("fault", "words"), [

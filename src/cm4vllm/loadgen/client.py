@@ -10,12 +10,12 @@ import asyncio
 import random
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
-from cm4vllm.loadgen.wire import AnswerError, AnswerReader, error_message
+from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
 from cm4vllm.serving.records import Api
 
 __all__ = ["Client", "Completion", "Counts", "Request", "Sink"]
@@ -35,23 +35,11 @@ REST_S = 2.0
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
-class Request(NamedTuple):
-    """One request: `body` is its JSON, serialised before, `prompt_tokens` the length of its prompt.
-
-    `key` comes back with the answer; `issued_ns` is when it was issued (time.monotonic_ns), 0 where nobody asks.
-    """
-
-    key: int
-    body: bytes | memoryview
-    prompt_tokens: int
-    issued_ns: int = 0
-
-
-class Completion(NamedTuple):
-    """A whole answer: the `key` of its request and its int32 token ids."""
-
-    key: int
-    tokens: array[int]
+#: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
+#: issued (time.monotonic_ns).
+Request = tuple[int, bytes | memoryview, int, int]
+#: A whole answer: the key of its request, and its int32 token ids.
+Completion: TypeAlias = "tuple[int, array[int]]"
 
 
 @dataclass(slots=True)
@@ -70,9 +58,6 @@ class Counts:
 class Sink(Protocol):
     """Where answers go; called in the event loop's thread."""
 
-    def sent(self, request: Request) -> None:
-        """The request is written to a connection for the first time, or one is being opened for it."""
-
     def first_token(self, key: int, token: int) -> None:
         """The first token of `key` came; at most once for each key, and only for streamed answers."""
 
@@ -86,17 +71,19 @@ class Sink(Protocol):
 class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
-    Of several servers the one with the fewest requests open is asked.
+    Of several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
+    was issued, when it is written to a connection for the first time, or one is being opened for it.
     """
 
     def __init__(
         self, addresses: Sequence[Address], sink: Sink, *, streamed: bool, max_in_flight: int | None = None,
-        api: Api = Api.COMPLETIONS, stall_s: float | None = None,
+        api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
         self.streamed = streamed
         self.sink = sink
+        self._sent = sent
         self._servers = [_Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if streamed else STALL_WHOLE_S)
@@ -131,12 +118,13 @@ class Client:
                 continue
             counts = self.counts
             counts.requests += 1
-            counts.prompt_tokens += request.prompt_tokens
+            counts.prompt_tokens += request[2]
             self.in_flight += 1
             exchange = _Exchange(self, request, self._choose(None))
             self._open.add(exchange)
             self._send(exchange)
-            self.sink.sent(request)
+            if self._sent is not None:
+                self._sent(request[3])
 
     def _send(self, exchange: _Exchange) -> None:
         server = exchange.server
@@ -144,7 +132,7 @@ class Client:
         connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
         if connection is not None:
             exchange.connection = connection
-            connection.send(exchange, server.request(exchange.request.body))
+            connection.send(exchange, server.request(exchange.json))
             return
         task = self._loop.create_task(self._connect_and_send(exchange, server))
         self._tasks.add(task)  # the loop itself keeps tasks only weakly
@@ -158,7 +146,7 @@ class Client:
         return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
 
     async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
-        connection = Connection(self._connections.discard)
+        connection = Connection(self._connections.discard, streamed=self.streamed)
         self._connections.add(connection)
         self.counts.connections += 1
         try:
@@ -171,7 +159,7 @@ class Client:
             return
         if connection.open:
             exchange.connection = connection
-            connection.send(exchange, server.request(exchange.request.body))
+            connection.send(exchange, server.request(exchange.json))
         else:
             exchange.broken("the server closed the connection", answered=False)
 
@@ -203,13 +191,13 @@ class Client:
         self.counts.completion_tokens += len(tokens)
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append(Completion(exchange.request.key, tokens))
+        self._done.append((exchange.key, tokens))
         self._leave(exchange)
 
     def fail(self, exchange: _Exchange, cause: str) -> None:
         """Give a request up."""
         self.counts.failed += 1
-        self.sink.failed(exchange.request.key, cause, first_token_seen=exchange.first_token_seen)
+        self.sink.failed(exchange.key, cause, first_token_seen=exchange.first_token_seen)
         self._leave(exchange)
 
     def _leave(self, exchange: _Exchange) -> None:
@@ -276,27 +264,28 @@ class _Server:
 class _Exchange:
     """One request through all its tries, until it is answered or given up."""
 
-    __slots__ = ("_client", "_reader", "_refusal", "abandoned", "connection", "first_token_seen", "request", "retries",
-                 "server")
+    __slots__ = ("_body", "_client", "_prompt_tokens", "_reader", "abandoned", "connection", "first_token_seen", "json",
+                 "key", "retries", "server")
 
     def __init__(self, client: Client, request: Request, server: _Server) -> None:
-        self.request = request
+        self.key, self.json, self._prompt_tokens, _ = request
         self.server = server
         self.retries = 0
         self.first_token_seen = self.abandoned = False
         self.connection: Connection | None = None
         self._client = client
-        self._reader = AnswerReader(streamed=client.streamed, prompt_tokens=request.prompt_tokens)
-        self._refusal = b""
+        self._reader = StreamReader() if client.streamed else None
+        self._body = b""
 
     def body(self, status: int, data: bytes) -> bool:
-        if status != 200 or self.abandoned:
-            self._refusal += data
+        reader = self._reader
+        if status != 200 or reader is None:
+            self._body = self._body + data if self._body else data
             return False
-        first = self._reader.feed(data)
-        if first is not None:
+        first = reader.feed(data)
+        if first is not None and not self.abandoned:
             self.first_token_seen = True
-            self._client.sink.first_token(self.request.key, first)
+            self._client.sink.first_token(self.key, first)
         return self.first_token_seen
 
     def ended(self, connection: Connection, status: int) -> None:
@@ -305,14 +294,15 @@ class _Exchange:
             return
         self._client.release(connection, self.server)
         if status != 200:
-            message = error_message(self._refusal).removeprefix("the server answered: ")
-            self._refusal = b""
+            message = error_message(self._body).removeprefix("the server answered: ")
+            self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
             self._give_up(cause, again=status >= 500 or status == 429)
             return
         try:
-            tokens = self._reader.finish()
+            tokens = (self._reader.finish(self._prompt_tokens) if self._reader is not None
+                      else whole_answer(self._body, self._prompt_tokens))
         except AnswerError as error:
             self._client.fail(self, str(error))
             return

@@ -18,8 +18,8 @@ import httptools
 
 __all__ = ["Address", "Connection", "Exchange", "resolve"]
 
-#: Bytes of a stream that are gathered before they are looked through.
-GATHER_BYTES = 8 * 1024
+#: Pieces of a stream that are gathered before they are looked through: bounds memory over thousands of streams.
+GATHER_PIECES = 16
 
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
 #: How a chunked body ends, with or without trailers; the last event before it ends in another way.
@@ -94,9 +94,12 @@ async def resolve(endpoint: str, ca_file: str = "") -> Address:
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time; `lost` is called when the connection has ended."""
+    """Carries one exchange at a time; `lost` is called when the connection has ended.
 
-    def __init__(self, lost: Callable[[Connection], None]) -> None:
+    Only where answers are `streamed` can what comes be gathered.
+    """
+
+    def __init__(self, lost: Callable[[Connection], None], *, streamed: bool = False) -> None:
         self.open = False
         self.idle_since = 0.0
         self._looked_through = 0
@@ -109,13 +112,14 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
         self._answered = False
+        self._streamed = streamed
         self._chunked = self._gathers = False
-        self._gathered: bytearray | None = None
+        self._gathered: list[bytes] | None = None
 
     @property
     def received(self) -> int:
         """Bytes that have come so far."""
-        return self._looked_through + len(self._gathered or b"")
+        return self._looked_through + sum(map(len, self._gathered or ()))
 
     def send(self, exchange: Exchange, request: bytes) -> None:
         """Send `request`, which is of `exchange`: its methods are called with what comes back."""
@@ -131,7 +135,7 @@ class Connection(asyncio.Protocol):
         """Take up what was gathered."""
         gathered, self._gathered = self._gathered, None
         if gathered:
-            self._take(gathered)
+            self._take(b"".join(gathered))
 
     # asyncio.Protocol
 
@@ -145,14 +149,16 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         gathered = self._gathered
         if gathered is not None:
-            gathered += data
-            if gathered.endswith(_END) or len(gathered) > GATHER_BYTES:
+            gathered.append(data)
+            # What is shorter than the end may be the rest of it.
+            if data.endswith(_END) or len(gathered) == GATHER_PIECES or len(data) < len(_END):
                 self.look_through()
             return
         if not self._answered:
             self._answered = True
-            head, end, _ = data.partition(_END)
-            self._chunked = bool(end) and _CHUNKED.search(head + b"\r\n") is not None
+            if self._streamed:
+                # No generated text can pass for a header: the head ends at the first empty line.
+                self._chunked = _CHUNKED.search(data, 0, data.find(_END) + 2) is not None
         self._take(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,7 +168,7 @@ class Connection(asyncio.Protocol):
         cause = "the server closed the connection" if exc is None else f"the connection broke: {type(exc).__name__}"
         self._break(cause)
 
-    def _take(self, data: bytes | bytearray) -> None:
+    def _take(self, data: bytes) -> None:
         self._looked_through += len(data)
         try:
             self._parser.feed_data(data)
@@ -172,7 +178,7 @@ class Connection(asyncio.Protocol):
             return
         self._hand_over()
         if self._gathers and self._exchange is not None:
-            self._gathered = bytearray()
+            self._gathered = []
 
     def _hand_over(self) -> None:
         pieces, exchange = self._pieces, self._exchange

@@ -62,8 +62,7 @@ class Gauge:
 
     def issued(self, issued_ns: int) -> None:
         """Note how long ago a query was issued that is being sent now."""
-        if issued_ns:
-            self._issue_lags.append((time.monotonic_ns() - issued_ns) / 1e6)
+        self._issue_lags.append((time.monotonic_ns() - issued_ns) / 1e6)
 
     def record(self) -> ProcessRecord:
         """Return what was measured."""

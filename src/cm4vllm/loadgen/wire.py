@@ -21,7 +21,7 @@ import msgspec
 
 from cm4vllm.serving.records import Api
 
-__all__ = ["AnswerError", "AnswerReader", "Sampling", "completion_body", "error_message"]
+__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "whole_answer"]
 
 #: Raw bytes of a stream that are kept before they are reduced to token ids: bounds memory over thousands of streams.
 COMPACT_BYTES = 4 * 1024
@@ -33,6 +33,7 @@ _NUMBER = re.compile(rb"\s*:\s*(\d+)")
 _ERROR = re.compile(rb'"error"\s*:\s*\{')
 _LAST_EVENT = b"data: [DONE]\n\n"
 _decode_list = msgspec.json.Decoder(list[int]).decode
+_TOO_WIDE = "the answer's token_ids are not 32-bit integers"
 _DONE = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*$")
 
 
@@ -80,52 +81,86 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     return msgspec.json.encode(body)
 
 
-class AnswerReader:
-    """Gathers the bytes of one answer, whatever pieces they come in, and gives its token ids at the end."""
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
 
-    __slots__ = ("_buffer", "_completion", "_error", "_has_first", "_plain", "_prompt", "_prompt_tokens", "_streamed",
-                 "_tokens")
 
-    def __init__(self, *, streamed: bool, prompt_tokens: int) -> None:
-        self._streamed = streamed
-        self._prompt_tokens = prompt_tokens
+class _Usage(msgspec.Struct):
+    completion_tokens: int = -1
+    prompt_tokens: int = -1
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def whole_answer(body: bytes, prompt_tokens: int) -> array[int]:
+    """Return the token ids of an answer that is no stream, as int32. Raises AnswerError when it does not add up."""
+    try:
+        answer = _decode_answer(body)
+    except msgspec.DecodeError as error:
+        raise AnswerError("the answer is not a completion in JSON") from error
+    if answer.error is not None:
+        raise AnswerError(error_message(body) or "the server answered with an error")
+    usage = answer.usage or _Usage()
+    try:
+        tokens = array("i", (answer.choices[0].token_ids if answer.choices else None) or ())
+    except OverflowError:
+        raise AnswerError(_TOO_WIDE) from None
+    return _checked(tokens, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
+
+
+def _checked(tokens: array[int], counted: int, prompt_counted: int, prompt_tokens: int) -> array[int]:
+    """Return `tokens`, if they are as many as the server says. Raises AnswerError."""
+    if counted == len(tokens) > 0 and prompt_counted == prompt_tokens:
+        return tokens
+    if counted < 0:
+        raise AnswerError("the answer has no usage.completion_tokens")
+    if len(tokens) != counted:
+        if not tokens:
+            raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly")
+        raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
+    if not tokens:
+        raise AnswerError("the answer has no tokens")
+    raise AnswerError("the server counts other prompt tokens than were sent")
+
+
+class StreamReader:
+    """Gathers the bytes of one stream, whatever pieces they come in, and gives its token ids at the end."""
+
+    __slots__ = ("_buffer", "_completion", "_error", "_has_first", "_plain", "_prompt", "_tokens")
+
+    def __init__(self) -> None:
         self._buffer = bytearray()
         self._tokens = array("i")
-        self._has_first = not streamed
         # Whether the pattern finds all lists; a server does not change the way it writes in the middle of an answer.
-        self._plain = False
+        self._has_first = self._plain = False
         self._completion = self._prompt = -1
         self._error = ""
 
     def feed(self, data: bytes) -> int | None:
         """Take the next bytes. Returns the first token's id when it came just now, None otherwise."""
-        buffer = self._buffer
-        buffer += data
-        if self._has_first:
-            if self._streamed and len(buffer) > COMPACT_BYTES:
-                self._compact()
-            return None
-        return self._first()
+        self._buffer += data
+        if not self._has_first:
+            return self._first()
+        if len(self._buffer) > COMPACT_BYTES:
+            self._compact()
+        return None
 
-    def finish(self) -> array[int]:
-        """Return all token ids as int32. Raises AnswerError when the answer is not whole or does not add up."""
+    def finish(self, prompt_tokens: int) -> array[int]:
+        """Return all token ids as int32. Raises AnswerError when the stream is not whole or does not add up."""
         rest = self._buffer
         self._reduce(len(rest))
         if self._error:
             raise AnswerError(self._error)
-        if self._streamed and not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
+        if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
             raise AnswerError("the stream ended without [DONE]")
-        if self._completion < 0:
-            raise AnswerError("the answer has no usage.completion_tokens")
-        if len(self._tokens) != self._completion:
-            if not self._tokens:
-                raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly")
-            raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
-        if not self._tokens:
-            raise AnswerError("the answer has no tokens")
-        if self._prompt != self._prompt_tokens:
-            raise AnswerError("the server counts other prompt tokens than were sent")
-        return self._tokens
+        return _checked(self._tokens, self._completion, self._prompt, prompt_tokens)
 
     def _first(self) -> int | None:
         """Return the first token's id if it has come."""
@@ -172,7 +207,7 @@ class AnswerReader:
                 for document in _documents(bytes(raw[:end])):
                     self._tokens.extend(_listed(document))
         except (msgspec.DecodeError, TypeError, OverflowError):
-            self._error = self._error or "the answer's token_ids are not 32-bit integers"
+            self._error = self._error or _TOO_WIDE
         self._completion = _last_number(b'"completion_tokens"', raw, end, self._completion)
         self._prompt = _last_number(b'"prompt_tokens"', raw, end, self._prompt)
         if raw.rfind(b'"error"', 0, end) >= 0:
@@ -191,9 +226,8 @@ def error_message(raw: bytes) -> str:
 
 
 def _documents(raw: bytes) -> Iterator[dict[str, Any]]:
-    """Give the JSON objects of whole events, or of a whole answer."""
-    lines = raw.splitlines() if raw.lstrip().startswith(b"data:") else [raw]
-    for line in lines:
+    """Give the JSON objects of whole events, or of a whole document."""
+    for line in raw.splitlines() if raw.lstrip().startswith(b"data:") else [raw]:
         try:
             document = msgspec.json.decode(line.removeprefix(b"data:").strip())
         except msgspec.DecodeError:

@@ -49,8 +49,9 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     loop.set_exception_handler(_end_with_traceback)
     gauge = Gauge(settings.name)
     gauge.watch(loop)
-    pipe = _Pipe(link, gauge, bounded=settings.max_in_flight is not None)
-    client = Client(addresses, pipe, streamed=settings.streamed, max_in_flight=settings.max_in_flight, api=settings.api)
+    client = Client(addresses, _Pipe(link), streamed=settings.streamed, max_in_flight=settings.max_in_flight,
+                    # Where requests wait for others to end, as they are meant to, their lag says nothing of the client.
+                    api=settings.api, sent=gauge.issued if settings.max_in_flight is None else None)
     without_pauses()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
@@ -93,7 +94,7 @@ class _Bodies:
         if end > len(self._view):
             size = os.fstat(self._descriptor).st_size
             self._view = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
-        return Request(key, self._view[offset:end], prompt_tokens, issued_ns)
+        return key, self._view[offset:end], prompt_tokens, issued_ns
 
 
 class _Link:
@@ -163,15 +164,8 @@ class _Link:
 class _Pipe:
     """The client's sink: each answer becomes a record."""
 
-    def __init__(self, link: _Link, gauge: Gauge, *, bounded: bool) -> None:
-        self._bounded = bounded
+    def __init__(self, link: _Link) -> None:
         self._link = link
-        self._gauge = gauge
-
-    def sent(self, request: Request) -> None:
-        if self._bounded:
-            return  # it waited for others to end, as it was meant to
-        self._gauge.issued(request.issued_ns)
 
     def first_token(self, key: int, token: int) -> None:
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
