@@ -30,6 +30,9 @@ RETRY_PAUSE_S = (0.05, 0.25)
 CONNECT_S = 10.0
 #: Seconds that a server which did not answer is left alone, where there is another.
 REST_S = 2.0
+#: Seconds between two turns of looking through what streams have gathered, and in which all have had theirs: bounds the
+#: memory of long answers, a few streams at a time, so that none waits for the others.
+SWEEP_S, ROUND_S = 0.01, 0.5
 #: Seconds without a byte from any server, with requests open, after which they are taken for stuck: nothing comes of a
 #: whole answer before its last token.
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
@@ -96,6 +99,8 @@ class Client:
         self._filling = False
         self._heard = (0, self._loop.time())
         self._watch = self._loop.call_later(0, self._look_around)
+        self._round: Iterator[_Exchange] = iter(())
+        self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if streamed else None
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Take requests, which are drawn from the iterable only as they are sent."""
@@ -105,6 +110,8 @@ class Client:
     def close(self) -> None:
         """Close all connections, with nothing being connected."""
         self._watch.cancel()
+        if self._sweep:
+            self._sweep.cancel()
         for connection in list(self._connections):
             connection.close()
 
@@ -146,7 +153,7 @@ class Client:
         return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
 
     async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
-        connection = Connection(self._connections.discard, streamed=self.streamed)
+        connection = Connection(self._connections.discard)
         self._connections.add(connection)
         self.counts.connections += 1
         try:
@@ -211,6 +218,17 @@ class Client:
         done, self._done = self._done, []
         self.sink.completed(done)
 
+    def _look_through(self) -> None:
+        """Have some of the open streams reduce what they have gathered, so that all of them do every ROUND_S."""
+        self._sweep = self._loop.call_later(SWEEP_S, self._look_through)
+        for _ in range(1 + int(len(self._open) * SWEEP_S / ROUND_S)):
+            exchange = next(self._round, None)
+            if exchange is None:
+                self._round = iter(list(self._open))
+                return
+            if exchange.connection is not None:
+                exchange.connection.hand_over()
+
     def _look_around(self) -> None:
         """Drop connections that servers have closed, and give up what is open when nothing comes any more."""
         pause = min(self._stall_s / 4, 15.0)
@@ -218,14 +236,11 @@ class Client:
         for server in self._servers:
             server.forget_closed()
         received = self.counts.completed + self.counts.failed + sum(
-            connection.received for connection in self._connections)
+            connection.pieces for connection in self._connections)
         now = self._loop.time()
         if not self._open or received != self._heard[0]:
             self._heard = (received, now)
             return
-        for exchange in list(self._open):
-            if exchange.connection is not None:
-                exchange.connection.look_through()
         if now - self._heard[1] >= self._stall_s:
             for exchange in list(self._open):
                 exchange.abandon(f"the server sent nothing for {self._stall_s:g} s")

@@ -1,13 +1,12 @@
 """One keep-alive HTTP/1.1 connection to a server: a raw asyncio protocol with httptools for the framing.
 
-What comes of a stream after its first token is only gathered, framing and all, and looked through when it ends or when
-much has come: a token then costs a system call and an append.
+What comes of a stream after its first token is only gathered, until it ends or the client looks through it: a token
+goes from the event loop through the parser into a list, without a line of Python.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,14 +16,6 @@ from urllib.parse import urlsplit
 import httptools
 
 __all__ = ["Address", "Connection", "Exchange", "resolve"]
-
-#: Pieces of a stream that are gathered before they are looked through: bounds memory over thousands of streams.
-GATHER_PIECES = 16
-
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
-#: How a chunked body ends, with or without trailers; the last event before it ends in another way.
-_END = b"\r\n\r\n"
-
 
 class Exchange(Protocol):
     """One request on its way: told by the connection what comes back."""
@@ -94,48 +85,49 @@ async def resolve(endpoint: str, ca_file: str = "") -> Address:
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time; `lost` is called when the connection has ended.
+    """Carries one exchange at a time; `lost` is called when the connection has ended."""
 
-    Only where answers are `streamed` can what comes be gathered.
-    """
-
-    def __init__(self, lost: Callable[[Connection], None], *, streamed: bool = False) -> None:
+    def __init__(self, lost: Callable[[Connection], None]) -> None:
         self.open = False
         self.idle_since = 0.0
-        self._looked_through = 0
         self._lost = lost
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
         self._pieces: list[bytes] = []
+        self._handed_over = 0
         # Bound before the parser is made: it takes what it finds then, and a list's method costs no Python call.
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
+        self._gatherer = _Gatherer(self, self._parser.feed_data)
         self._status = 0
-        self._answered = False
-        self._streamed = streamed
-        self._chunked = self._gathers = False
-        self._gathered: list[bytes] | None = None
+        self._answered = self._gathers = False
 
     @property
-    def received(self) -> int:
-        """Bytes that have come so far."""
-        return self._looked_through + sum(map(len, self._gathered or ()))
+    def pieces(self) -> int:
+        """The number of pieces that have come so far."""
+        return self._handed_over + len(self._pieces)
 
     def send(self, exchange: Exchange, request: bytes) -> None:
         """Send `request`, which is of `exchange`: its methods are called with what comes back."""
         self._exchange = exchange
-        self._answered = self._gathers = False
+        self._answered = False
         self._transport.write(request)
 
     def close(self) -> None:
         self.open = False
         self._transport.close()
 
-    def look_through(self) -> None:
-        """Take up what was gathered."""
-        gathered, self._gathered = self._gathered, None
-        if gathered:
-            self._take(b"".join(gathered))
+    def hand_over(self) -> None:
+        """Give what has been gathered to the exchange."""
+        pieces, exchange = self._pieces, self._exchange
+        if not pieces:
+            return
+        self._handed_over += len(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if exchange is not None and exchange.body(self._status, data) and not self._gathers:
+            self._gathers = True
+            self._transport.set_protocol(self._gatherer)
 
     # asyncio.Protocol
 
@@ -147,46 +139,23 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        gathered = self._gathered
-        if gathered is not None:
-            gathered.append(data)
-            # What is shorter than the end may be the rest of it.
-            if data.endswith(_END) or len(gathered) == GATHER_PIECES or len(data) < len(_END):
-                self.look_through()
-            return
-        if not self._answered:
-            self._answered = True
-            if self._streamed:
-                # No generated text can pass for a header: the head ends at the first empty line.
-                self._chunked = _CHUNKED.search(data, 0, data.find(_END) + 2) is not None
-        self._take(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.open = False
-        self.look_through()
-        self._lost(self)
-        cause = "the server closed the connection" if exc is None else f"the connection broke: {type(exc).__name__}"
-        self._break(cause)
-
-    def _take(self, data: bytes) -> None:
-        self._looked_through += len(data)
+        self._answered = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.close()
             self._break(f"the answer is not HTTP: {error}")
             return
-        self._hand_over()
-        if self._gathers and self._exchange is not None:
-            self._gathered = []
+        self.hand_over()
 
-    def _hand_over(self) -> None:
-        pieces, exchange = self._pieces, self._exchange
-        if pieces:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            if exchange is not None and exchange.body(self._status, data):
-                self._gathers = self._chunked  # only a chunked body is known to end with _END
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._lost(self)
+        if isinstance(exc, httptools.HttpParserError):
+            self._break(f"the answer is not HTTP: {exc}")
+        else:
+            self._break("the server closed the connection" if exc is None
+                        else f"the connection broke: {type(exc).__name__}")
 
     # httptools
 
@@ -194,8 +163,11 @@ class Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
 
     def on_message_complete(self) -> None:
-        self._hand_over()
+        self.hand_over()
         exchange, self._exchange = self._exchange, None
+        if self._gathers:
+            self._gathers = False
+            self._transport.set_protocol(self)
         if not self._parser.should_keep_alive():
             self.close()
         if exchange is not None:
@@ -205,3 +177,11 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.broken(cause, answered=self._answered)
+
+
+class _Gatherer(asyncio.Protocol):
+    """Stands in for a connection while a stream runs: what comes goes from the event loop to the parser."""
+
+    def __init__(self, connection: Connection, feed: Callable[[bytes], None]) -> None:
+        self.data_received = feed  # type: ignore[method-assign,assignment]
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]

@@ -25,6 +25,8 @@ __all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_
 
 #: Raw bytes of a stream that are kept before they are reduced to token ids: bounds memory over thousands of streams.
 COMPACT_BYTES = 4 * 1024
+#: Bytes at the end of what has come that are left as they are: more than the events with usage and [DONE] have.
+TAIL_BYTES = 1024
 
 _KEY = b'"token_ids"'
 _IDS = re.compile(rb'"token_ids":\s*(?:\[\s*([\d,\s]*)\]|null)')
@@ -133,14 +135,13 @@ def _checked(tokens: array[int], counted: int, prompt_counted: int, prompt_token
 class StreamReader:
     """Gathers the bytes of one stream, whatever pieces they come in, and gives its token ids at the end."""
 
-    __slots__ = ("_buffer", "_completion", "_error", "_has_first", "_plain", "_prompt", "_tokens")
+    __slots__ = ("_buffer", "_error", "_has_first", "_plain", "_tokens")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._tokens = array("i")
         # Whether the pattern finds all lists; a server does not change the way it writes in the middle of an answer.
         self._has_first = self._plain = False
-        self._completion = self._prompt = -1
         self._error = ""
 
     def feed(self, data: bytes) -> int | None:
@@ -156,11 +157,13 @@ class StreamReader:
         """Return all token ids as int32. Raises AnswerError when the stream is not whole or does not add up."""
         rest = self._buffer
         self._reduce(len(rest))
-        if self._error:
-            raise AnswerError(self._error)
+        error = self._error or error_message(bytes(rest))
+        if error:
+            raise AnswerError(error)
         if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
             raise AnswerError("the stream ended without [DONE]")
-        return _checked(self._tokens, self._completion, self._prompt, prompt_tokens)
+        counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
+        return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
 
     def _first(self) -> int | None:
         """Return the first token's id if it has come."""
@@ -168,7 +171,7 @@ class StreamReader:
         if found is not None:
             token = int(found[1])
         else:
-            end = self._end_of_events()
+            end = self._end_of_events(len(self._buffer))
             whole = bytes(self._buffer[:end])
             if whole.count(_KEY) == len(_IDS.findall(whole)):
                 return None
@@ -180,19 +183,19 @@ class StreamReader:
         return token
 
     def _compact(self) -> None:
-        """Reduce all whole events to what is counted of them, and keep the bytes of the event under way."""
-        end = self._end_of_events()
+        """Reduce whole events to their tokens, but for the last ones: what counts and ends the stream is among them."""
+        end = self._end_of_events(len(self._buffer) - TAIL_BYTES)
         if end:
             self._reduce(end)
             del self._buffer[:end]
 
-    def _end_of_events(self) -> int:
-        """Return where the last whole event ends that leaves enough behind it to see [DONE] at the answer's end."""
-        buffer, limit = self._buffer, max(0, len(self._buffer) - len(_LAST_EVENT))
-        end = buffer.rfind(b"\n\n", 0, limit) + 2
-        if end == 1:
-            end = buffer.rfind(b"\r\n\r\n", 0, limit) + 4
-        return end if end > 3 else 0
+    def _end_of_events(self, limit: int) -> int:
+        """Return where the last whole event before `limit` ends, 0 where there is none."""
+        for blank in (b"\n\n", b"\r\n\r\n"):
+            at = self._buffer.rfind(blank, 0, limit)
+            if at >= 0:
+                return at + len(blank)
+        return 0
 
     def _reduce(self, end: int) -> None:
         """Take up the first `end` bytes: whole events, or what there is of them when the answer is over."""
@@ -208,15 +211,11 @@ class StreamReader:
                     self._tokens.extend(_listed(document))
         except (msgspec.DecodeError, TypeError, OverflowError):
             self._error = self._error or _TOO_WIDE
-        self._completion = _last_number(b'"completion_tokens"', raw, end, self._completion)
-        self._prompt = _last_number(b'"prompt_tokens"', raw, end, self._prompt)
-        if raw.rfind(b'"error"', 0, end) >= 0:
-            self._error = self._error or error_message(bytes(raw[:end]))
 
 
 def error_message(raw: bytes) -> str:
     """Return what an error document or error event in `raw` says, or an empty string when there is none."""
-    if not _ERROR.search(raw):
+    if raw.rfind(b'"error"') < 0 or not _ERROR.search(raw):
         return ""
     for document in _documents(raw):
         error = document.get("error")
@@ -242,7 +241,8 @@ def _listed(document: dict[str, Any]) -> list[int]:
     return choices[0].get("token_ids") or []
 
 
-def _last_number(key: bytes, raw: bytearray, end: int, otherwise: int) -> int:
-    at = raw.rfind(key, 0, end)
+def _last_number(key: bytes, raw: bytearray) -> int:
+    """Return the number of the last `key` in `raw`, -1 where there is none."""
+    at = raw.rfind(key)
     found = _NUMBER.match(raw, at + len(key)) if at >= 0 else None
-    return int(found[1]) if found else otherwise
+    return int(found[1]) if found else -1
