@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import ssl
 import sys
 import threading
 import time
@@ -43,7 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/version" and self.fault != "not-vllm":
             self.answer({"version": "0.32.0"})
         elif self.path == "/v1/models":
-            models = [{"id": MODEL, "max_model_len": 2048}]
+            length = {"no-length": None, "longer": 4096}.get(self.fault, 2048)
+            models = [{"id": MODEL, "max_model_len": length}]
             if self.fault == "two-models":
                 models.append({"id": "another-model", "max_model_len": 1024})
             if self.fault == "adapter":
@@ -65,6 +68,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.fault == "engine-dead":
             self.answer({"error": {"message": "EngineCore encountered an issue"}}, status=500)
             return
+        if self.path == "/inference/v1/generate":
+            if self.fault != "scale-out":
+                self.answer({"error": {"message": "not enabled"}}, status=403)
+                return
+            body |= {"prompt": body["token_ids"], **body["sampling_params"]}
         if body["model"] != MODEL:
             self.answer({"error": {"message": "no such model"}}, status=404)
             return
@@ -90,17 +98,32 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("".join(f"data: {event}\n\n" for event in events), content_type="text/event-stream")
 
 
+class UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self):
+        self.socket.bind(self.server_address)
+
+    def get_request(self):
+        return self.socket.accept()[0], ("", 0)
+
+
 @contextmanager
-def running(fault=""):
-    """Run a peer in a thread; give its base URL."""
+def running(fault="", *, unix=None, tls=None):
+    """Run a peer in a thread, on a Unix socket or with a certificate where they are given; give its base URL."""
     handler = type("Peer", (Handler,), {"fault": fault, "started": time.monotonic()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with (UnixServer(str(unix), handler) if unix else ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            server.handle_error = lambda *_: None  # a client that does not trust it goes away
         server.daemon_threads = True
         server.block_on_close = False
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"unix://{unix}" if unix else f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

@@ -15,7 +15,8 @@ import peer
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
 from cm4vllm.serving import probe as module
-from cm4vllm.serving.probe import base_url, check_vocabulary, probe
+from cm4vllm.serving.probe import base_url, base_urls, check_vocabulary, probe
+from cm4vllm.serving.records import Api
 
 
 def test_a_good_server_is_described_by_what_it_says_itself():
@@ -55,7 +56,6 @@ def test_a_wrong_name_is_told_with_the_nearest_that_is_served():
 
 @pytest.mark.parametrize(("fault", "words"), [
     ("web-page", "not JSON"),
-    ("not-vllm", "HTTP 404"),
     ("key", "HTTP 401"),
     ("no-ids", "has none"),
     ("token-short", "listed 3 ids and reported 4"),
@@ -80,6 +80,73 @@ def test_prefix_caching_has_its_remedy():
 def test_a_server_without_metrics_is_not_refused():
     with peer.running("no-metrics") as url:
         assert probe(url).model_name == peer.MODEL
+
+
+def test_several_servers_become_one_record():
+    with peer.running() as one, peer.running() as two, peer.running() as three:
+        record = probe(f"{one}, {two},{three}")
+    assert record.endpoints == [one, two, three]
+    assert record.endpoint == one
+
+
+def test_servers_that_are_not_alike_are_refused():
+    with peer.running() as one, peer.running("longer") as two, pytest.raises(ServerUnsuitable, match="alike") as said:
+        probe(f"{one},{two}")
+    assert said.value.cause == f"max_model_len: 2048 at {one}, 4096 at {two}"
+
+
+def test_each_of_several_servers_is_probed():
+    with peer.running() as one, peer.running("no-ids") as two, pytest.raises(ServerUnsuitable) as said:
+        probe(f"{one},{two}")
+    assert two in said.value.what
+
+
+def test_a_server_that_is_named_twice_is_refused():
+    with pytest.raises(UsageError, match="given twice"):
+        probe("http://localhost:1,localhost:1")
+
+
+def test_an_openai_compatible_server_that_is_no_vllm_is_taken_and_what_is_not_known_of_it_is_said(model):
+    with peer.running("not-vllm") as url:
+        record = probe(url)
+    assert record.version == ""
+    assert any("no /version" in note for note in record.unchecked)
+    check_vocabulary(record, model)
+
+
+def test_a_server_that_does_not_tell_its_length_must_have_it_told():
+    with peer.running("no-length") as url:
+        with pytest.raises(ServerUnsuitable, match="how long a request may be") as said:
+            probe(url)
+        assert "--max_model_len" in said.value.remedy
+        assert probe(url, max_model_len=512).max_model_len == 512
+
+
+def test_the_token_only_endpoint_is_taken_where_it_is_offered():
+    with peer.running("scale-out") as url:
+        assert probe(url, api=Api.GENERATE).api is Api.GENERATE
+    with peer.running() as url, pytest.raises(ServerUnsuitable) as said:
+        probe(url, api=Api.GENERATE)
+    assert "--enable-scale-out" in said.value.remedy
+
+
+def test_a_unix_socket(tmp_path):
+    with peer.running(unix=tmp_path / "vllm.sock") as url:
+        record = probe(url)
+    assert record.endpoint == f"unix://{tmp_path}/vllm.sock"
+    with pytest.raises(ServerUnreachable, match="nothing answers at unix:"):
+        probe(f"unix://{tmp_path}/other.sock")
+
+
+def test_a_tls_server_is_checked_against_the_certificates_that_are_named(certificate):
+    with peer.running(tls=certificate) as url:
+        assert probe(url, ca_file=str(certificate)).ca_file == str(certificate)
+        with pytest.raises(ServerUnreachable, match="no TLS connection") as said:
+            probe(url)
+        assert "self-signed" in said.value.cause
+        assert "--api_server_ca" in said.value.remedy
+        with pytest.raises(UsageError, match="cannot read the certificates"):
+            probe(url, ca_file="/nowhere.pem")
 
 
 def test_nothing_listens():
@@ -109,7 +176,7 @@ def test_something_that_speaks_no_http():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        with pytest.raises(ServerUnsuitable, match="not a vLLM") as caught:
+        with pytest.raises(ServerUnsuitable, match="not a server that can be measured") as caught:
             probe(f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join()
     assert "does not speak HTTP" in caught.value.cause
@@ -129,16 +196,19 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch):
     ("https://example.org", "https://example.org"),
     ("http://[::1]:8000", "http://[::1]:8000"),
     ("  127.0.0.1:80 ", "http://127.0.0.1:80"),
+    ("unix:///run/vllm.sock", "unix:///run/vllm.sock"),
+    ("unix:/run/vllm.sock", "unix:///run/vllm.sock"),
 ])  # fmt: skip
 def test_addresses_as_people_write_them(given, url):
     assert base_url(given) == url
 
 
 @pytest.mark.parametrize("given", ["", "ftp://host:1", "http://", "http://host:99999", "http://host:x",
-                                   "http://user:word@host:1", "http://host:1/v1/completions", "http://host:1/?key=x"])
+                                   "http://user:word@host:1", "http://host:1/v1/completions", "http://host:1/?key=x", "unix://vllm.sock",
+                                   "a:1,"])
 def test_what_is_no_address_is_refused(given):
     with pytest.raises(UsageError) as caught:
-        base_url(given)
+        base_urls(given)
     assert "--api_server" in caught.value.remedy
     assert "word" not in str(caught.value)
 

@@ -11,13 +11,13 @@ from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, ServerDied, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.probe import probe
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 
 __all__ = ["LaunchSettings", "end", "launch", "wait_in_foreground"]
 
@@ -25,9 +25,15 @@ _LOOK_S = 0.5
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
-    """Which server: the one at `api_server`, or one of our own for the model of `model_record` or `model_name`."""
+    """Which server: those at `api_server`, or one of our own for the model of `model_record` or `model_name`.
+
+    `max_model_len` is asked of a server at `api_server` that does not tell its own.
+    """
 
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    api: Annotated[Api, Key("CM_MLPERF_INFERENCE_API")] = Api.COMPLETIONS
+    api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
+    max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
     folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = "vllm-server"
     model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
@@ -45,9 +51,14 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
     folder = Path(settings.folder).absolute()
     path = folder / server.SERVER_FILE
     if settings.api_server:
-        record = probe(settings.api_server, settings.model_name)
+        record = probe(settings.api_server, settings.model_name, api=settings.api, ca_file=settings.api_server_ca,
+                       max_model_len=settings.max_model_len)
         write_record(writable_folder(folder) / server.SERVER_FILE, record)
-        say(f"the server at {record.endpoint} serves {record.model_name} with vLLM {record.version}")
+        software = f"vLLM {record.version}" if record.version else "an OpenAI-compatible server"
+        for endpoint in record.endpoints:
+            say(f"the server at {endpoint} serves {record.model_name} with {software}")
+        for note in record.unchecked:
+            warn(f"not checked: {note}")
         return record, path
     if not settings.python:
         raise UsageError("no vLLM to start", remedy="run the recipe get,vllm first, or give --api_server")

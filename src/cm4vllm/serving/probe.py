@@ -5,18 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 
-__all__ = ["base_url", "check_completion", "check_vocabulary", "probe", "served_models"]
+__all__ = ["Site", "base_url", "base_urls", "check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
@@ -37,12 +40,27 @@ class Model:
     adapter: bool
 
 
+def base_urls(text: str) -> list[str]:
+    """Return the base URLs of several servers, separated by commas. Raises UsageError when one is no address."""
+    urls = [base_url(part) for part in text.split(",")]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice:
+        raise UsageError(f"{twice} is given twice", remedy="name each server once")
+    return urls
+
+
 def base_url(text: str) -> str:
     """Return a server's base URL: scheme, host and port. Raises UsageError when `text` is no address.
 
-    Takes what people have at hand: host:port, a URL, a URL that ends in /v1.
+    Takes what people have at hand: host:port, a URL, a URL that ends in /v1, unix:///path of a Unix socket.
     """
     url = text.strip()
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise UsageError(f"{text!r} is not the address of a Unix socket", cause="it needs an absolute path",
+                             remedy="give it as --api_server=unix:///run/vllm.sock")
+        return f"unix://{path}"
     if "://" not in url:
         url = f"http://{url}"
     try:
@@ -51,7 +69,7 @@ def base_url(text: str) -> str:
     except ValueError as error:
         raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{text!r} is not a server's address", cause="neither http nor https", remedy=_EXAMPLE)
+        raise UsageError(f"{text!r} is not a server's address", cause="neither http, https nor unix", remedy=_EXAMPLE)
     if parts.username or parts.password or parts.query:
         raise UsageError("the server's address holds more than host and port", cause="credentials and queries are not "
                          "sent, and would be written to records", remedy=_EXAMPLE)
@@ -65,26 +83,58 @@ def base_url(text: str) -> str:
 _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
-def probe(api_server: str, model_name: str = "") -> ServerRecord:
-    """Return the record of a running server that can be measured.
+def probe(
+    api_server: str, model_name: str = "", *, api: Api = Api.COMPLETIONS, ca_file: str = "", max_model_len: int = 0,
+) -> ServerRecord:
+    """Return the record of running servers that can be measured: one address, or several separated by commas.
 
-    `model_name` may be empty where the server serves one model. Raises ServerUnreachable when nothing answers,
-    ServerUnsuitable when what answers is no vLLM, does not serve that model, does not give exact token ids, or
-    reuses answers' prefixes.
+    `model_name` may be empty where they serve one model; `max_model_len` is needed of a server that does not tell its
+    own. Raises ServerUnreachable when nothing answers, ServerUnsuitable when what answers does not speak the OpenAI
+    format or `api`, does not serve that model, does not give exact token ids, or reuses answers' prefixes, and when the
+    servers differ.
     """
-    endpoint = base_url(api_server)
-    version = _version(endpoint)
-    model = _chosen(endpoint, model_name, served_models(endpoint))
+    records = [_probe(Site(url, ca_file), model_name, api, max_model_len) for url in base_urls(api_server)]
+    first = records[0]
+    for other in records[1:]:
+        for what in ("model_name", "max_model_len", "version"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise ServerUnsuitable(
+                    "the servers are not alike",
+                    cause=f"{what}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
+                    remedy="start them with the same vLLM, model and options; a result is of one system",
+                )
+    unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
+    return replace(first, replicas=[record.endpoint for record in records[1:]], unchecked=unchecked)
+
+
+def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerRecord:
+    """Return the record of one server."""
+    unchecked = []
+    version = _version(site)
+    if not version:
+        unchecked.append("what serves: it has no /version, so it is no vLLM, and its vocabulary cannot be compared")
+    model = _chosen(site.endpoint, model_name, served_models(site))
+    length = model.max_model_len or max_model_len
+    if not length:
+        raise ServerUnsuitable(
+            f"the server at {site.endpoint} does not tell how long a request may be",
+            cause="its /v1/models has no max_model_len; an answer that is cut short would count as whole",
+            remedy="say it with --max_model_len=N",
+        )
     for streamed in (True, False):
-        check_completion(endpoint, model.name, streamed=streamed)
-    _check_prefix_caching(endpoint)
-    return ServerRecord(endpoint=endpoint, model_name=model.name, max_model_len=model.max_model_len, version=version,
-                        owned=False)
+        check_completion(site, model.name, streamed=streamed, api=api)
+    if not _prefix_caching_is_known(site):
+        unchecked.append("whether it caches prompt prefixes: its /metrics do not tell")
+    return ServerRecord(endpoint=site.endpoint, api=api, ca_file=site.ca_file, model_name=model.name,
+                        max_model_len=length, version=version, owned=False, unchecked=unchecked)
 
 
-def served_models(endpoint: str) -> list[Model]:
+def served_models(site: Site | str) -> list[Model]:
     """Return the models that the server lists."""
-    listed = _json(endpoint, "GET", "/v1/models").get("data")
+    site = Site.of(site)
+    endpoint = site.endpoint
+    listed = _json(site, "GET", "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise _no_vllm(endpoint, "its /v1/models lists no models")
     return [
@@ -92,16 +142,27 @@ def served_models(endpoint: str) -> list[Model]:
     ]
 
 
-def check_completion(endpoint: str, model: str, *, streamed: bool, timeout_s: float = _LONG_S) -> None:
+def check_completion(
+    site: Site | str, model: str, *, streamed: bool, timeout_s: float = _LONG_S, api: Api = Api.COMPLETIONS,
+) -> None:
     """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
-    body: dict[str, Any] = {
-        "model": model, "prompt": _PROMPT, "max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True,
-        "temperature": 0, "return_token_ids": True,
-    }  # fmt: skip
+    site = Site.of(site)
+    endpoint = site.endpoint
+    drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
+    body: dict[str, Any] = {"model": model}
+    if api is Api.COMPLETIONS:
+        body |= {"prompt": _PROMPT, **drawn, "return_token_ids": True}
+    else:
+        body |= {"token_ids": _PROMPT, "sampling_params": {**drawn, "detokenize": False}}
     if streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    answer = _request(endpoint, "POST", "/v1/completions", body, timeout_s)
-    documents = _events(endpoint, answer) if streamed else [_decoded(endpoint, "/v1/completions", answer)]
+    try:
+        answer = _request(site, "POST", api.path, body, timeout_s)
+    except ServerUnsuitable as error:
+        if api is Api.GENERATE:
+            error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
+        raise
+    documents = _events(endpoint, answer) if streamed else [_decoded(endpoint, api.path, answer)]
     tokens: list[int] = []
     usage: Mapping[str, Any] = {}
     try:
@@ -131,8 +192,11 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     """Prove that the server reads token ids as the tokenizer of `model` does: that it can be that model at all.
 
     Ids from all over the vocabulary are turned into text by both; letters and digits are compared, because spaces and
-    broken characters depend on options of the decoder. Raises ServerUnsuitable when they differ.
+    broken characters depend on options of the decoder. Raises ServerUnsuitable when they differ. A server that is no
+    vLLM cannot be asked; its record says so (`unchecked`).
     """
+    if not server.version:
+        return
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(Path(model.path) / "tokenizer.json"))
@@ -142,7 +206,8 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     body = {"model": server.model_name, "tokens": ids}
     try:
         theirs = str(_decoded(server.endpoint, "/detokenize",
-                              _request(server.endpoint, "POST", "/detokenize", body, _SHORT_S)).get("prompt"))
+                              _request(Site(server.endpoint, server.ca_file), "POST", "/detokenize", body,
+                                       _SHORT_S)).get("prompt"))
     except ServerUnsuitable as error:
         theirs = error.cause
     if _letters(ours) != _letters(theirs):
@@ -158,11 +223,15 @@ def _letters(text: str) -> str:
     return "".join(character for character in text if character.isalnum())
 
 
-def _version(endpoint: str) -> str:
-    version = _json(endpoint, "GET", "/version").get("version")
-    if not isinstance(version, str):
-        raise _no_vllm(endpoint, "its /version names none")
-    return version
+def _version(site: Site) -> str:
+    """Return the version of vLLM, empty where the server has none to tell."""
+    try:
+        version = _json(site, "GET", "/version").get("version")
+    except ServerUnsuitable as error:
+        if "HTTP 404" in error.cause:
+            return ""
+        raise
+    return version if isinstance(version, str) else ""
 
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
@@ -180,25 +249,67 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     return own[0]
 
 
-def _check_prefix_caching(endpoint: str) -> None:
-    """Refuse a server that says it caches prefixes; one without /metrics is not refused for it."""
+def _prefix_caching_is_known(site: Site) -> bool:
+    """Refuse a server that says it caches prefixes; tell whether another says anything of it."""
     try:
-        text = _request(endpoint, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
+        text = _request(site, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
     except (ServerUnreachable, ServerUnsuitable):
-        return
-    if re.search(r'^vllm:cache_config_info\{[^}]*enable_prefix_caching="True"', text, re.MULTILINE):
+        return False
+    said = re.search(r'^vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text, re.MULTILINE)
+    if said and said[1] == "True":
         raise ServerUnsuitable(
-            f"the server at {endpoint} caches prompt prefixes",
+            f"the server at {site.endpoint} caches prompt prefixes",
             cause="MLPerf's rules forbid to reuse anything between queries (inference_rules, Caching)",
             remedy="start it with --no-enable-prefix-caching",
         )
+    return said is not None
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def _json(endpoint: str, method: str, path: str) -> Mapping[str, Any]:
-    return _decoded(endpoint, path, _request(endpoint, method, path, None, _SHORT_S))
+class Site(NamedTuple):
+    """Where a server is asked: its base URL, and the file of certificates that it is checked against, if any."""
+
+    endpoint: str
+    ca_file: str = ""
+
+    @classmethod
+    def of(cls, where: Site | str) -> Site:
+        return cls(where) if isinstance(where, str) else where
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a connection that is not made yet. Raises UsageError when the certificates cannot be read."""
+        parts = urlsplit(self.endpoint)
+        if parts.scheme == "unix":
+            return _UnixConnection(parts.path, timeout_s)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+        tls = ssl.create_default_context()
+        if self.ca_file:
+            try:
+                tls.load_verify_locations(self.ca_file)
+            except OSError as error:
+                raise UsageError(f"cannot read the certificates in {self.ca_file}", cause=error.strerror or str(error),
+                                 remedy="give a file of PEM certificates with --api_server_ca") from error
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=tls)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
+    return _decoded(site.endpoint, path, _request(site, method, path, None, _SHORT_S))
 
 
 def _decoded(endpoint: str, path: str, answer: bytes) -> Mapping[str, Any]:
@@ -218,23 +329,22 @@ def _events(endpoint: str, answer: bytes) -> list[Mapping[str, Any]]:
     return [_decoded(endpoint, "/v1/completions", event) for event in data[:-1]]
 
 
-def _request(endpoint: str, method: str, path: str, body: Any, timeout_s: float) -> bytes:
+def _request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
     """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
-    parts = urlsplit(endpoint)
-    host = parts.hostname or ""
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s)
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+    endpoint = site.endpoint
+    connection = site.connect(timeout_s)
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"})
         response = connection.getresponse()
         answer = response.read()
     except ssl.SSLError as error:
-        raise ServerUnreachable(f"no TLS connection to {endpoint}", cause=error.reason or str(error),
-                                remedy="give a http:// address if the server has no certificate") from error
+        raise ServerUnreachable(
+            f"no TLS connection to {endpoint}",
+            cause=getattr(error, "verify_message", "") or error.reason or str(error),
+            remedy="name the file of its certificate's authority with --api_server_ca=FILE, or give a http:// address "
+            "if the server has no certificate",
+        ) from error
     except TimeoutError as error:
         raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"nothing came within {timeout_s:.0f} s",
                                 remedy="look at the server's log, or wait until it has started") from error
@@ -260,5 +370,5 @@ def _message(answer: bytes) -> str:
 
 
 def _no_vllm(endpoint: str, cause: str) -> ServerUnsuitable:
-    return ServerUnsuitable(f"what answers at {endpoint} is not a vLLM that can be measured", cause=cause.strip(),
+    return ServerUnsuitable(f"what answers at {endpoint} is not a server that can be measured", cause=cause.strip(),
                             remedy="point --api_server at a `vllm serve` process")
