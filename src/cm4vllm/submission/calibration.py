@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cm4vllm.assets.records import ModelRecord, QuantizationRecord
+from cm4vllm.submission.measurements import without_folder
 
 __all__ = ["calibration_page"]
 
@@ -12,15 +13,15 @@ def calibration_page(model: ModelRecord, notice: str = "") -> str:
     lines = [f"# Calibration and quantisation of {model.name}", ""]
     if notice:
         lines += [f"> **{notice}**", ""]
-    made = model.quantization
+    made, source = model.quantization, without_folder(model.source, model.path)
     if made is not None:
         lines += _made(made)
     elif model.weight_data_types in ("fp32", "fp16", "bf16"):
         lines += [f"Nothing was quantised and nothing calibrated: the weights are served as they were had, in "
-                  f"{model.weight_data_types} ({model.source})."]
+                  f"{model.weight_data_types} ({source})."]
     else:
         lines += [f"The weights came quantised, to {model.weight_data_types or 'a type that their files do not tell'} "
-                  f"({model.source}); how they were calibrated is for their publisher to say. Nothing further was "
+                  f"({source}); how they were calibrated is for their publisher to say. Nothing further was "
                   "quantised here."]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["measurements"]
+__all__ = ["measurements", "without_folder"]
 
 
 def measurements(run: RunRecord) -> dict[str, str]:
@@ -25,7 +25,7 @@ def measurements(run: RunRecord) -> dict[str, str]:
     own = model.name != settings.benchmark
     content = {
         "input_data_types": "int32",  # token ids, as LoadGen is handed them
-        "retraining": f"not the benchmark's weights: {_source(model.source, model.path)}" if own else "no",
+        "retraining": f"not the benchmark's weights: {without_folder(model.source, model.path)}" if own else "no",
         "starting_weights_filename": (model.quantization.starting_weights if model.quantization
                                       else _weights(model.name, model.path)),
         "weight_data_types": model.weight_data_types,
@@ -47,6 +47,6 @@ def _weights(name: str, path: str) -> str:
     return f"{name}/{files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else "")
 
 
-def _source(source: str, path: str) -> str:
+def without_folder(source: str, path: str) -> str:
     """Return where the model comes from, without the folders of the machine."""
     return source.replace(path, Path(path).name) if path else source
