@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,9 +24,9 @@ __all__ = ["LiveScores", "live_scores"]
 #: At most so many samples are scored: their mean is then known to about half a point of ROUGE.
 DRAWN = 4096
 #: At most this share of one core, detokenising included; a batch may exceed it for a moment.
-SHARE = 0.015
-#: Answers scored at a time.
-BATCH = 16
+SHARE = 0.0125
+#: Answers scored at a time, and those that may wait.
+BATCH, BACKLOG = 16, 64
 #: Fewer answers are not shown: a spread seen in so few says little.
 FEWEST = 10
 
@@ -36,9 +36,9 @@ _NAMES = ("ROUGE-1", "-2", "-L", "-Lsum")
 class LiveScores:
     """Takes answers as they come; says what the scores of the whole run will be, as far as can be told.
 
-    Samples are drawn in a random order before the run, and the answers that have come are scored in that order as long
-    as the time allows. The means are those of all scored samples that precede the first one still waiting, so that how
-    fast an answer came has no part in whether it counts among those that came.
+    Samples are drawn in a random order before the run, and their answers are scored as they come. When more come than
+    the time allows, fewer of those drawn are kept, the first of that order: so each answer that has come had the same
+    chance to count, whenever it came.
 
     The bounds are Student's, for a mean of `count` samples out of `samples`: F-measures lie in [0, 1], so their mean is
     as good as normal from a few dozen on, and a bootstrap would find the same at a hundred times the cost. They tell
@@ -53,7 +53,8 @@ class LiveScores:
         self._references = list(references.values())
         self._places = {index: place for place, index in enumerate(references)}
         self._samples = samples
-        self._waiting: list[tuple[int, Sequence[int]]] = []
+        self._waiting: deque[tuple[int, Sequence[int]]] = deque()
+        self._kept = len(references)
         self._scores = np.full((len(references), len(TYPES)), np.nan)
         self._clock, self._spent = clock, spent
         self._begin, self._cost = clock(), 0.0
@@ -75,17 +76,20 @@ class LiveScores:
         begin = self._spent()
         for index, tokens in answers:
             place = self._places.pop(index, None)
-            if place is not None:
-                heapq.heappush(self._waiting, (place, tokens))
+            if place is not None and place < self._kept:
+                self._waiting.append((place, tokens))
         while self._waiting and self._cost + self._spent() - begin < SHARE * (self._clock() - self._begin):
-            self._score([heapq.heappop(self._waiting) for _ in range(min(BATCH, len(self._waiting)))])
+            self._score([self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))])
+        while len(self._waiting) > BACKLOG:
+            self._kept = self._kept * 3 // 4
+            self._waiting = deque(answer for answer in self._waiting if answer[0] < self._kept)
         text = self._text()
         self._cost += self._spent() - begin
         return text
 
     def means(self) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return how many samples count, the mean of each type in percent, and half the width of its 95 % bounds."""
-        scores = self._scores[:self._waiting[0][0]] if self._waiting else self._scores
+        scores = self._scores[:self._kept]
         scores = scores[~np.isnan(scores[:, 0])] * 100
         count = len(scores)
         if count < 2:
