@@ -98,12 +98,15 @@ def request_for(
     inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
     if dependency.force_cache:
         inputs["force_cache"] = True
+    extra_cache_tags = split_tags(substitute(list(dependency.extra_cache_tags), env))
+    if extra_cache_tags:
+        inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
     nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
     return Request(
         tags=script_tags, excluded_tags=excluded_tags, variations=chosen, excluded_variations=excluded, env=child_env,
         const=dict(const), state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
         const_state=const_state or {}, adr=adr + _changes(nested_adr), wanted=_wanted(dependency, env),
-        extra_cache_tags=split_tags(substitute(list(dependency.extra_cache_tags), env)),
+        extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys, inputs=inputs, folder=folder, is_dependency=True,
     )
 

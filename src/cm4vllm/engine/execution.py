@@ -43,7 +43,7 @@ def run(session: Session, request: Request) -> Outcome:
             session.tell(remark)
         outcome = perform(session, task, scope)
         check_version(task, outcome.version)
-        if not _is_fake(session, task) and not session.no_deps:
+        if not _is_fake(session, task):
             _check_promises(task, outcome.new_env)
         session.note_version(task, outcome.version)
         _tell_exported(session, task, outcome)
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def is_fake(self) -> bool:
-        """Tell whether only dependencies are looked at: in a fake run, and of the script that is only prepared."""
+        """Tell whether only dependencies are looked at: in fake runs, and of the script that is only prepared."""
         return _is_fake(self.session, self.task)
 
     def hook(self, name: str) -> Mapping[str, Any]:
@@ -142,7 +142,7 @@ class Run:
 
 
 def _is_fake(session: Session, task: Task) -> bool:
-    return session.fake or flag(task.request.inputs, "prepare")
+    return session.fake or session.no_deps or flag(task.request.inputs, "prepare")
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------

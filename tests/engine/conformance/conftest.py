@@ -1,0 +1,61 @@
+"""Two CM homes side by side: one with this engine, one with that of cm4mlops where CM4MLOPS names a checkout of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.conftest import ROOT
+
+RECORDER = Path(__file__).with_name("recorder.py")
+
+
+class Engine:
+    """A CM home with one script engine and the repositories that it runs scripts of."""
+
+    def __init__(self, folder: Path, *repositories: Path) -> None:
+        self.home = folder / "CM"
+        self.work = folder / "work"
+        self.home.mkdir(parents=True)
+        (self.home / "repos.json").write_text(json.dumps([str(path) for path in repositories]))
+        self._rounds = 0
+
+    def answers(self, cases: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+        """Run the requests of all cases in one process, one after the other, and return what each gave."""
+        self._rounds += 1
+        place = self.work / f"round{self._rounds}"
+        place.mkdir(parents=True)
+        given, got = place / "cases.json", place / "answers.json"
+        given.write_text(json.dumps({
+            name: [{"action": "run", "automation": "script", "quiet": True, **request} for request in requests]
+            for name, requests in cases.items()}))
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+        done = subprocess.run([sys.executable, "-W", "ignore", str(RECORDER), str(self.home), str(place / "runs"),
+                               str(given), str(got)], env=env, capture_output=True, text=True, timeout=900, check=False)
+        assert got.exists(), done.stdout + done.stderr
+        # What differs between two homes, and nothing else, is made the same.
+        text = got.read_text().replace(str(place / "runs"), "(work)").replace(str(self.home), "(home)")
+        return dict(json.loads(text))
+
+
+def ours_alone(folder: Path) -> Path:
+    """Return a repository with this engine and none of our recipes: they would answer to the same tags."""
+    folder.mkdir(parents=True)
+    (folder / "cmr.yaml").write_text('alias: cm4vllm\nuid: "00000000000000f2"\n')
+    (folder / "automation").symlink_to(ROOT / "automation")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cm4mlops() -> Path:
+    """Give the checkout of cm4mlops to compare with."""
+    named = os.environ.get("CM4MLOPS", "")
+    if not named:
+        pytest.skip("CM4MLOPS names no checkout of cm4mlops to compare with")
+    return Path(named).resolve()
