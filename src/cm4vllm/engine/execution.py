@@ -113,6 +113,7 @@ class Run:
 
         An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
         """
+        from cm4vllm.engine.gitaccess import git_environment
         from cm4vllm.engine.native import find_native, process_environment, read_assignments, run_native
         from cm4vllm.engine.shelltext import shell_keys
 
@@ -131,9 +132,12 @@ class Run:
             from cm4vllm.engine.provenance import debug_script
 
             debug_script(session, path, env, folder, prefix)
-        run_native(path, process_environment(env, shell_keys(script, self.task.layers, env)), folder,
-                   title=script.title(), log=session.log_of(script), output=session.output, clean=session.vault.clean,
-                   prefix=prefix)
+        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **git_environment(env)}
+        # Derived from a secret, hence one itself.
+        session.vault.learn({"SECRET": value.rpartition(" ")[2] for key, value in git_environment(env).items()
+                             if "VALUE" in key and "Basic" in value})
+        run_native(path, given, folder, title=script.title(), log=session.log_of(script), output=session.output,
+                   clean=session.vault.clean, prefix=prefix)
         merge_into(env, read_assignments(out))
         session.vault.learn(env)
         if state_out.exists():
@@ -167,6 +171,8 @@ def prepare_folder(run: Run) -> None:
         "CM_TMP_CURRENT_SCRIPT_WORK_PATH": str(scope.folder)})
     if run.session.fake:
         scope.env["CM_TMP_FAKE_RUN"] = "yes"
+    if run.task.is_cached and flag(run.task.request.inputs, "renew"):
+        scope.env["CM_RENEW_CACHE_ENTRY"] = "yes"
     if scope.env.get("CM_OUTDIRNAME"):
         scope.folder = scope.folder / str(scope.env["CM_OUTDIRNAME"])
         with translated_os_errors("make", scope.folder):

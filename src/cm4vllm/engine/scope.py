@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,21 @@ class Outcome:
         return result
 
 
+# Of the caller's process environment, hooks see these; shell files see all of it.
+_OUTSIDE = ("GH_TOKEN", "ftp_proxy", "FTP_PROXY", "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy",
+            "NO_PROXY", "socks_proxy", "SOCKS_PROXY")
+
+
+def _from_outside(task: Task) -> Env:
+    """Return what a script takes from the process environment: proxies, and the secrets that its meta names.
+
+    A secret that comes this way shows in no list of processes.
+    """
+    named = {key for key in task.script.input_mapping.values() if secret_key(key)}
+    return {key: os.environ[key] for key in (*_OUTSIDE, *sorted(named), *task.script.secret_env_keys)
+            if os.environ.get(key)}
+
+
 @dataclass
 class Scope:
     """The explicit state of one run: its own copies, which no other run sees.
@@ -70,7 +86,7 @@ class Scope:
         """
         request = task.request
         special, mapped = mapped_inputs(task.script, request.inputs)
-        caller = {**request.env, **special, **task.wanted.environment()}
+        caller = {**_from_outside(task), **request.env, **special, **task.wanted.environment()}
         env, const = compose(caller, task.layers[0], task.layers[1:], {**request.const, **mapped},
                              explicit=request.explicit)
         state: dict[str, Any] = copy.deepcopy(dict(request.state))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.engine.conftest import ROOT
 
 RECORDER = Path(__file__).with_name("recorder.py")

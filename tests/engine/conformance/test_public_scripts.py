@@ -6,7 +6,6 @@ Needs CM4MLOPS=<checkout of cm4mlops>. Its engine is run here, in a home of its 
 import re
 
 import pytest
-
 from tests.engine.conformance.conftest import Engine, ours_alone
 
 #: What works without a network: name -> requests, run one after the other in one home.

@@ -1,0 +1,274 @@
+"""What must hold however a run is used and however it ends: exact values, kept secrets, confined paths."""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.engine.native import process_environment
+from cm4vllm.engine.secrets import Vault
+
+# --- exact values ----------------------------------------------------------------------------------------------------
+
+NASTY = [*(chr(n) for n in range(1, 128)), *"äß€漢😀\u2028\u0085\u00a0\ufeff", "$(", "${", "`", "\\", '"', "'", "\r\n", "$HOME",
+         "<<<", ">>>", "%s", "*", "~", "!", "#", "&&", "\\n", "\\$"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_value_reaches_run_sh_exactly(home, seed):
+    choice = random.Random(seed)
+    env = {f"CM_V{n}": "".join(choice.choices(NASTY, k=choice.randrange(40))) for n in range(60)}
+    env |= {f"CM_C{n}": piece for n, piece in enumerate(NASTY)} | {"CM_LONG": "x'\"" * 30000}
+    env = {key: value for key, value in env.items() if "<<<" not in value or ">>>" not in value}
+    home.script("one", {"new_env_keys": ["CM_*"]}, run="env -0 > seen\n")
+    assert home.run("one", env=env)["return"] == 0
+    seen = dict(pair.split(b"=", 1) for pair in (home.work / "seen").read_bytes().split(b"\0") if pair)
+    assert {key: seen[key.encode()].decode() for key in env} == env
+
+
+def test_a_value_that_no_process_can_be_given_is_told(home):
+    home.script("one", run="true\n")
+    assert home.run("one", env={"CM_X": "a\0b"})["return"] == 20
+    result = home.run("one", env={"CM_X": "x" * 200000})
+    assert result["return"] == 2
+    assert "CM_X has 200000 characters" in result["error"]
+
+
+def test_bytes_that_are_no_text_survive(monkeypatch):
+    monkeypatch.setenv("CM_RAW", os.fsdecode(b"\xff\xfe"))
+    assert os.fsencode(process_environment({})["CM_RAW"]) == b"\xff\xfe"
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+TOKEN = "hf_" + "Zq9" * 9 + "\"'$x"
+DECLARED = "declared-by-the-meta-77"
+
+SECRETIVE = {
+    "cache": True, "input_mapping": {"hf_token": "HF_TOKEN", "login": "CM_LOGIN"}, "secret_env_keys": ["CM_LOGIN"],
+    "new_env_keys": ["*"], "new_state_keys": ["*"], "env": {"CM_URL": "https://user:<<<HF_TOKEN>>>@host/"},
+    "print_env_at_the_end": {"CM_URL": "url"},
+}
+HOOK = """
+import subprocess, sys
+def preprocess(i):
+    env = i["env"]
+    i["state"]["seen"] = {"text": "token " + env["HF_TOKEN"], "login": [env["CM_LOGIN"]]}
+    print("hook has", env["HF_TOKEN"], env["CM_LOGIN"])
+    print("hook tells", env["HF_TOKEN"], file=sys.stderr)
+    return {"return": 0}
+def postprocess(i):
+    if i["env"].get("CM_FAIL") == "hook":
+        raise ValueError("refused " + i["env"]["HF_TOKEN"])
+    return {"return": 0, "add_extra_cache_tags": ["tag-" + i["env"]["CM_LOGIN"]]}
+"""
+SHELL = """
+echo "shell has $HF_TOKEN and $CM_LOGIN"
+tr '\\0' ' ' < /proc/$$/cmdline >> "$CM_CMDLINES"; tr '\\0' ' ' < /proc/$PPID/cmdline >> "$CM_CMDLINES"
+test "$HF_TOKEN" = "$CM_EXPECTED" || exit 3
+if [ "$CM_FAIL" = run ]; then exit 9; fi
+echo made > made
+"""
+
+
+def files_with(folder: Path, secret: str) -> list[Path]:
+    escaped = json.dumps(secret)[1:-1]
+    return [path for path in folder.rglob("*") if path.is_file() and any(
+        text.encode() in path.read_bytes() for text in {secret, escaped})]
+
+
+@pytest.mark.parametrize(("fail", "code"), [("", 0), ("run", 2), ("hook", 3)])
+@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env", "-v"],
+                                   ["--out=json", "--dirty"], ["-j"], ["--save_to_json=result.json", "--print_readme"]])
+def test_secrets_are_in_nothing_that_a_run_leaves(home, flags, fail, code):
+    script = home.script("one", SECRETIVE, run=SHELL, customize=HOOK)
+    home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["*"]})
+    lines = home.path.parent / "cmdlines"
+    done = home.cli("run", "script", "--tags=outer", f"--env.CM_FAIL={fail}", f"--env.CM_CMDLINES={lines}", *flags,
+                    HF_TOKEN=TOKEN, CM_LOGIN=DECLARED, CM_EXPECTED=TOKEN, TMPDIR=str(home.path.parent))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert script.is_dir()
+    for secret in (TOKEN, DECLARED):
+        assert files_with(home.path.parent, secret) == []
+        assert secret not in done.stdout + done.stderr
+        assert json.dumps(secret)[1:-1] not in done.stdout + done.stderr
+    assert lines.read_text()
+    if not code:
+        assert "(secret)" in done.stdout + done.stderr
+
+
+def test_a_script_that_keeps_secrets_is_found_in_the_cache_all_the_same(home):
+    home.script("one", SECRETIVE, run=SHELL, customize=HOOK)
+    words = ("run", "script", "--tags=one", f"--env.CM_CMDLINES={home.path.parent / 'lines'}")
+    given = {"HF_TOKEN": TOKEN, "CM_LOGIN": DECLARED, "CM_EXPECTED": TOKEN}
+    assert home.cli(*words, **given).returncode == 0
+    done = home.cli(*words, **given)
+    assert "from the cache" in done.stdout
+    assert len(home.entries()) == 1
+
+
+def test_a_secret_that_is_typed_is_remarked(home):
+    home.script("one")
+    done = home.cli("run", "script", "--tags=one", f"--env.HF_TOKEN={TOKEN}")
+    assert "--env.HF_TOKEN shows in the list of processes" in done.stdout
+    assert TOKEN not in done.stdout
+
+
+def test_short_words_are_no_secrets_and_lines_of_long_ones_are():
+    vault = Vault()
+    vault.learn({"A_TOKEN": "yes", "KEY": "public-value", "B_PASSWORD": "first-line\nsecond-line"})
+    assert vault.clean("yes public-value first-line") == "yes public-value (secret)"
+    assert vault.cleaned({"B_PASSWORD": "", "list": ["x second-line"]}) == {"B_PASSWORD": "", "list": ["x (secret)"]}
+
+
+# --- what a failing command tells ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("command", "remedy"), [
+    ("no-such-tool-here", "install no-such-tool-here"), ("kill -KILL $$", "lack of memory"),
+    ("echo 'No space left on device' >&2; false", "free disk space"),
+    ("echo 'fatal: Could not resolve host: x' >&2; false", "network"),
+    ("python3 -c 'import no_such_module'", "lacks the package no_such_module"), ("exit 41", "read the log")])
+def test_failing_command_is_told_whole(home, command, remedy):
+    folder = home.script("one", run=f"for n in $(seq 30); do echo line $n; done\n{command}\nexit $?\n")
+    error = home.run("one")["error"]
+    assert f"command: bash {folder / 'run.sh'}" in error
+    assert remedy in error.partition("remedy:")[2]
+    assert "line 1\n" not in error
+    log = Path(error.partition("log:")[2].split("\n")[0].strip())
+    assert log.read_text().startswith("line 1\nline 2\n")
+    assert log.is_relative_to(home.path / "logs")
+
+
+def test_a_log_stays_only_of_what_failed_and_old_ones_go(home):
+    home.script("good", run="echo fine\n")
+    home.script("bad", run="echo bad; exit 1\n")
+    home.run("good")
+    assert not list((home.path / "logs").glob("*"))
+    for n in range(60):
+        (home.path / "logs" / f"19990101-{n:06}-old.log").write_text("old")
+    home.run("bad")
+    logs = sorted(path.name for path in (home.path / "logs").iterdir())
+    assert len(logs) == 51
+    assert logs[-1].endswith("bad.log")
+
+
+# --- paths -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["../victim", "{}/victim", "sub/../../victim"])
+@pytest.mark.parametrize("key", ["clean_files", "clean_output_files"])
+def test_metas_cannot_remove_files_elsewhere(home, key, name):
+    victim = home.work.parent / "victim"
+    victim.write_text("precious")
+    home.script("one", {key: [name.format(home.work.parent)]})
+    assert home.run("one")["return"] == 3
+    assert victim.read_text() == "precious"
+
+
+def test_metas_cannot_run_shell_files_elsewhere(home):
+    (home.repo / "script").mkdir(exist_ok=True)
+    (home.repo / "evil.sh").write_text("touch pwned\n")
+    home.script("one", {"script_name": "../../evil"})
+    assert home.run("one")["return"] == 3
+    assert not (home.work / "pwned").exists()
+
+
+# --- entries of the cache --------------------------------------------------------------------------------------------
+
+MAKE = 'echo run >> "$CM_LOG"; mkdir -p d; echo one > d/file; echo two > top; echo "CM_DIR=$PWD/d" > tmp-run-env.out\n'
+
+
+def made(home, **given):
+    result = home.run("make", env={"CM_LOG": str(home.work / "log")}, **given)
+    assert result["return"] == 0, result
+    return len((home.work / "log").read_text().split())
+
+
+@pytest.mark.parametrize("alter", [
+    lambda entry: (entry / "top").write_text("2wo\n"), lambda entry: (entry / "d" / "file").write_text("0ne\n"),
+    lambda entry: (entry / "d" / "file").unlink(), lambda entry: (entry / "top").write_text("")])
+def test_an_altered_entry_is_found_out_and_made_again(home, alter):
+    home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
+    assert made(home) == 1
+    assert made(home) == 1
+    alter(home.entries()[0])
+    assert made(home) == 2
+    assert made(home) == 2
+    assert (home.entries()[0] / "d" / "file").read_text() == "one\n"
+
+
+def test_touched_and_added_files_alter_nothing(home):
+    home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
+    made(home)
+    os.utime(home.entries()[0] / "top", (1, 1))
+    (home.entries()[0] / "d" / "added").write_text("new")
+    assert made(home) == 1
+
+
+def test_an_edited_recipe_makes_an_entry_of_its_own_and_texts_for_people_do_not(home):
+    folder = home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
+    assert made(home) == 1
+    (folder / "README.md").write_text("more words")
+    text = (folder / "_cm.yaml").read_text()
+    (folder / "_cm.yaml").write_text(text + "variations: {unused: {env: {CM_Z: z}}}\ntags_help: words\n")
+    assert made(home) == 1
+    (folder / "run.sh").write_text(MAKE + "# another way\n")
+    assert made(home) == 2
+    (folder / "run.sh").write_text(MAKE)
+    assert made(home) == 2
+    (folder / "_cm.yaml").write_text(text + "env: {CM_NEW: '1'}\n")
+    assert made(home) == 3
+
+
+def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):
+    home.script("one", {"cache": True, "new_state_keys": ["s"]},
+                customize="def preprocess(i): i['state']['s'] = {1, 2}; return {'return': 0}\n")
+    assert home.run("one")["return"] == 3
+    assert home.entries() == []
+
+
+# --- killed at any moment --------------------------------------------------------------------------------------------
+
+def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moments(home):
+    home.script("low", {"cache": True, "new_env_keys": ["CM_LOW"]},
+                run='echo low > made; echo "CM_LOW=$PWD/made" > tmp-run-env.out\n')
+    home.script("top", {"cache": True, "new_env_keys": ["CM_*"], "deps": [{"tags": "low", "force_env_keys": ["CM_NAME"]}]},
+                run='cat "$CM_LOW" > copy; echo "CM_TOP=$PWD/copy" > tmp-run-env.out\n')
+    assert home.run("top", name="warm")["return"] == 0
+    begin = time.monotonic()
+    assert home.run("top", name="timed")["return"] == 0
+    longest = 1.3 * (time.monotonic() - begin)
+    moments = random.Random(20)
+    unfinished = 0
+    for n in range(100):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                home.run("top", name=f"n{n}")
+            finally:
+                os._exit(0)
+        time.sleep(moments.uniform(0, longest))
+        os.kill(child, 9)
+        _, status = os.waitpid(child, 0)
+        unfinished += status == 9
+        for entry in home.entries():
+            meta = json.loads((entry / "_cm.json").read_bytes())
+            assert set(meta["tags"]) & {"low", "top"}
+            assert (entry / ("made" if "low" in meta["tags"] else "copy")).read_text() == "low\n"
+        json.loads((home.path / "index.json").read_bytes())
+        if n % 5 == 4:  # the home serves what was begun, and what was never begun
+            for name in (f"n{n}", f"after{n}"):
+                result = home.run("top", name=name)
+                assert result["return"] == 0, result
+                assert Path(result["new_env"]["CM_TOP"]).read_text() == "low\n"
+    assert unfinished >= 30, "the moments were too late to mean anything"
+    for n in range(100):
+        assert home.run("top", name=f"n{n}", silent=True)["return"] == 0
+    names = [json.loads((entry / "_cm.json").read_bytes())["tags"] for entry in home.entries()]
+    assert len(names) == len({tuple(sorted(tags)) for tags in names})
+    strays = [path for path in (home.path / "repos" / "local" / "cache").iterdir()
+              if not path.name.startswith(".") and not (path / "_cm.json").exists()]
+    assert strays == []
