@@ -77,7 +77,8 @@ def test_08_constants_conditions_and_constant_state_of_the_meta_count(home):
 
 
 def test_09_what_a_person_types_beats_the_meta_and_fake_runs_are_fake_all_the_way_down(home):
-    home.script("dep", run="touch dep-ran\n", customize="def preprocess(i): open('hook-ran', 'w'); return {'return': 0}\n")
+    home.script("dep", run="touch dep-ran\n",
+                customize="def preprocess(i): open('hook-ran', 'w'); return {'return': 0}\n")
     home.script("one", {**EXPORT, "env": {"CM_X": "meta"}, "deps": [{"tags": "dep"}]}, run="touch one-ran\n")
     assert new_env(home.run("one", env={"CM_X": "typed"}, fake_run=True))["CM_X"] == "typed"
     assert list(home.work.iterdir()) == []

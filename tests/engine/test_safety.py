@@ -13,8 +13,8 @@ from cm4vllm.engine.secrets import Vault
 
 # --- exact values ----------------------------------------------------------------------------------------------------
 
-NASTY = [*(chr(n) for n in range(1, 128)), *"äß€漢😀\u2028\u0085\u00a0\ufeff", "$(", "${", "`", "\\", '"', "'", "\r\n", "$HOME",
-         "<<<", ">>>", "%s", "*", "~", "!", "#", "&&", "\\n", "\\$"]
+NASTY = [*(chr(n) for n in range(1, 128)), *"äß€漢😀\u2028\u0085\u00a0\ufeff", "$(", "${", "\r\n", "$HOME", "<<<",
+         ">>>", "%s", "*", "~", "!", "#", "&&", "\\n", "\\$"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,8 +81,8 @@ def files_with(folder: Path, secret: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("fail", "code"), [("", 0), ("run", 2), ("hook", 3)])
-@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env", "-v"],
-                                   ["--out=json", "--dirty"], ["-j"], ["--save_to_json=result.json", "--print_readme"]])
+@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env"],
+                                   ["-v"], ["--out=json", "--dirty"], ["-j"], ["--save_to_json=result.json", "--print_readme"]])
 def test_secrets_are_in_nothing_that_a_run_leaves(home, flags, fail, code):
     script = home.script("one", SECRETIVE, run=SHELL, customize=HOOK)
     home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["*"]})
@@ -234,7 +234,8 @@ def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):
 def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moments(home):
     home.script("low", {"cache": True, "new_env_keys": ["CM_LOW"]},
                 run='echo low > made; echo "CM_LOW=$PWD/made" > tmp-run-env.out\n')
-    home.script("top", {"cache": True, "new_env_keys": ["CM_*"], "deps": [{"tags": "low", "force_env_keys": ["CM_NAME"]}]},
+    home.script("top", {"cache": True, "new_env_keys": ["CM_*"],
+                        "deps": [{"tags": "low", "force_env_keys": ["CM_NAME"]}]},
                 run='cat "$CM_LOW" > copy; echo "CM_TOP=$PWD/copy" > tmp-run-env.out\n')
     assert home.run("top", name="warm")["return"] == 0
     begin = time.monotonic()

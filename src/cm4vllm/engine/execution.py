@@ -132,10 +132,10 @@ class Run:
             from cm4vllm.engine.provenance import debug_script
 
             debug_script(session, path, env, folder, prefix)
-        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **git_environment(env)}
-        # Derived from a secret, hence one itself.
-        session.vault.learn({"SECRET": value.rpartition(" ")[2] for key, value in git_environment(env).items()
-                             if "VALUE" in key and "Basic" in value})
+        access = git_environment(env)
+        for value in access.values():
+            session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
+        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
         run_native(path, given, folder, title=script.title(), log=session.log_of(script), output=session.output,
                    clean=session.vault.clean, prefix=prefix)
         merge_into(env, read_assignments(out))

@@ -95,8 +95,8 @@ CASES = {
                                {"CM_B": "1", "CM_Y": "foo"}),
     "condition with no and a missing key": Case({"a": script({"deps": [{"tags": "b", "enable_if_env": {
         "CM_Y": ["no"]}}]}), "b": script({"env": {"CM_B": "1"}})}, {"tags": "a"}, {"CM_B": "1"}),
-    "skip_if_any_env": Case({"a": script({"deps": [{"tags": "b", "skip_if_any_env": {"CM_Y": ["on"], "CM_Z": ["on"]}}]}),
-                             "b": script({"env": {"CM_B": "1"}})}, {"tags": "a", "env": {"CM_Z": "on"}},
+    "skip_if_any_env": Case({"a": script({"deps": [{"tags": "b", "skip_if_any_env": {
+        "CM_Y": ["on"], "CM_Z": ["on"]}}]}), "b": script({"env": {"CM_B": "1"}})}, {"tags": "a", "env": {"CM_Z": "on"}},
                             {"CM_Z": "on"}),
     "tags from env with prefix": Case({"a": script({"deps": [{"tags": "b", "update_tags_from_env_with_prefix": {
         "_v.": ["CM_V"]}}]}), "b": script(variations(**{"v.#": {"env": {"CM_B": "#"}}}))},
@@ -185,8 +185,10 @@ def preprocess(i):
 """, "extra.sh": "echo CM_EXTRA=e > tmp-run-env.out\n"})}, {"tags": "a"}, {"CM_SEEN": "e", "CM_EXTRA": "e"}),
     "update_deps": Case({"a": script({"prehook_deps": [{"tags": "b", "names": ["n"]}]}, **{"customize.py": """
 def preprocess(i):
-    return i["automation"].update_deps({"deps": i["meta"]["prehook_deps"], "update_deps": {"n": {"env": {"CM_D": "1"}}}})
-"""}), "b": script(**{"customize.py": SEEN.format("i['env'].get('CM_D', 'none')")})}, {"tags": "a", "env": {"CM_Q": "1"}},
+    return i["automation"].update_deps({"deps": i["meta"]["prehook_deps"],
+                                        "update_deps": {"n": {"env": {"CM_D": "1"}}}})
+"""}), "b": script(**{"customize.py": SEEN.format("i['env'].get('CM_D', 'none')")})},
+        {"tags": "a", "env": {"CM_Q": "1"}},
         {"CM_SEEN": "1", "CM_D": "1", "CM_Q": "1"}),
     # run.sh
     "named shell file": Case({"a": script({"script_name": "other"}, **{"other.sh": "echo CM_O=1 > tmp-run-env.out\n"})},
