@@ -82,7 +82,8 @@ def files_with(folder: Path, secret: str) -> list[Path]:
 
 @pytest.mark.parametrize(("fail", "code"), [("", 0), ("run", 2), ("hook", 3)])
 @pytest.mark.parametrize("flags", [["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env"],
-                                   ["-v"], ["--out=json", "--dirty"], ["-j"], ["--save_to_json=result.json", "--print_readme"]])
+                                   ["-v"], ["--out=json", "--dirty"], ["-j"],
+                                   ["--save_to_json=result.json", "--print_readme"]])
 def test_secrets_are_in_nothing_that_a_run_leaves(home, flags, fail, code):
     script = home.script("one", SECRETIVE, run=SHELL, customize=HOOK)
     home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["*"]})
