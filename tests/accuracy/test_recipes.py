@@ -1,0 +1,51 @@
+"""The recipes of this room, through the `cm` command."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.common.records import read_record
+
+ROOT = Path(__file__).parents[2]
+CM = Path(sys.executable).with_name("cm")
+
+
+@pytest.fixture
+def cm(tmp_path):
+    """Run a recipe in a CM home of its own; give its exit code and its output."""
+    home = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
+
+    def run(tags, *flags):
+        done = subprocess.run([CM, "run", "script", f"--tags={tags}", "--quiet", *flags], cwd=tmp_path, env=home,
+                              capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
+    return run
+
+
+def test_a_run_is_scored(cm, accuracy_run):
+    folder = accuracy_run.write(["salt", "silk"], [(0, "salt"), (1, "ship")])
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}")
+    assert code == 0, output
+    record = read_record(folder / "accuracy.json", AccuracyRecord)
+    assert record.values["rouge1"] == 50.0
+    assert record.verified == 2
+
+
+def test_a_missing_sentence_model_is_told(cm, accuracy_run, tmp_path):
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", f"--nltk_data={tmp_path}")
+    assert code == 42
+    assert "remedy: cm run script --tags=get,nltk-data" in output
+
+
+def test_a_sentence_model_of_another_version_is_not_installed(cm, tmp_path):
+    (tmp_path / "punkt_tab.zip").write_bytes(b"another")
+    code, output = cm("get,nltk-data", f"--nltk_data={tmp_path / 'punkt_tab.zip'}")
+    assert code == 42
+    assert "this is not the punkt_tab.zip that scores are compared with" in output
