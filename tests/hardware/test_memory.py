@@ -66,6 +66,13 @@ def test_modules_no_wider_than_their_data_have_no_ecc(server):
     assert detect_memory(server).modules[0].kind == "DDR4"
 
 
+def test_empty_slots_and_modules_of_unknown_size_do_not_count(server):
+    unknown = bytearray(module(16384))
+    struct.pack_into("<H", unknown, 0x0C, 0xFFFF)
+    write(server, table(module(0), bytes(unknown), module(16384)))
+    assert [one.size_bytes for one in detect_memory(server).modules] == [2**34]
+
+
 def test_a_table_cut_anywhere_is_still_read(server):
     whole = table(module(65536), module(65536))
     for end in range(len(whole)):
