@@ -16,6 +16,7 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
+from cm4vllm.serving.advice import require_host_memory
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 
@@ -82,7 +83,9 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     if not name:
         raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
-    return read_settings(arguments.ServerSettings, given)
+    server_settings = read_settings(arguments.ServerSettings, given)
+    require_host_memory(server_settings, model)
+    return server_settings
 
 
 def _longest(settings: LaunchSettings) -> int:

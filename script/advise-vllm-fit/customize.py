@@ -1,0 +1,15 @@
+"""Says how a model is best served on a machine, before anything is loaded."""
+
+
+def preprocess(i):
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.advice import AdviceSettings, advice
+
+    env = i["env"]
+    fit = advice(read_settings(AdviceSettings, env))
+    env["CM_VLLM_FIT_TENSOR_PARALLEL"] = str(fit.tensor_parallel)
+    env["CM_VLLM_FIT_PIPELINE_PARALLEL"] = str(fit.pipeline_parallel)
+    env["CM_VLLM_FIT_DATA_PARALLEL"] = str(fit.data_parallel)
+    env["CM_VLLM_FIT_KV_CACHE_TOKENS"] = str(fit.kv_tokens)
+    env["CM_VLLM_FIT_MAX_NUM_SEQS"] = str(fit.max_num_seqs)
+    return {"return": 0}

@@ -1,0 +1,127 @@
+"""What a model's config.json says of its size: parameters, bytes of weights, bytes of keys and values.
+
+Counts follow the modules of the model's own code in transformers: Llama and Mistral (grouped-query attention, gated
+MLP), Mixtral and gpt-oss (experts), DeepSeek V2 and V3 (multi-head latent attention, shared and routed experts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cm4vllm.common.errors import ModelError
+
+__all__ = ["Architecture", "read_architecture"]
+
+#: Bytes of one parameter. Those of group-quantised weights hold their scales: 2 bytes for 128 (GPTQ), 1 for 32 (MXFP4).
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32}
+_GATED = 3  # gate, up and down projection
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a model. `linear` parameters are those that quantisation reaches, `other` those that it leaves.
+
+    `kv_values` counts the values that one token leaves in the cache of one layer and one KV head: 2 x head size, or
+    with latent attention the one compressed vector, which every GPU of a tensor-parallel group keeps whole
+    (`kv_heads` is 1 then).
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    kv_values: int
+    latent: bool
+    linear: int
+    other: int
+    inactive: int
+    vocabulary: int
+    max_positions: int | None
+    experts: int
+
+    @property
+    def parameters(self) -> int:
+        return self.linear + self.other
+
+    @property
+    def active_parameters(self) -> int:
+        """The parameters that one token passes through: all but the experts it is not routed to."""
+        return self.parameters - self.inactive
+
+    def weight_bytes(self, precision: str, other: str = "bf16") -> float:
+        """Return the bytes of all weights with the linear ones in `precision`. Raises ModelError for an unknown one."""
+        if precision not in BYTES:
+            raise ModelError(f"unknown precision {precision!r}", remedy=f"known: {', '.join(BYTES)}")
+        rest = BYTES[precision] if BYTES[precision] > 1 else BYTES[other]
+        return self.linear * BYTES[precision] + self.other * rest
+
+    def kv_bytes_per_token(self, value_bytes: float, tensor_parallel: int = 1) -> float:
+        """Return the bytes that one token takes in the KV cache of one GPU that holds all layers."""
+        return self.layers * max(1.0, self.kv_heads / tensor_parallel) * self.kv_values * value_bytes
+
+
+def read_architecture(config: Mapping[str, Any]) -> Architecture:
+    """Return the sizes that a config.json gives. Raises ModelError naming the key that is missing."""
+    nested = config.get("text_config")
+    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+    try:
+        return _read(text)
+    except KeyError as error:
+        raise ModelError(f"the model's config.json has no {error.args[0]!r}",
+                         cause="its sizes cannot be known without it",
+                         remedy="give the model's whole config.json") from error
+
+
+def _read(config: Mapping[str, Any]) -> Architecture:
+    layers, hidden, heads = (int(config[key]) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    size = int(config.get("head_dim") or hidden // heads)
+    vocabulary, latent = int(config["vocab_size"]), bool(config.get("kv_lora_rank"))
+    attention, attention_other = (_latent(config, hidden, heads) if latent
+                                  else _grouped(config, hidden, heads, kv_heads, size))
+    experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
+    shared = int(config.get("n_shared_experts") or 0)
+    linear = layers * attention + (layers - sparse_layers) * dense + sparse_layers * (experts + shared) * expert
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    norms = (2 * layers + 1) * hidden
+    chosen = int(config.get("num_experts_per_tok") or 0)
+    if str(config.get("model_type")) == "gpt_oss":
+        # Its attention stays in bf16 (modules_to_not_convert in its config.json).
+        attention, attention_other, linear = 0, attention + attention_other + heads, linear - layers * attention
+    return Architecture(
+        layers=layers, hidden=hidden, heads=heads, kv_heads=1 if latent else kv_heads,
+        kv_values=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]) if latent else 2 * size, latent=latent,
+        linear=linear, other=embeddings + norms + layers * attention_other + sparse_layers * router,
+        inactive=sparse_layers * (experts - chosen) * expert if experts else 0,
+        vocabulary=vocabulary, max_positions=config.get("max_position_embeddings"), experts=experts,
+    )  # fmt: skip
+
+
+def _grouped(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, size: int) -> tuple[int, int]:
+    biased = config.get("attention_bias") or str(config.get("model_type")) == "qwen2"
+    bias = (heads + 2 * kv_heads) * size + (hidden if config.get("attention_bias") else 0) if biased else 0
+    return hidden * size * (2 * heads + 2 * kv_heads), bias
+
+
+def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    rank, rope, nope, value = (int(config[key]) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+                                                            "v_head_dim"))
+    query_rank = int(config.get("q_lora_rank") or 0)
+    query = (hidden + heads * (nope + rope)) * query_rank if query_rank else hidden * heads * (nope + rope)
+    compressed = hidden * (rank + rope) + rank * heads * (nope + value)
+    return query + compressed + heads * value * hidden, query_rank + rank
+
+
+def _mlp(config: Mapping[str, Any], layers: int, hidden: int) -> tuple[int, int, int, int, int]:
+    """Return experts, parameters of one expert, of a dense MLP, layers with experts, and parameters of a router."""
+    dense = _GATED * hidden * int(config["intermediate_size"])
+    experts = int(config.get("n_routed_experts") or config.get("num_local_experts") or config.get("num_experts") or 0)
+    if not experts:
+        return 0, 0, dense, 0, 0
+    inner = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    biases = (2 * inner + hidden, experts) if str(config.get("model_type")) == "gpt_oss" else (0, 0)
+    corrections = experts if str(config.get("model_type")) == "deepseek_v3" else 0
+    sparse = layers - int(config.get("first_k_dense_replace") or 0)
+    return experts, _GATED * hidden * inner + biases[0], dense, sparse, hidden * experts + biases[1] + corrections

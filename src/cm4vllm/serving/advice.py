@@ -1,0 +1,149 @@
+"""What `advise,vllm-fit` does, and what is held against the host's memory before a server of ours starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+
+from cm4vllm.assets.architecture import read_architecture
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.settings import Key
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.fit import GIB, UTILISATION, Asked, Fit, advise, table
+
+__all__ = ["AdviceSettings", "advice", "require_host_memory"]
+
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+
+
+class AdviceSettings(Record, frozen=True, kw_only=True):
+    """Which model on which machine. `model` is a name of the catalogue, a folder or a config.json.
+
+    `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each.
+    """
+
+    model: Annotated[str, Key("CM_VLLM_FIT_MODEL")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    precision: Annotated[str, Key("CM_VLLM_FIT_PRECISION")] = ""
+    gpus: Annotated[int | None, Key("CM_VLLM_FIT_GPUS")] = None
+    gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY")] = None
+    utilisation: Annotated[float, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = UTILISATION
+    tp_size: Annotated[int, Key("CM_VLLM_SERVER_TP_SIZE")] = 0
+    pp_size: Annotated[int, Key("CM_VLLM_SERVER_PP_SIZE")] = 0
+    kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = "bf16"
+    kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
+    max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 2048
+    max_num_seqs: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = 0
+    max_num_batched_tokens: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = 2048
+
+
+def advice(settings: AdviceSettings) -> Fit:
+    """Print how a model is best served on a machine and return it. Raises ModelError where it does not fit."""
+    asked = _asked(settings)
+    fit = advise(asked)
+    print(table(asked, fit), flush=True)
+    return fit
+
+
+def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> None:
+    """Refuse to load what the host's free memory cannot hold on the CPU backend. Raises ModelError with the sums."""
+    if model is None or not (Path(model.path) / "config.json").is_file():
+        return
+    config = _config(Path(model.path))
+    architecture = read_architecture(config)
+    longest = server.max_model_len or architecture.max_positions or 0
+    asked = Asked(
+        name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
+        memory_bytes=psutil.virtual_memory().available, weight_bytes=_size(Path(model.path)), max_model_len=longest,
+        kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB, max_num_seqs=server.max_num_seqs,
+    )  # fmt: skip
+    fit = advise(asked)
+    say(f"fit: {fit.used_bytes / GIB:.1f} of {asked.memory_bytes / GIB:.1f} GiB free; the KV cache holds "
+        f"{fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}")
+
+
+def _asked(settings: AdviceSettings) -> Asked:
+    config, folder, name, precision = _model(settings)
+    architecture = read_architecture(config)
+    gpus, memory = _machine(settings)
+    longest = min(settings.max_model_len, architecture.max_positions or settings.max_model_len)
+    return Asked(
+        name=name, architecture=architecture, precision=settings.precision or precision, gpus=gpus, memory_bytes=memory,
+        max_model_len=longest, weight_bytes=_size(folder) if folder and not settings.precision else 0,
+        kv_dtype=settings.kv_cache_dtype, utilisation=settings.utilisation,
+        kv_cache_bytes=settings.kv_cache_gib * GIB if gpus == 0 else 0, max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens, tensor_parallel=settings.tp_size,
+        pipeline_parallel=settings.pp_size,
+    )  # fmt: skip
+
+
+def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, str]:
+    """Return the configuration, the folder if there is one, the name and the precision of the model asked for."""
+    if settings.model in catalogue().models:
+        return catalogue().config(settings.model), None, settings.model, catalogue().model(settings.model).precision
+    if settings.model:
+        path = Path(settings.model).expanduser()
+        if path.is_dir():
+            return _config(path), path, path.name, read_checkpoint(path).weight_data_types
+        if path.is_file():
+            config = json.loads(path.read_text())
+            return config, None, path.parent.name or path.name, _stated(config)
+        catalogue().model(settings.model)  # raises, with the nearest name
+    if not settings.model_record:
+        raise UsageError("no model to advise on",
+                         remedy="give --model: a name of the catalogue, a folder or a config.json")
+    record = read_record(Path(settings.model_record), ModelRecord)
+    return _config(Path(record.path)), Path(record.path), record.name, record.weight_data_types
+
+
+def _machine(settings: AdviceSettings) -> tuple[int, float]:
+    if settings.gpus == 0:
+        return 0, float(psutil.virtual_memory().available)
+    if settings.gpu_memory_gib is not None:
+        return settings.gpus or 1, settings.gpu_memory_gib * GIB
+    found = detect_gpus()
+    if settings.gpus is not None and len(found) < settings.gpus:
+        raise UsageError(f"--gpus={settings.gpus}, but {len(found)} are here",
+                         remedy="give the memory of each too: --gpu_memory=<GiB>")
+    chosen = found[: settings.gpus] if settings.gpus else found
+    if not chosen:
+        return 0, float(psutil.virtual_memory().available)
+    return len(chosen), float(min(gpu.memory_bytes for gpu in chosen))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read", cause=str(error),
+                         remedy="copy or download the model again") from error
+    return config
+
+
+def _stated(config: dict[str, Any]) -> str:
+    """Return the precision that a config.json states, of quantised weights by their method."""
+    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
+    if method:
+        return {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}.get(method, "bf16")
+    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype") or ""), "bf16")
+
+
+def _kv_dtype(server: ServerSettings, config: dict[str, Any]) -> str:
+    if server.kv_cache_dtype.startswith("fp8"):
+        return "fp8"
+    # vLLM's `auto` computes fp32 checkpoints in half precision.
+    stated = server.dtype or str(config.get("dtype") or config.get("torch_dtype") or "").replace("float32", "bfloat16")
+    return _DTYPES.get(stated, "bf16")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -1,0 +1,146 @@
+"""The fit advisor: sizes of known models, deployments that ran, refusals with their sum, and vLLM's own figures."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.assets.architecture import read_architecture
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.serving.fit import GIB, Asked, advise, kv_cache_tokens, table
+
+TINY = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "intermediate_size": 256, "vocab_size": 768, "max_position_embeddings": 2048, "tie_word_embeddings": False}
+#: NVML's total of an 80 GB H100 and a 24 GB RTX 4090, as the published system descriptions name them.
+H100, RTX4090 = 79.6 * GIB, 23.6 * GIB
+
+
+def asked(name, gpus, memory, **more):
+    config = {"max_model_len": 2048, **more}
+    return Asked(name=name, architecture=read_architecture(catalogue().config(name)), gpus=gpus, memory_bytes=memory,
+                 precision=config.pop("precision", catalogue().model(name).precision), **config)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    # The sums of the tensors in the published checkpoints.
+    ("llama-2-7b-chat", 6_738_415_616), ("llama-2-70b-chat", 68_976_648_192), ("llama-3.1-8b-instruct", 8_030_261_248),
+    ("llama-3.1-405b-instruct", 405_853_388_800), ("mixtral-8x7b-instruct", 46_702_792_704),
+])  # fmt: skip
+def test_parameters_are_those_of_the_published_checkpoint(name, parameters):
+    assert read_architecture(catalogue().config(name)).parameters == parameters
+
+
+@pytest.mark.parametrize(("name", "total", "active"), [
+    # The models' own papers and cards; gpt-oss counts active parameters without its input embeddings (0.58 B).
+    ("deepseek-r1", 671, 37), ("mixtral-8x7b-instruct", 46.7, 12.9), ("gpt-oss-120b", 116.8, 5.13 + 0.58),
+])  # fmt: skip
+def test_active_parameters_of_experts_are_those_the_publisher_names(name, total, active):
+    model = read_architecture(catalogue().config(name))
+    assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
+    assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_the_tiny_models_parameters_are_those_of_its_file():
+    assert read_architecture(TINY).parameters == 492_160
+
+
+@pytest.mark.parametrize(("name", "tensor", "bytes_a_token"), [
+    ("llama-2-70b-chat", 1, 80 * 8 * 128 * 2 * 2), ("llama-2-70b-chat", 4, 80 * 2 * 128 * 2 * 2),
+    ("llama-2-7b-chat", 2, 32 * 16 * 128 * 2 * 2),
+    ("llama-2-70b-chat", 16, 80 * 1 * 128 * 2 * 2),  # fewer KV heads than GPUs: each keeps one whole
+    ("deepseek-r1", 8, 61 * (512 + 64) * 2),  # the latent vector is kept whole on each
+])  # fmt: skip
+def test_keys_and_values_of_a_token(name, tensor, bytes_a_token):
+    assert read_architecture(catalogue().config(name)).kv_bytes_per_token(2, tensor) == bytes_a_token
+
+
+def test_fp8_keys_and_values_double_the_tokens():
+    model = read_architecture(TINY)
+    assert kv_cache_tokens(model, "fp8", GIB) == 2 * kv_cache_tokens(model, "bf16", GIB)
+    with pytest.raises(UsageError):
+        kv_cache_tokens(model, "int3", GIB)
+
+
+RECORDED = Path(__file__).parent / "recorded" / "kv-cache.json"
+
+
+@pytest.mark.parametrize("log", json.loads(RECORDED.read_text()), ids=lambda log: log["what"])
+def test_the_kv_cache_is_within_a_tenth_of_what_vllm_reported(log):
+    predicted = kv_cache_tokens(read_architecture(log["config"]), log["kv_dtype"], log["gib"] * GIB)
+    reported = int(re.search(r"KV cache size: ([\d,]+) tokens", log["line"])[1].replace(",", ""))
+    assert predicted == pytest.approx(reported, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "gpus", "memory", "more"), [
+    # The published serve lines of v4.1 and the systems they ran on: all of these ran.
+    ("llama-2-70b-chat-fp8", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
+    ("llama-2-70b-chat-gptq", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
+    ("llama-2-7b-chat-fp8", 2, RTX4090, {}),
+])  # fmt: skip
+def test_deployments_that_ran_are_not_refused(name, gpus, memory, more):
+    wanted = asked(name, gpus, memory, **more)
+    fit = advise(wanted)
+    assert fit.used_bytes <= memory * wanted.utilisation * 1.0001
+    assert fit.tensor_parallel == more.get("tensor_parallel", fit.tensor_parallel)
+    assert fit.tensor_parallel * fit.data_parallel <= gpus
+
+
+def test_replicas_are_preferred_to_larger_groups_once_the_cache_is_large_enough():
+    fit = advise(asked("llama-3.1-8b-instruct", 8, H100))
+    assert (fit.tensor_parallel, fit.data_parallel) == (1, 8)
+    fit = advise(asked("llama-2-70b-chat", 8, H100))
+    assert fit.tensor_parallel == 4
+    assert fit.data_parallel == 2
+
+
+def test_what_does_not_fit_is_refused_with_the_sum():
+    with pytest.raises(ModelError, match="does not fit") as caught:
+        advise(asked("llama-2-70b-chat", 2, RTX4090))
+    assert "64.24 GiB" in caught.value.cause  # 138.0 GB of weights on each of two
+    assert "21.24 GiB" in caught.value.cause
+    assert "fp8" in caught.value.remedy
+
+
+def test_one_request_that_is_too_long_is_refused():
+    advise(asked("llama-3.1-8b-instruct", 1, RTX4090, max_model_len=8192))
+    with pytest.raises(ModelError) as caught:
+        advise(asked("llama-3.1-8b-instruct", 1, RTX4090, max_model_len=131072))
+    assert "16.00 GiB of KV cache" in caught.value.cause
+
+
+def test_stages_are_used_where_heads_do_not_divide():
+    fit = advise(asked("llama-2-70b-chat-fp8", 3, 30 * GIB))
+    assert (fit.tensor_parallel, fit.pipeline_parallel) == (1, 3)
+
+
+def test_a_tensor_size_that_heads_do_not_divide_by_is_refused():
+    with pytest.raises(ModelError) as caught:
+        advise(asked("llama-2-70b-chat-fp8", 4, H100, tensor_parallel=3))
+    assert "64 attention heads cannot be shared by 3" in caught.value.cause
+
+
+def test_the_cpu_backend_is_held_against_the_hosts_memory():
+    tiny = Asked(name="tiny", architecture=read_architecture(TINY), precision="fp32", gpus=0, memory_bytes=8 * GIB,
+                 max_model_len=2048, kv_dtype="fp32", kv_cache_bytes=GIB)
+    assert advise(tiny).kv_tokens == 1_048_576
+    with pytest.raises(ModelError) as caught:
+        advise(asked("llama-3.1-8b-instruct", 0, 16 * GIB, kv_cache_bytes=4 * GIB))
+    assert "14.96 GiB" in caught.value.cause
+    with pytest.raises(ModelError, match="does not fit") as caught:
+        advise(asked("llama-3.1-8b-instruct", 0, 64 * GIB, kv_cache_bytes=GIB, max_model_len=131072))
+    assert "the KV cache is given 1.00 GiB" in caught.value.cause
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ModelError, match="vocab_size"):
+        read_architecture({key: value for key, value in TINY.items() if key != "vocab_size"})
+
+
+def test_the_table_says_what_to_serve_with():
+    wanted = asked("deepseek-r1", 8, 140 * GIB, max_model_len=24576, kv_dtype="fp8")
+    text = table(wanted, advise(wanted))
+    for words in ("671.03 B parameters, 37.55 B a token", "latent attention", "--tensor-parallel-size 8",
+                  "--kv-cache-dtype fp8", "35,136 bytes a token"):
+        assert words in text
