@@ -1,0 +1,12 @@
+"""Installs Ray over the environment of a vLLM, into the cache entry."""
+
+
+def preprocess(i):
+    from pathlib import Path
+
+    from cm4vllm.serving.ray_install import install_ray
+
+    python, release = install_ray(Path(i["env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]), Path.cwd())
+    i["env"]["CM_RAY_PYTHON_BIN_WITH_PATH"] = str(python)
+    i["env"]["CM_RAY_VERSION"] = release
+    return {"return": 0, "version": release}

@@ -1,0 +1,278 @@
+"""A Ray cluster under vLLM: this machine as its head or as one of its workers, and what the cluster can hold.
+
+Ray starts and joins; here its processes are owned, so that none is left behind, and told in words when they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from cm4vllm.common.errors import PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
+from cm4vllm.common.files import writable_folder, write_json
+from cm4vllm.common.processes import last_lines, run
+from cm4vllm.common.progress import say, step
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
+
+__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground"]
+
+RAY_FILE = "ray.json"
+_LOG_FILE = "ray.log"
+_STATE_FILE = "ray-supervisor.json"
+
+#: Ray's own default port of a head.
+PORT = 6379
+#: Ray ends its processes within a few seconds of SIGTERM.
+GRACE_S = 15.0
+_LOOK_S = 0.2
+#: A group that fits is placed at once; one that does not waits for ever.
+_PLACEMENT_S = 10.0
+
+_owned: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class RaySettings(Record, frozen=True, kw_only=True):
+    """The part of this machine in a cluster.
+
+    `address` is HOST:PORT of the head, `node_ip` the address under which the others reach this machine.
+
+    `num_gpus` and `num_cpus` are detected by Ray unless given.
+    """
+
+    role: Annotated[Literal["head", "worker", "status"], Key("CM_RAY_ROLE")] = "head"
+    python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")]
+    address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
+    node_ip: Annotated[str, Key("CM_RAY_NODE_IP")] = ""
+    port: Annotated[int, Key("CM_RAY_PORT")] = PORT
+    num_gpus: Annotated[int | None, Key("CM_RAY_NUM_GPUS")] = None
+    num_cpus: Annotated[int | None, Key("CM_RAY_NUM_CPUS")] = None
+    folder: Annotated[str, Key("CM_RAY_DIR")] = "ray-cluster"
+    ready_timeout_s: Annotated[float, Key("CM_RAY_READY_TIMEOUT")] = 120.0
+    tp_size: Annotated[int, Key("CM_VLLM_SERVER_TP_SIZE")] = 1
+    pp_size: Annotated[int, Key("CM_VLLM_SERVER_PP_SIZE")] = 1
+
+
+class RayRecord(Record, frozen=True, kw_only=True):
+    """A node of a cluster that we started: its role, the head's address, the command, and who supervises it."""
+
+    role: str
+    address: str
+    argv: list[str]
+    log: str
+    supervisor_pid: int
+    temp_dir: str = ""
+
+
+class Node(msgspec.Struct, frozen=True):
+    address: str
+    alive: bool
+    resources: dict[str, float]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What a cluster said: its nodes, and the address of the node of each worker, None where they do not fit."""
+
+    nodes: list[Node]
+    placed: list[str] | None = None
+
+
+def start(settings: RaySettings) -> tuple[RayRecord, Path]:
+    """Start this machine's node and return its record, and where it was written, once it belongs to the cluster.
+
+    It ends with this process. Raises UsageError, PortInUse, ServerUnreachable, ServerDied, ServerNotReady.
+    """
+    folder = writable_folder(Path(settings.folder).absolute())
+    address = _address(settings)
+    before = len(look(settings.python, address).nodes) if settings.role == "worker" else 0
+    # Ray's sockets lie below it, and their paths may have 107 bytes at most.
+    temp_dir = tempfile.mkdtemp(prefix="ray-") if settings.role == "head" else ""
+    words = _command(settings, address, temp_dir)
+    for name in (RAY_FILE, _LOG_FILE, _STATE_FILE):
+        (folder / name).unlink(missing_ok=True)
+    supervisor = _supervised(words, folder)
+    record = RayRecord(role=settings.role, address=address, argv=words, log=str(folder / _LOG_FILE),
+                       supervisor_pid=supervisor.pid, temp_dir=temp_dir)
+    write_record(folder / RAY_FILE, record)
+    try:
+        with step(f"Ray {settings.role} at {address}"):
+            _wait_until_joined(settings, record, supervisor, before)
+    except BaseException:
+        end(str(folder / RAY_FILE))
+        raise
+    return record, folder / RAY_FILE
+
+
+def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEMENT_S) -> Cluster:
+    """Ask the cluster at `address` for its nodes and, with `workers`, where it would put that many workers of vLLM.
+
+    Raises ServerUnreachable when no cluster answers there.
+    """
+    program = Path(__file__).with_name("ray_placement.py")
+    try:
+        _reach(address)
+        done = run([python, "-P", program, address, str(workers), str(timeout_s)],
+                   env={"PYTHONPATH": "", "RAY_USAGE_STATS_ENABLED": "0"}, timeout_s=timeout_s + 60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _unreachable(address, str(error)) from error
+    told = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
+    if not done.ok or not told:
+        raise _unreachable(address, done.tail(8))
+    return msgspec.json.decode(told, type=Cluster)
+
+
+def show(settings: RaySettings) -> Cluster:
+    """Say what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
+    workers = settings.tp_size * settings.pp_size
+    cluster = look(settings.python, _address(settings), workers if workers > 1 else 0)
+    for node in cluster.nodes:
+        state = "" if node.alive else ", gone"
+        say(f"{node.address}: {node.resources.get('GPU', 0):g} GPUs, {node.resources.get('CPU', 0):g} CPUs{state}")
+    if workers > 1 and cluster.placed is None:
+        gpus = sum(node.resources.get("GPU", 0) for node in cluster.nodes if node.alive)
+        raise UsageError(f"{workers} workers do not fit the cluster",
+                         cause=f"tensor parallel {settings.tp_size} x pipeline parallel {settings.pp_size} needs "
+                         f"{workers} free GPUs; its nodes have {gpus:g}, some of which others may hold",
+                         remedy="join more machines (run,ray-cluster,_worker) or give smaller sizes")
+    if cluster.placed:
+        say("a server's workers would be at " + ", ".join(cluster.placed))
+    return cluster
+
+
+def wait_in_foreground(path: str) -> None:
+    """Tell how the node is used and wait for Ctrl-C. Raises ServerDied when the node ends before."""
+    record = read_record(Path(path), RayRecord)
+    if record.role == "head":
+        say(f"on each other machine: cm run script --tags=run,ray-cluster,_worker --address={record.address}")
+        say(f"then here: cm run script --tags=run,vllm-server --ray_address={record.address} --tp_size=… --pp_size=…")
+    say(f"it runs until Ctrl-C; its log is {record.log}")
+    supervisor = _owned[record.supervisor_pid]
+    try:
+        while supervisor.poll() is None:
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt as stop:
+        if type(stop) is not KeyboardInterrupt:
+            raise  # another signal, which the caller has to tell of
+        say("leaving the cluster")
+        return
+    raise ServerDied(f"Ray's {record.role} ended", cause=last_lines(Path(record.log), 8),
+                     remedy=f"the whole log is {record.log}")
+
+
+def end(path: str) -> None:
+    """End the node of a record, if this process started it, and remove what Ray wrote for itself."""
+    if not path or not Path(path).exists():
+        return
+    record = read_record(Path(path), RayRecord)
+    supervisor = _owned.pop(record.supervisor_pid, None)
+    if supervisor is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        supervisor.send_signal(signal.SIGTERM)
+    supervisor.wait(GRACE_S + 10)
+    if supervisor.stdin is not None:
+        supervisor.stdin.close()
+    if record.temp_dir:
+        shutil.rmtree(record.temp_dir, ignore_errors=True)
+    Path(path).unlink(missing_ok=True)
+
+
+def _address(settings: RaySettings) -> str:
+    if settings.role == "head":
+        return f"{settings.node_ip or _own_address()}:{settings.port}"
+    host, colon, port = settings.address.rpartition(":")
+    if not (colon and host and port.isdigit()):
+        raise UsageError(f"--address={settings.address!r} is not the address of a head",
+                         remedy="give HOST:PORT, as run,ray-cluster,_head has told it")
+    return settings.address
+
+
+def _own_address() -> str:
+    """Return the address of the interface that leads to other machines. No packet is sent (udp(7), connect)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _command(settings: RaySettings, address: str, temp_dir: str) -> list[str]:
+    words = [settings.python, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    if settings.role == "head":
+        host, _, port = address.rpartition(":")
+        _free(host, int(port))
+        words += ["--head", "--port", port, "--node-ip-address", host, "--include-dashboard=false",
+                  "--temp-dir", temp_dir]
+    else:
+        words += ["--address", address]
+        if settings.node_ip:
+            words += ["--node-ip-address", settings.node_ip]
+    for option, value in (("--num-gpus", settings.num_gpus), ("--num-cpus", settings.num_cpus)):
+        if value is not None:
+            words += [option, str(value)]
+    return words
+
+
+def _free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"Ray cannot listen on {host}:{port}", cause=str(error.strerror),
+                            remedy="another head may run already; or give --port and --node_ip") from error
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5):
+        pass
+
+
+def _unreachable(address: str, cause: str) -> ServerUnreachable:
+    return ServerUnreachable(f"no Ray cluster answers at {address}", cause=cause,
+                             remedy="start its head first: cm run script --tags=run,ray-cluster,_head; all machines "
+                             "need the same release of Ray and of Python")
+
+
+def _supervised(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    spec = folder / "ray-supervisor-spec.json"
+    write_json(spec, {"argv": words, "env": {"RAY_USAGE_STATS_ENABLED": "0"}, "log": str(folder / _LOG_FILE),
+                      "state": str(folder / _STATE_FILE), "grace_s": GRACE_S})
+    source = str(Path(__file__).resolve().parents[2])
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
+    )  # fmt: skip
+    _owned[supervisor.pid] = supervisor
+    return supervisor
+
+
+def _wait_until_joined(
+    settings: RaySettings, record: RayRecord, supervisor: subprocess.Popen[bytes], before: int
+) -> None:
+    deadline = time.monotonic() + settings.ready_timeout_s
+    while time.monotonic() < deadline:
+        if supervisor.poll() is not None:
+            raise ServerDied(f"Ray's {record.role} ended at its start", cause=last_lines(Path(record.log), 8),
+                             remedy=f"the whole log is {record.log}")
+        with contextlib.suppress(ServerUnreachable):
+            alive = [node for node in look(settings.python, record.address).nodes if node.alive]
+            if len(alive) > before:
+                return
+        time.sleep(_LOOK_S)
+    raise ServerNotReady(f"Ray's {record.role} did not join within {settings.ready_timeout_s:g} s",
+                         cause=last_lines(Path(record.log), 8), remedy=f"the whole log is {record.log}")
