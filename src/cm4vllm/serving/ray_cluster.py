@@ -26,7 +26,7 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 
-__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground"]
+__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "ray_env", "show", "start", "wait_in_foreground"]
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"
@@ -123,7 +123,7 @@ def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEM
     try:
         _reach(address)
         done = run([python, "-P", program, address, str(workers), str(timeout_s)],
-                   env={"PYTHONPATH": "", "RAY_USAGE_STATS_ENABLED": "0"}, timeout_s=timeout_s + 60)
+                   env={"PYTHONPATH": "", **ray_env()}, timeout_s=timeout_s + 60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unreachable(address, str(error)) from error
     told = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
@@ -188,6 +188,14 @@ def end(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
+def ray_env() -> dict[str, str]:
+    """Return what all processes of a cluster need alike.
+
+    Without a mode in its environment a head asks for a token as soon as the user has one, and its clients give none.
+    """
+    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
+
+
 def _address(settings: RaySettings) -> str:
     if settings.role == "head":
         return f"{settings.node_ip or _own_address()}:{settings.port}"
@@ -249,7 +257,7 @@ def _unreachable(address: str, cause: str) -> ServerUnreachable:
 
 def _supervised(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
     spec = folder / "ray-supervisor-spec.json"
-    write_json(spec, {"argv": words, "env": {"RAY_USAGE_STATS_ENABLED": "0"}, "log": str(folder / _LOG_FILE),
+    write_json(spec, {"argv": words, "env": ray_env(), "log": str(folder / _LOG_FILE),
                       "state": str(folder / _STATE_FILE), "grace_s": GRACE_S})
     source = str(Path(__file__).resolve().parents[2])
     supervisor = subprocess.Popen(
