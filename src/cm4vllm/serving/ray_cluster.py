@@ -26,7 +26,9 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 
-__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "ray_env", "show", "start", "wait_in_foreground"]
+__all__ = [
+    "RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "ray_env", "show", "start", "wait_in_foreground",
+]  # fmt: skip
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"
