@@ -59,7 +59,10 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> No
     if model is None or not (Path(model.path) / "config.json").is_file():
         return
     config = _config(Path(model.path))
-    architecture = read_architecture(config)
+    try:
+        architecture = read_architecture(config)
+    except ModelError:
+        return  # an architecture that we cannot size may well be one that vLLM can serve
     longest = server.max_model_len or architecture.max_positions or 0
     asked = Asked(
         name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
