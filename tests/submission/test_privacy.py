@@ -100,12 +100,14 @@ def test_a_file_and_a_name_of_a_file_are_refused_with_their_place(root, tmp_path
         refuse_private(tree, words)
 
 
-def test_a_whole_tree_holds_nothing_of_this_machine(campaign, monkeypatch):
+def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypatch):
     monkeypatch.setenv("USER", "jdoe42")
     asked = campaign()
     address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
                     if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
     write_text(asked.out / "system/machine.json", '{"gpus": [{"uuid": "GPU-4039dfe4-0c97", "x": 1}]}')
+    for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
+        rewrite(run, lambda record: record["settings"]["model"].update(source="the folder /mnt/jdoe42/llama"))
     ours = f"GPU-4039dfe4-0c97 run by jdoe42 in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
     asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
                                 readmes=dict.fromkeys(Scenario, f"# measured\n{ours}\n"),

@@ -83,11 +83,10 @@ def build_tree(asked: TreeAsked) -> Path:
         if settings.model.name != settings.benchmark:
             write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
         for run in runs:
-            readme = scrubbed(asked.readmes[run.scenario], private)
-            _scenario(home / "results" / name / asked.model / run.scenario, run, readme)
+            _scenario(home / "results" / name / asked.model / run.scenario, run, asked.readmes[run.scenario], private)
         command = scrubbed(asked.command, private)
-        write_text(home / "documentation" / "calibration.md",
-                   calibration_page(settings.model, runs[0].performance.notice))
+        calibration = calibration_page(settings.model, runs[0].performance.notice)
+        write_text(home / "documentation" / "calibration.md", scrubbed(calibration, private))
         for path, text in source_files(asked.model, command, asked.commit, runs[0].performance).items():
             write_text(home / "src" / path, text)
         for path, text in (asked.extra_files or {}).items():
@@ -141,13 +140,14 @@ def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
     return system | {key: f"{notice} {system[key]}".strip() for key in ("hw_notes", "sw_notes") if key not in marked}
 
 
-def _scenario(folder: Path, run: ScenarioRuns, readme: str) -> None:
+def _scenario(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord]) -> None:
     notice = run.performance.notice
     if not readme.strip():
         raise SubmissionError(f"the README text of {run.scenario} is empty")
-    write_text(folder / "README.md", _noticed(readme, notice, "> **{}**\n\n"))
+    write_text(folder / "README.md", _noticed(scrubbed(readme, private), notice, "> **{}**\n\n"))
     write_text(folder / "user.conf", _noticed(run.performance.settings.user_conf, notice, "# {}\n"))
-    write_json(folder / "measurements.json", measurements(run.performance))
+    stated = {key: scrubbed(value, private) for key, value in measurements(run.performance).items()}
+    write_json(folder / "measurements.json", stated)
     accuracy, performance = folder / "accuracy", folder / "performance" / "run_1"
     for source, target, names in ((run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
                                   (run.performance_folder, performance, LOGS)):
