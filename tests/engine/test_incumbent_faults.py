@@ -107,11 +107,11 @@ def test_12_running_a_script_does_not_change_its_meta(home):
     home.script("one", {**EXPORT, "deps": [{"tags": "dep", "update_tags_from_env_with_prefix": {"_v.": ["CM_N"]}}]})
     home.script("both", EXPORT, customize="""
 def preprocess(i):
-    seen = [i["automation"].run({"tags": "one", "env": {"CM_N": n}})["new_env"]["CM_V"] for n in "12"]
-    i["env"]["CM_BOTH"] = "".join(seen)
+    seen = [i["automation"].run({"tags": "one", "env": {"CM_N": n}}) for n in "12"]
+    i["env"]["CM_BOTH"] = " ".join(one["new_env"]["CM_V"] + ":" + one["deps"][0] for one in seen)
     return {"return": 0}
 """)
-    assert new_env(home.run("both"))["CM_BOTH"] == "12"
+    assert new_env(home.run("both"))["CM_BOTH"] == "1:dep,_v.1 2:dep,_v.2"
 
 
 def test_13_a_failure_inside_a_dependency_fails_the_run(home):
@@ -137,8 +137,9 @@ def test_15_simultaneous_runs_lose_no_entry_of_each_other(home):
     assert [process.wait(timeout=60) for process in runs] == [0] * 4
     for process in runs:
         process.communicate()
-    for name in "abcd":
-        assert home.cli("find", "cache", f"--tags={name}").stdout.strip()
+    index = json.loads((home.path / "index.json").read_bytes())
+    assert sorted(index["cache"]) == sorted(index["541d6f712a6b464e"]) == [entry.name for entry in home.entries()]
+    assert len(index["cache"]) == 4
     assert not any("tmp" in json.loads((entry / "_cm.json").read_bytes())["tags"] for entry in home.entries())
 
 
