@@ -107,7 +107,9 @@ def _plain(value: Any) -> Any:
 def _command(i: Mapping[str, Any]) -> str:
     typed = [str(word) for word in i.get("cmd") or []]
     if typed:
-        return shlex.join(["cm", *typed])
+        artifact = str(i.get("artifact") or "")
+        named = [artifact] if artifact and artifact not in typed else []
+        return shlex.join(["cm", str(i.get("action") or "run"), "script", *named, *typed])
     return f"cm run script --tags={Request.of(i, Path()).title()}"
 
 
