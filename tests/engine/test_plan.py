@@ -109,6 +109,29 @@ def test_what_only_a_run_can_tell_is_shown_as_such(home):
     assert plan["plan"]["children"][-1]["depends_on"] == ["CM_TOLD, which teller tells"]
 
 
+def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
+    home.script("teller", {"new_env_keys": ["CM_A", "CM_B"]}, run="true")
+    group = {"group": "g"}
+    home.script("get,src", {"variations": {"a.#": group, "b.#": group}, "new_env_keys": ["CM_SRC"]})
+    home.script("other")
+    home.script("top", {"deps": [
+        {"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_a.": ["CM_A"], "_b.": ["CM_B"]}},
+        {"tags": "other", "enable_if_env": {"CM_SRC": ["on"]}}]})
+    plan = planned(home, "top")
+    assert plan["return"] == 0
+    assert plan["plan"]["children"][1]["depends_on"] == [f"CM_{name}, which teller tells" for name in "AB"]
+    assert not find(plan, "other")["certain"]
+
+
+def test_branches_that_need_not_be_taken_end(home):
+    home.script("teller", {"new_env_keys": ["CM_TOLD"]}, run="true")
+    names = [f"n{number}" for number in range(12)]
+    for name in names:  # each may ask for each: paths through them have no end
+        home.script(name, {"deps": [{"tags": other, "enable_if_env": {"CM_TOLD": ["on"]}} for other in names]})
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "n0"}]})
+    assert len(list(nodes(planned(home, "top")["plan"]))) < 200
+
+
 def test_a_key_that_a_pattern_may_have_set_is_a_fact(home):
     home.script("teller", {"new_env_keys": ["CM_T_*"]}, run="echo CM_T_X=yes >> tmp-run-env.out")
     home.script("other")

@@ -12,7 +12,7 @@ from typing import Any
 
 from cm4vllm.engine.conditions import Clause, Conditions, matches, says_no, says_yes
 
-__all__ = ["Truth", "assured", "both", "decide", "facts_in", "in_words", "unknown"]
+__all__ = ["Truth", "assured", "both", "decide", "facts_in", "in_words", "is_assured", "unknown"]
 
 _OPEN, _CLOSE = "\u27e6", "\u27e7"
 _MARK = re.compile(f"{_OPEN}[!?]([^{_CLOSE}]*){_CLOSE}")
@@ -29,6 +29,11 @@ def unknown(key: str) -> str:
 def assured(key: str) -> str:
     """Return what stands for the value that a run will give to `key`."""
     return f"{_OPEN}!{key}{_CLOSE}"
+
+
+def is_assured(value: Any) -> bool:
+    """Tell whether a value holds an assured fact, and so does not say no."""
+    return f"{_OPEN}!" in str(value)
 
 
 def facts_in(value: Any) -> frozenset[str]:
@@ -86,7 +91,7 @@ def _matches(key: str, values: frozenset[str], env: Mapping[str, Any], *, missin
     facts = facts_in(env.get(key))
     if not facts:
         return matches(key, values, env, missing_is_no)
-    if f"{_OPEN}!" in str(env[key]):
+    if is_assured(env[key]):
         if says_yes(values):
             return True
         if says_no(values):

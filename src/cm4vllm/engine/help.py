@@ -51,8 +51,9 @@ def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
 def describe(script: ScriptMeta) -> str:
     """Return a page about a script: tags, inputs, variations by group, dependencies and what it gives."""
+    typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
     head = [f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
-            f"  cm run script --tags={script.title()}", "",
+            f"  cm run script --tags={typed}", "",
             f"  path      {script.path}", f"  tags      {', '.join(script.tags)}",
             f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}"]
     if script.layer.default_version or script.versions:

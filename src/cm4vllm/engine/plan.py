@@ -19,7 +19,7 @@ from cm4vllm.engine.cache_view import stored
 from cm4vllm.engine.code import code_of, may_end_early, runs_scripts
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.dependencies import amended
-from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words
+from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words, is_assured
 from cm4vllm.engine.identity import identity_of
 from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
 from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
@@ -34,6 +34,8 @@ __all__ = ["Node", "Status", "plan"]
 
 #: A tree deeper than this goes round in circles.
 _DEPTH = 60
+#: What stands in place of a branch that is not walked into again.
+_TOLD_ABOVE = "what it depends on is shown above"
 #: What an entry depends on that a script before makes under circumstances that only the run can tell.
 _MADE_BEFORE = "whether it was made before"
 
@@ -116,21 +118,30 @@ class _Planner:
         #: Scripts of which an entry will be made under a key that only the run can tell.
         self.made_unseen: set[str] = set()
         self.stack: list[Prospect] = []
+        #: What has been walked into before.
+        self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
         #: Which script tells a fact, by its key.
         self.tellers: dict[str, str] = {}
 
-    def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
-        """Fill in a node for what is asked for, with all below it, and return what it hands back."""
+    def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool,
+             added: frozenset[str] = frozenset()) -> Exports:
+        """Fill in a node for what is asked for, with all below it, and return what it hands back.
+
+        `added` are facts whose values, if there are any, become tags.
+        """
         try:
             request = asked()
             node.tags = in_words(request.title())
-            if facts := self.undetermined(request):
+            if facts := added | self.undetermined(request):
                 node.open_facts = self.words(facts)
                 return Exports.of_patterns(self.patterns_of_any(request))
             near = self.stack[-1].script.path.parent if self.stack else self.session.near
             node.script = select(self.session.catalogue, request, near)
             return self.filled(node, asked, certain=certain)
         except CmError as error:
+            if facts := facts_in(str(error)):
+                node.status, node.open_facts = Status.OPEN, self.words(facts)
+                return Exports.of_patterns(["*"])
             node.status, node.error = Status.FAILS, error
             return Exports()
 
@@ -160,8 +171,14 @@ class _Planner:
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
         node.notes += remarks(frame.task, frame.env)
-        self.check_circle(frame)
         key = self.settle(node, frame, certain=certain)
+        seen = (node.script.path, node.variations, node.status)
+        if not certain and seen in self.seen and node.status is not Status.CACHED:
+            # Below what need not happen nothing is exact, and a tree of such branches has no end.
+            node.notes.append(_TOLD_ABOVE)
+            return frame.exports(runs_code=True)
+        self.check_circle(frame)
+        self.seen.add(seen)
         self.stack.append(frame)
         try:
             exports = self.below(node, frame, certain=certain)
@@ -279,8 +296,16 @@ class _Planner:
             env={key: in_words(str(value)) for key, value in taken.env.items()})
         node.children.append(child)
         child_certain = certain and not conditions
-        exports = self.fill(child, lambda: self.asked_of(frame, taken, phase), certain=child_certain)
+        exports = self.fill(child, lambda: self.asked_of(frame, taken, phase), certain=child_certain,
+                            added=self.added_by_facts(frame, taken))
         frame.take(exports, certain=child_certain)
+
+    def added_by_facts(self, frame: Prospect, dependency: Dependency) -> frozenset[str]:
+        """Return the facts that may add tags to a dependency, or may be empty and add none."""
+        keys = {*dependency.update_tags_from_env, *(key for keys in dependency.update_tags_with_prefix.values()
+                                                    for key in keys)}
+        return frozenset(key for key in keys for value in [dependency.env.get(key) or frame.env.get(key)]
+                         if facts_in(value) and not is_assured(value))
 
     def folders(self, frame: Prospect, step: Dependency) -> list[Truth]:
         values = {key: str(frame.env.get(key, "")) for key in step.if_folder}
