@@ -13,11 +13,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "ratios", "report"]
 
 #: A load average above this share of the processors is told: what was measured then is measured beside other work.
 BUSY_LOAD = 0.75
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ def figure(name: str, values: Sequence[float], unit: str, *, at_least: float | N
     return Figure(name, value, min(values), max(values), unit, limit, holds)
 
 
-def interleaved(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def interleaved(cases: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Call every case once a round and return what each returned, by round; each round begins with another case."""
     names = list(cases)
-    measured: dict[str, list[float]] = {name: [] for name in names}
+    measured: dict[str, list[T]] = {name: [] for name in names}
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:

@@ -1,0 +1,306 @@
+"""The LoadGen client, measured beside the ways others go, and beside the least that can be done.
+
+    python benchmarks/client.py [--quick] [--rounds=N] [--only=GROUP,…] [--json=FILE] [--cores=CLIENT,SERVER]
+                                [--endpoints=PYTHON] [--vllm=PYTHON --model=DIR]
+
+All ask one mock server, a C program that answers as vLLM 0.32 does, at a known pace; it has one core, the client
+another. The groups, each with its cases in turn:
+
+    offline  Offline runs of LoadGen, whole answers of 2 tokens, 64 in flight; endpoints without LoadGen
+    alone    the same work without LoadGen, one token an answer, beside wrk and the floor client
+    paced    CPU time per token: 500 streams, a token each 20 ms
+    latency  what a Server run of LoadGen at 51,200 tokens/s adds to the server's own TTFT and TPOT
+    open     4,000 streams at a time, a token each 100 ms: time and memory
+    workers  two worker processes beside one, where there are cores for it
+    vllm     the real vLLM: Offline through LoadGen beside its in-process generate (with --vllm and --model)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clients.programs import Stamps, compiled, floor, mock, wrk
+from clients.real_vllm import RealVllm, bench_serve
+from clients.task import Result, Task, perform
+from figures import Figure, arguments, figure, interleaved, ratios, report
+
+SECONDS_OF_LATENCY = 6
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: where each side runs, how often, and how much of each is done (`share` of the whole)."""
+
+    client: int
+    server: int
+    rounds: int
+    share: float = 1.0
+    endpoints: str | None = None
+    vllm: str | None = None
+    model: Path | None = None
+
+    def queries(self, whole: int) -> int:
+        return max(64, int(whole * self.share))
+
+
+Case = Callable[[], Result]
+Group = Callable[[Bench], Iterator[Figure]]
+
+
+def offline(bench: Bench) -> Iterator[Figure]:
+    """Offline runs of LoadGen: how many queries/s each way drives."""
+    task = Task(port=0, queries=0, tokens=2, streamed=False, in_flight=64)
+    cases = {
+        "ours": _case(bench, "ours", "loadgen", replace(task, queries=bench.queries(80_000))),
+        "reference": _case(bench, "reference", "loadgen", replace(task, queries=bench.queries(2_500))),
+    }
+    if _has_aiohttp():
+        cases["aiohttp"] = _case(bench, "aiohttp", "loadgen", replace(task, queries=bench.queries(15_000)))
+    if bench.endpoints:
+        cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
+    else:
+        _not_installed("endpoints", "--endpoints=PYTHON of a Python >= 3.12 that has mlcommons/endpoints")
+    if bench.vllm and bench.model:
+        cases["vllm bench serve"] = _bench_serve(bench, replace(task, queries=bench.queries(2_000)))
+    else:
+        _not_installed("vllm bench serve", "--vllm=PYTHON --model=DIR")
+    measured = {name: [result.qps for result in results] for name, results in interleaved(cases, bench.rounds).items()}
+    for name, rates in measured.items():
+        yield figure(f"offline queries/s: {name}", rates, "queries/s")
+    for name, limit in (("reference", 25), ("aiohttp", 5), ("endpoints", 4), ("vllm bench serve", None)):
+        if name in measured:
+            yield figure(f"offline queries/s: ours / {name}", ratios(measured["ours"], measured[name]), "x",
+                         at_least=limit)
+
+
+def alone(bench: Bench) -> Iterator[Figure]:
+    """The client without LoadGen: its ceiling, beside two programs in C."""
+    task = Task(port=0, queries=bench.queries(100_000), tokens=1, streamed=False, in_flight=64, warm=True)
+    cases = {"ours": _case(bench, "ours", "alone", task), "floor": _floor(bench, task)}
+    if bench.endpoints:
+        cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
+    if shutil.which("wrk"):
+        cases["wrk"] = _wrk(bench, task)
+    else:
+        _not_installed("wrk", "apt install wrk")
+    measured = interleaved(cases, bench.rounds)
+    rates = {name: [result.qps for result in results] for name, results in measured.items()}
+    for name, values in rates.items():
+        yield figure(f"queries/s without LoadGen: {name}", values, "queries/s")
+    if "wrk" in rates:
+        yield figure("queries/s without LoadGen: ours / wrk", ratios(rates["ours"], rates["wrk"]), "x", at_least=0.7)
+    yield figure("CPU per query, whole answers: ours / C floor", _cpu_ratios(measured["ours"], measured["floor"]), "x")
+    if "endpoints" in measured:
+        yield figure("CPU per query, whole answers: endpoints / ours",
+                     _cpu_ratios(measured["endpoints"], measured["ours"]), "x")
+
+
+def paced(bench: Bench) -> Iterator[Figure]:
+    """Processor time for each token of streams that come as a real server sends them."""
+    queries = bench.queries(2_000)
+    task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=min(500, queries), warm=True)
+    pace = {"ttft_ms": 20.0, "interval_ms": 20.0}
+    cases = {"ours": _case(bench, "ours", "alone", task, **pace), "floor": _floor(bench, task, **pace)}
+    if _has_aiohttp():
+        cases["aiohttp"] = _case(bench, "aiohttp", "alone", task, **pace)
+    measured = interleaved(cases, bench.rounds)
+    for name, results in measured.items():
+        yield figure(f"CPU per token, paced: {name}", [r.cpu_s / r.tokens * 1e6 for r in results], "µs")
+    yield figure("CPU per token, paced: ours / C floor", _cpu_ratios(measured["ours"], measured["floor"]), "x",
+                 at_most=1.25)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a client adds to the server's TTFT, in ms at two percentiles, and how far its TPOT is off, in %."""
+
+    p50: float
+    p99: float
+    tpot: float
+
+
+def latency(bench: Bench) -> Iterator[Figure]:
+    """A Server run at 51,200 tokens/s: what LoadGen measured less what the server did.
+
+    A percentile of the added time is the difference of both sides' percentiles: LoadGen's log names no query.
+    """
+    queries = bench.queries(800 * SECONDS_OF_LATENCY)
+    task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=1, qps=800.0)
+    names = ("ours", "aiohttp") if _has_aiohttp() else ("ours",)
+    measured = interleaved({name: _latency(bench, name, task) for name in names}, bench.rounds)
+    for name in names:
+        yield figure(f"added TTFT p50 at 51k tokens/s: {name}", [added.p50 for added in measured[name]], "ms")
+        yield figure(f"added TTFT p99 at 51k tokens/s: {name}", [added.p99 for added in measured[name]], "ms")
+    if "aiohttp" in measured:
+        both = list(zip(measured["aiohttp"], measured["ours"], strict=True))
+        yield figure("added TTFT p50: aiohttp / ours", [aio.p50 / ours.p50 for aio, ours in both], "x", at_least=50)
+        yield figure("added TTFT p99: aiohttp / ours", [aio.p99 / ours.p99 for aio, ours in both], "x", at_least=10)
+        yield figure("error of TPOT p50: aiohttp", [added.tpot for added in measured["aiohttp"]], "%")
+    yield figure("error of TPOT p50: ours", [added.tpot for added in measured["ours"]], "%", at_most=2)
+
+
+def open_streams(bench: Bench) -> Iterator[Figure]:
+    """Thousands of streams at a time on one core."""
+    streams, tokens, pace_ms = bench.queries(4_000), 32, 100.0
+    task = Task(port=0, queries=streams, tokens=tokens, streamed=True, in_flight=streams)
+    ideal = tokens * pace_ms / 1e3
+    names = ("ours", "aiohttp") if _has_aiohttp() else ("ours",)
+    cases = {name: _case(bench, name, "alone", task, ttft_ms=pace_ms, interval_ms=pace_ms) for name in names}
+    measured = interleaved(cases, bench.rounds)
+    for name, results in measured.items():
+        slowest, largest = (1.2, 16.0) if name == "ours" else (None, None)
+        yield figure(f"{streams:,} open streams, wall / ideal: {name}", [r.wall_s / ideal for r in results], "x",
+                     at_most=slowest)
+        yield figure(f"{streams:,} open streams, memory of each: {name}", [r.gained_kib / streams for r in results],
+                     "KiB", at_most=largest)
+
+
+def workers(bench: Bench) -> Iterator[Figure]:
+    """Two workers beside one, streams that come as fast as they can: each worker and each of two servers has a core."""
+    cores = sorted(os.sched_getaffinity(0))
+    enough = len(cores) >= 5
+    if not enough:
+        print("workers: five cores are needed to see two workers scale (LoadGen's side, two workers, two servers), "
+              f"this machine has {len(cores)}: they share them, and no limit is held", file=sys.stderr)
+    task = Task(port=0, queries=bench.queries(30_000), tokens=64, streamed=True, in_flight=64)
+    places = {1: cores[:2], 2: cores[:3]} if enough else {1: cores[:1], 2: cores[:2]}
+
+    def case(count: int) -> Case:
+        def measure() -> Result:
+            with mock(core=cores[-1], tokens=64) as one, mock(core=cores[-2 if enough else -1], tokens=64) as two:
+                told = replace(task, port=one.port, more_ports=[two.port], workers=count)
+                return perform("ours", "alone", told, places[count])
+
+        return measure
+
+    measured = interleaved({str(count): case(count) for count in places}, bench.rounds)
+    one, two = ([result.qps * 64 for result in measured[count]] for count in ("1", "2"))
+    yield figure("one worker", one, "tokens/s")
+    yield figure("two workers", two, "tokens/s")
+    yield figure("two workers / one" + ("" if enough else ", cores shared"), ratios(two, one), "x",
+                 at_least=1.7 if enough else None)
+
+
+def vllm(bench: Bench) -> Iterator[Figure]:
+    """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate."""
+    if not (bench.vllm and bench.model):
+        _not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
+        return
+    real = RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(1_024))
+    within = real.generate(bench.rounds)
+    with real.served() as (port, server):
+        runs = list(real.through_loadgen(port, server, bench.rounds))
+    rates = [result.tokens / result.wall_s for result, _ in runs]
+    yield figure("real vLLM, Offline: in-process generate", within, "tokens/s")
+    yield figure("real vLLM, Offline: through LoadGen", rates, "tokens/s")
+    yield figure("real vLLM, Offline: LoadGen / in-process", ratios(rates, within), "x", at_least=0.95)
+    for who in ("engine", "api", "client"):
+        yield figure(f"real vLLM, processor time: {who}", [getattr(shares, who) for _, shares in runs], "s")
+
+
+GROUPS: dict[str, Group] = {"offline": offline, "alone": alone, "paced": paced, "latency": latency,
+                            "open": open_streams, "workers": workers, "vllm": vllm}
+
+
+def _case(bench: Bench, name: str, way: str, task: Task, **pace: float) -> Case:
+    python = bench.endpoints if name == "endpoints" and bench.endpoints else sys.executable
+
+    def measure() -> Result:
+        with mock(core=bench.server, tokens=task.tokens, **pace) as server:
+            return perform(name, way, replace(task, port=server.port), [bench.client], python=python)
+
+    return measure
+
+
+def _floor(bench: Bench, task: Task, **pace: float) -> Case:
+    def measure() -> Result:
+        with mock(core=bench.server, tokens=task.tokens, **pace) as server:
+            return floor(replace(task, port=server.port), bench.client)
+
+    return measure
+
+
+def _wrk(bench: Bench, task: Task) -> Case:
+    def measure() -> Result:
+        with mock(core=bench.server, tokens=task.tokens) as server:
+            return wrk(replace(task, port=server.port), bench.client, seconds=2 if bench.share == 1 else 1)
+
+    return measure
+
+
+def _bench_serve(bench: Bench, task: Task) -> Case:
+    def measure() -> Result:
+        with mock(core=bench.server, tokens=task.tokens) as server:
+            return bench_serve(str(bench.vllm), Path(str(bench.model)), replace(task, port=server.port), [bench.client])
+
+    return measure
+
+
+def _latency(bench: Bench, name: str, task: Task) -> Callable[[], Added]:
+    def measure() -> Added:
+        with mock(core=bench.server, tokens=task.tokens, ttft_ms=20.0, interval_ms=20.0) as server:
+            result = perform(name, "loadgen", replace(task, port=server.port), [bench.client])
+        return _added(result, server.stamps)
+
+    return measure
+
+
+def _added(result: Result, stamps: Stamps) -> Added:
+    tpot = _percentile(stamps.tpot, 50)
+    return Added(result.ttft_p50 - _percentile(stamps.ttft, 50), result.ttft_p99 - _percentile(stamps.ttft, 99),
+                 100 * abs(result.tpot_p50 / tpot - 1))
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
+
+
+def _cpu_ratios(over: list[Result], under: list[Result]) -> list[float]:
+    def per_token(results: list[Result]) -> list[float]:
+        return [result.cpu_s / result.tokens for result in results]
+
+    return ratios(per_token(over), per_token(under))
+
+
+def _has_aiohttp() -> bool:
+    found = importlib.util.find_spec("aiohttp") is not None
+    if not found:
+        _not_installed("aiohttp", "pip install -r benchmarks/requirements.txt")
+    return found
+
+
+def _not_installed(name: str, how: str) -> None:
+    print(f"{name}: not installed ({how})", file=sys.stderr)
+
+
+def main() -> int:
+    """Measure the groups that are asked for, and print the table."""
+    parser = arguments(__doc__.split("\n")[0], rounds=5)
+    parser.add_argument("--only", default=",".join(GROUPS), metavar="GROUP,…", help="of %(default)s")
+    parser.add_argument("--quick", action="store_true", help="a thirtieth of the work, once: it runs, no more")
+    parser.add_argument("--cores", default="0,1", metavar="CLIENT,SERVER", help="core of each side (%(default)s)")
+    parser.add_argument("--endpoints", metavar="PYTHON", help="a Python that has mlcommons/endpoints")
+    parser.add_argument("--vllm", metavar="PYTHON", help="a Python that has vllm")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a model folder for --vllm")
+    told = parser.parse_args()
+    unknown = set(told.only.split(",")) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    client, server = map(int, told.cores.split(","))
+    if not {client, server} <= os.sched_getaffinity(0) or client == server:
+        parser.error(f"--cores={told.cores}: two different cores of {sorted(os.sched_getaffinity(0))} are needed")
+    bench = Bench(client, server, 1 if told.quick else told.rounds, 1 / 30 if told.quick else 1.0,
+                  told.endpoints, told.vllm, told.model)
+    for program in ("mock_vllm", "floor"):
+        compiled(program)
+    return report([found for name in told.only.split(",") for found in GROUPS[name](bench)], told.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

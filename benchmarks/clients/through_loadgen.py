@@ -1,0 +1,128 @@
+"""The same work, driven by LoadGen: ours as the run recipe starts it, the others as a SUT beside it in one process.
+
+All have the settings of a rehearsal of llama3.1-8b, and are judged by LoadGen's own log.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlperf_loadgen
+
+from clients.closed_loop import Client, Done, First
+from clients.task import PROMPTS, Result, Task, prompt
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of
+from cm4vllm.loadgen.logs import DETAIL_LOG
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules.benchmarks import benchmark_named
+from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["ours", "peer"]
+
+
+def ours(task: Task) -> Result:
+    """Make a run with the shipped client."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = _settings(task, Path(folder))
+        record = run(settings, Path(folder) / "run")
+        return _result(Path(folder) / "run", record.client.completion_tokens)
+
+
+def peer(task: Task, make: Callable[[First, Done], Client]) -> Result:
+    """Make a run with the client that `make` gives, in this process."""
+    counted = _Counted()
+
+    def first(key: int, token: int) -> None:
+        if task.qps is not None:
+            data = array("i", (token,))
+            mlperf_loadgen.FirstTokenComplete([mlperf_loadgen.QuerySampleResponse(key, data.buffer_info()[0], 4)])
+
+    def done(key: int, tokens: array[int]) -> None:
+        address, count = tokens.buffer_info()
+        counted.add(count)
+        mlperf_loadgen.QuerySamplesComplete([mlperf_loadgen.QuerySampleResponse(key, address, 4 * count, count)])
+
+    client = make(first, done)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = _settings(task, folder)
+        _test(settings, folder, lambda samples: client.submit([(sample.id, sample.index) for sample in samples]))
+        client.close()
+        return _result(folder, counted.tokens)
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.tokens += count
+
+
+def _settings(task: Task, folder: Path) -> RunSettings:
+    dataset = folder / "dataset.json"
+    rows = [{"input": "", "tok_input": prompt(index, task.prompt_tokens, task.vocabulary), "output": ""}
+            for index in range(PROMPTS)]
+    dataset.write_text(json.dumps(rows))
+    benchmark = benchmark_named("llama3.1-8b", "v6.1")
+    scenario = Scenario.OFFLINE if task.qps is None else Scenario.SERVER
+    qps = task.qps or 1000.0
+    conf = user_conf(benchmark, scenario, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=qps,
+                     test_query_count=task.queries, dataset_samples=len(rows))
+    return run_settings(
+        conf, benchmark, "v6.1", target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
+        stream_interval=int(task.streamed), self_check=False,
+        model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
+        dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
+                              samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
+        server=ServerRecord(endpoint=f"http://127.0.0.1:{task.port}", model_name="mock", max_model_len=131_072,
+                            version="0.32.0", owned=False),
+    )
+
+
+def _test(settings: RunSettings, folder: Path, issue: Callable[[Sequence[Any]], None]) -> None:
+    conf = folder / "user.conf"
+    conf.write_text(settings.user_conf)
+    test = mlperf_loadgen.TestSettings()
+    test.FromConfig(str(conf), settings.loadgen_name, settings.scenario.value, 1)
+    test.scenario = getattr(mlperf_loadgen.TestScenario, settings.scenario)
+    test.mode = mlperf_loadgen.TestMode.PerformanceOnly
+    log = mlperf_loadgen.LogSettings()
+    log.log_output.outdir = str(folder)
+    log.log_output.copy_summary_to_stdout = False
+    log.enable_trace = False
+    sut = mlperf_loadgen.ConstructSUT(issue, lambda: None)
+    library = mlperf_loadgen.ConstructQSL(PROMPTS, PROMPTS, lambda indices: None, lambda indices: None)
+    mlperf_loadgen.StartTestWithLogSettings(sut, library, test, log, str(folder / "audit.config"))
+    mlperf_loadgen.DestroyQSL(library)
+    mlperf_loadgen.DestroySUT(sut)
+
+
+def _result(folder: Path, tokens: int) -> Result:
+    lines = (folder / DETAIL_LOG).read_text().splitlines()
+    entries = {entry["key"]: entry["value"] for entry in (json.loads(line.removeprefix(":::MLLOG ")) for line in lines)}
+
+    def ms(key: str) -> float:
+        return float(entries.get(f"result_{key}_ns", 0)) / 1e6
+
+    if "result_samples_per_second" in entries:
+        queries, rate = entries["generated_samples_per_query"], entries["result_samples_per_second"]
+    else:
+        queries, rate = entries["result_query_count"], entries["result_completed_samples_per_sec"]
+    return Result(queries=queries, tokens=tokens, wall_s=queries / rate,
+                  ttft_p50=ms("first_token_50.00_percentile_latency"),
+                  ttft_p99=ms("first_token_99.00_percentile_latency"),
+                  tpot_p50=ms("time_per_output_token_50.00_percentile"))
