@@ -29,7 +29,7 @@ from figures import arguments, figure, interleaved, ratios, report
 BENCHMARK = BENCHMARKS["llama3.1-8b"]
 #: Queries/s of the Server run: far below what the tiny model's server can do, so that TTFT is not that of a queue.
 SERVER_QPS = 30.0
-OFFLINE_QPS = 2000.0
+OFFLINE_QPS = 300.0
 EXECUTORS = {"three processes (mp)": "mp", "two processes (uni)": "uni"}
 
 

@@ -10,6 +10,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings, completed, server_argv, server_env
+from cm4vllm.serving.presets import Preset
 
 KEYS = env_keys(ServerSettings)
 
@@ -48,6 +49,25 @@ def test_only_what_is_set_is_said():
     assert words[words.index("--max-model-len") + 1] == "128"
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
     assert "--enforce-eager" not in words
+
+
+def test_what_is_set_wins_over_the_preset():
+    settings = ServerSettings(model="/m", name="n", max_num_seqs=8, enforce_eager=False, extra="--seed=3")
+    preset = Preset(name="p", device="cpu", source="made by the test",
+                    options={"max-num-seqs": 256, "enforce-eager": True, "seed": 1, "block-size": 16})
+    words = server_argv(Path("/venv/bin/python"), settings, preset=preset)
+    assert words[-5:] == ["--max-num-seqs", "8", "--block-size", "16", "--seed=3"]
+    assert "--enforce-eager" not in words
+
+
+def test_what_only_the_cpu_backend_has_is_said_to_it_alone():
+    assert "VLLM_CPU_KVCACHE_SPACE" in server_env(ServerSettings(model="m", name="n"))
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(ServerSettings(model="m", name="n", device="cuda"))
+
+
+def test_chunked_prefill_can_be_switched_on_and_off():
+    assert "--enable-chunked-prefill" in argv(enable_chunked_prefill=True)
+    assert "--no-enable-chunked-prefill" in argv(enable_chunked_prefill=False)
 
 
 def test_further_words_are_split_as_a_shell_does_and_run_by_none():

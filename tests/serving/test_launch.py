@@ -70,6 +70,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
         assert record.packages == {"vllm": "0.32.0", "torch": "2.13.0+cpu"}
         for option, value in (("--dtype", "float32"), ("--max-model-len", "2048"), ("--max-num-seqs", "32")):
             assert record.argv[record.argv.index(option) + 1] == value
+        assert "--enforce-eager" in record.argv  # as the preset of the CPU says
     finally:
         end(str(path))
     assert death_reason(record) is not None

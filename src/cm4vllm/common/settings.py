@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from cm4vllm.common.errors import UsageError
 
@@ -42,7 +42,7 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
         value = env.get(key)
         if value is None or value == "":
             continue
-        values[field] = _boolean(value) if hints[field] is bool else value
+        values[field] = _boolean(value) if bool in (hints[field], *get_args(hints[field])) else value
     for field, value in values.items():
         try:
             msgspec.convert(value, hints[field], strict=False)

@@ -12,6 +12,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.serving.presets import Preset, option_words
 
 __all__ = ["ServerSettings", "completed", "server_argv", "server_env"]
 
@@ -30,23 +31,28 @@ _OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")
 class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
-    Empty settings leave vLLM's own default. `kv_cache_gib` is the memory that the CPU backend keeps for the KV cache.
+    What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
+    settings of the CPU backend.
     """
 
+    device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
     model: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
     name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
-    max_num_seqs: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = 256
+    max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
     max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
     kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = ""
     quantization: Annotated[str, Key("CM_VLLM_SERVER_QUANTIZATION")] = ""
     distributed_executor_backend: Annotated[str, Key("CM_VLLM_SERVER_DIST_EXEC_BACKEND")] = ""
     tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
     seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
-    enforce_eager: Annotated[bool, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = True
+    pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
+    gpu_memory_utilization: Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = None
+    enable_chunked_prefill: Annotated[bool | None, Key("CM_VLLM_SERVER_ENABLE_CHUNKED_PREFILL")] = None
+    enforce_eager: Annotated[bool | None, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = None
     trust_remote_code: Annotated[bool, Key("CM_VLLM_SERVER_TRUST_REMOTE_CODE")] = False
     uvicorn_log_level: Annotated[str, Key("CM_VLLM_SERVER_UVICORN_LOG_LEVEL")] = ""
     kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
@@ -89,30 +95,49 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     return done
 
 
-def server_argv(python: Path, settings: ServerSettings, port: int) -> list[str]:
-    """Return the words that start the server with the environment of `python`. Raises UsageError for unusable ones."""
-    words = [
-        str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model,
+def server_argv(
+    python: Path, settings: ServerSettings, port: int | str = "{port}", preset: Preset | None = None,
+) -> list[str]:
+    """Return the words that start the server with the environment of `python`.
+
+    Raises UsageError for words that cannot be given.
+    """
+    ours = [
         "--served-model-name", settings.name, "--host", settings.host, "--port", str(port),
-        "--max-num-seqs", str(settings.max_num_seqs), "--no-enable-prefix-caching", "--generation-config", "vllm",
-        "--disable-uvicorn-access-log",
+        "--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log",
     ]  # fmt: skip
-    valued = {
-        "--dtype": settings.dtype,
-        "--max-model-len": settings.max_model_len,
-        "--max-num-batched-tokens": settings.max_num_batched_tokens,
-        "--kv-cache-dtype": settings.kv_cache_dtype,
-        "--quantization": settings.quantization,
-        "--distributed-executor-backend": settings.distributed_executor_backend,
-        "--tensor-parallel-size": settings.tp_size,
-        "--seed": settings.seed,
-        "--uvicorn-log-level": settings.uvicorn_log_level,
+    given = _given_options(settings)
+    extra = _extra(settings.extra)
+    said = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in extra if word.startswith("--")}
+    options = {
+        name: value for name, value in {**(preset.options if preset else {}), **given}.items()
+        if name not in said and f"no-{name}" not in said and name.removeprefix("no-") not in said
     }
-    for option, value in valued.items():
-        if value not in ("", None):
-            words += [option, str(value)]
-    words += ["--enforce-eager"] * settings.enforce_eager + ["--trust-remote-code"] * settings.trust_remote_code
-    return words + _extra(settings.extra)
+    chosen = [part for word in option_words(options) for part in word.split("=", 1)]
+    return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
+
+
+def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | str]:
+    """Return the options that the settings set, by name; a preset's option that is switched off is False."""
+    valued: dict[str, bool | int | float | str | None] = {
+        "dtype": settings.dtype,
+        "max-model-len": settings.max_model_len,
+        "max-num-seqs": settings.max_num_seqs,
+        "max-num-batched-tokens": settings.max_num_batched_tokens,
+        "gpu-memory-utilization": settings.gpu_memory_utilization,
+        "kv-cache-dtype": settings.kv_cache_dtype,
+        "quantization": settings.quantization,
+        "tensor-parallel-size": settings.tp_size,
+        "pipeline-parallel-size": settings.pp_size,
+        "distributed-executor-backend": settings.distributed_executor_backend,
+        "seed": settings.seed,
+        "uvicorn-log-level": settings.uvicorn_log_level,
+        "enforce-eager": settings.enforce_eager,
+        "enable-chunked-prefill": settings.enable_chunked_prefill,
+        "no-enable-chunked-prefill": True if settings.enable_chunked_prefill is False else None,
+        "trust-remote-code": settings.trust_remote_code or None,
+    }
+    return {name: value for name, value in valued.items() if value not in ("", None)}
 
 
 def _extra(text: str) -> list[str]:
@@ -136,11 +161,11 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
+    cpu = {"VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
     return {
         **local,
         **one_process,
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
+        **(cpu if settings.device == "cpu" else {}),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # The client keeps its connections open between runs of a campaign.

@@ -13,6 +13,7 @@ from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
+from cm4vllm.serving.options import HELP_FILE
 
 __all__ = ["VLLM_FILE", "VllmRecord", "install_cpu"]
 
@@ -104,7 +105,8 @@ def _name_distribution(venv: Path, lock: Path) -> None:
 
 
 def _proof(python: Path, folder: Path) -> dict[str, str]:
-    done = run([python, "-P", Path(__file__).with_name("verification.py")], log=folder / "proof.log", env={
+    program = Path(__file__).with_name("verification.py")
+    done = run([python, "-P", program, folder / HELP_FILE], log=folder / "proof.log", env={
         "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     })

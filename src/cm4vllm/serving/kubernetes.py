@@ -75,8 +75,6 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
     server = _server_settings(pod, env)
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
-    if pod.pp_size > 1:
-        arguments += ["--pipeline-parallel-size", str(pod.pp_size)]
     if pod.kind == "llm-d":
         return [_llm_inference_service(pod, server, arguments)]
     if pod.kind == "kserve":

@@ -17,6 +17,8 @@ from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
+from cm4vllm.serving.options import fitted, read_options
+from cm4vllm.serving.presets import option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 
@@ -41,6 +43,10 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
+    installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
+    preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
+    gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
+    gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
     ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = server.READY_TIMEOUT_S
 
 
@@ -63,10 +69,30 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         return record, path
     if not settings.python:
         raise UsageError("no vLLM to start", remedy="run the recipe get,vllm first, or give --api_server")
-    record = server.start(Path(settings.python), _server_settings(settings, env), folder,
-                          timeout_s=settings.ready_timeout_s)
+    chosen = _server_settings(settings, env)
+    record = server.start(Path(settings.python), chosen, folder, timeout_s=settings.ready_timeout_s,
+                          argv=_words(settings, chosen))
     say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
     return record, path
+
+
+def _words(settings: LaunchSettings, chosen: arguments.ServerSettings) -> list[str]:
+    """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
+    model = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else chosen.model
+    preset = preset_named(settings.preset) if settings.preset else preset_for(
+        chosen.device, model, settings.gpu_name, settings.gpu_count)
+    if preset is not None:
+        say(f"options of the preset {preset.name}: {' '.join(option_words(preset.options))}")
+    words = arguments.server_argv(Path(settings.python), chosen, preset=preset)
+    options = read_options(Path(settings.installation)) if settings.installation else None
+    if options is None:
+        say("note: the options of this vLLM are not known: they are not checked before it starts")
+        return words
+    program = words.index("serve") + 1
+    done, notes = fitted(words[program:], options)
+    for note in notes:
+        say(f"note: {note}")
+    return [*words[:program], *done]
 
 
 def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> arguments.ServerSettings:

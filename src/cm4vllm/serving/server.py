@@ -68,7 +68,7 @@ def start(
     if strays := end_strays():
         say(f"ended what was left of an earlier server: {', '.join(strays)}")
     port = _free_port(settings.host, settings.port)
-    words = [word.replace("{port}", str(port)) for word in argv] if argv else server_argv(python, settings, port)
+    words = [word.replace("{port}", str(port)) for word in argv or server_argv(python, settings)]
     env = server_env(settings)
     endpoint = f"http://{_reachable(settings.host)}:{port}"
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):

@@ -1,10 +1,15 @@
 """Run by the Python of a vLLM environment: proves that it serves a token, and prints its versions as JSON.
 
-The model is made of random weights by vLLM itself (load format `dummy`), so that nothing is downloaded. This file
-imports nothing of the package: the environment does not have it.
+    python verification.py HELP
+
+HELP is the file that takes the text of `vllm serve --help=all`: all of vLLM is imported here anyway. The model is made
+of random weights by vLLM itself (load format `dummy`), so that nothing is downloaded. This file imports nothing of the
+package: the environment does not have it.
 """
 
+import contextlib
 import importlib.metadata
+import io
 import json
 import platform
 import sys
@@ -38,8 +43,25 @@ def main() -> int:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    write_help(Path(sys.argv[1]))
     print(json.dumps(versions))
     return 0
+
+
+def write_help(path: Path) -> None:
+    """Write the help of `vllm serve`; a release without --help=all leaves no file."""
+    from vllm.entrypoints.cli.main import main as command  # type: ignore[import-not-found]
+
+    text = io.StringIO()
+    arguments, sys.argv = sys.argv, ["vllm", "serve", "--help=all"]
+    try:
+        with contextlib.redirect_stdout(text):
+            command()
+    except SystemExit as end:
+        if not end.code:
+            path.write_text(text.getvalue())
+    finally:
+        sys.argv = arguments
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""The options of an installed vLLM, from its own help: what is checked before a model is loaded.
+
+`vllm serve --help=all` takes seconds, because all of vLLM is imported for it. So its text is kept beside the record of
+the installation, whose proof writes it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
+
+__all__ = ["HELP_FILE", "Option", "Options", "fitted", "parse_help", "read_options"]
+
+#: The name of the help's file in an installation's folder.
+HELP_FILE = "serve-help.txt"
+
+_ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
+_NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\{[^}]*\}|\[[^\]]*\]|[^\s,][^,]*))?(?:, |$)")
+_HELP = "`vllm serve --help=all` lists what it knows"
+_LEVEL = re.compile(r"-O\d")
+_NUMBER = re.compile(r"-[\d.]")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: whether a value follows it, and which values are allowed where the help lists them."""
+
+    name: str
+    takes_value: bool
+    choices: tuple[str, ...] = ()
+
+
+Options = Mapping[str, Option]
+
+
+class Renamed(Record, frozen=True, kw_only=True):
+    """What became of an option of earlier releases: the words that say the same now, or none, and why."""
+
+    option: str
+    now: list[str] = []
+    note: str
+
+
+def read_options(installation: Path) -> Options | None:
+    """Return the options of the installation whose record is at this path, None where its help was not kept."""
+    try:
+        return parse_help(installation.with_name(HELP_FILE).read_text()) or None
+    except OSError:
+        return None
+
+
+def parse_help(text: str) -> dict[str, Option]:
+    """Return the options that a help text of argparse lists, by every name they have."""
+    found: dict[str, Option] = {}
+    for line in text.splitlines():
+        entry = _ENTRY.match(line)
+        if entry is None:
+            continue
+        for name in _NAME.finditer(entry[1]):
+            value = name["value"] or ""
+            choices = tuple(value.strip("{}").split(",")) if value.startswith("{") else ()
+            found[name["name"]] = Option(name["name"], bool(value), choices)
+    return found
+
+
+def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
+    """Return the words as this release takes them, and a note for each that was translated or left out.
+
+    Raises UsageError for an option that it does not know and for a value that the option does not take.
+    """
+    done: list[str] = []
+    notes: list[str] = []
+    for name, given in _grouped(words):
+        if name == "" or _base(name) in options:
+            _check_value(options.get(_base(name)), given)
+            done += given
+        elif (renamed := _renamed().get(name)) is not None:
+            now = [word.replace("{}", given[-1].partition("=")[2] or given[-1]) for word in renamed.now]
+            done += now
+            notes.append(f"{given[0]}: {renamed.note}" + (f"; said as {' '.join(now)}" if now else "; left out"))
+        else:
+            raise UsageError(f"the installed vLLM has no option {name}", cause=f"given as {' '.join(given)}",
+                             remedy=_nearest(name, options))
+    return done, notes
+
+
+def _grouped(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Give each option with the words that belong to it; words before the first option have an empty name."""
+    name, group = "", list[str]()
+    for word in words:
+        if word.startswith("-") and not _NUMBER.match(word):
+            if group:
+                yield name, group
+            head = word.partition("=")[0]
+            name, group = head.replace("_", "-") if head.startswith("--") else head, []
+        group.append(word)
+    if group:
+        yield name, group
+
+
+def _base(name: str) -> str:
+    """Return the option that a short form stands for: `--compilation-config.mode`, `-cc.mode`, `-O3`."""
+    return "--optimization-level" if _LEVEL.fullmatch(name) else name.partition(".")[0].removesuffix("+")
+
+
+def _check_value(option: Option | None, given: list[str]) -> None:
+    if option is None:
+        return
+    word, equals, value = given[0].partition("=")
+    values = [value] if equals else given[1:]
+    if "." in word or _LEVEL.fullmatch(word):
+        return  # a part of a JSON value, of any kind, or a value that is part of the word
+    if option.takes_value and not values and not _optional(option):
+        raise UsageError(f"{word} needs a value", remedy=nearest("", option.choices) or _HELP)
+    if not option.takes_value and values:
+        raise UsageError(f"{word} takes no value", cause=f"given {' '.join(values)}", remedy=f"write {word} alone")
+    for value in values if option.choices else []:
+        if value not in option.choices:
+            raise UsageError(f"{word}={value} is not possible with the installed vLLM",
+                             remedy=nearest(value, option.choices))
+
+
+def _nearest(name: str, options: Options) -> str:
+    close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
+    return f"did you mean {close[0]!r}?" if close else _HELP
+
+
+def _optional(option: Option) -> bool:
+    """Whether the option may stand alone although the help shows a value: only short ones of vLLM's do."""
+    return not option.name.startswith("--")
+
+
+@cache
+def _renamed() -> Mapping[str, Renamed]:
+    text = resources.files("cm4vllm.serving").joinpath("renamed.yaml").read_text()
+    return {entry["option"]: Renamed(**entry) for entry in yaml.safe_load(text)}

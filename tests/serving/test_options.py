@@ -1,0 +1,84 @@
+"""The options of an installed vLLM, from the help that vLLM 0.32.0 prints."""
+
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.serving import options as module
+from cm4vllm.serving.options import HELP_FILE, Option, fitted, parse_help, read_options
+
+HELP = Path(__file__).parent / "recorded" / "serve-help.txt"
+
+
+@pytest.fixture(scope="module")
+def options():
+    return parse_help(HELP.read_text())
+
+
+def test_every_option_is_found_by_each_of_its_names(options):
+    assert len(options) > 400
+    assert options["--tensor-parallel-size"] == Option("--tensor-parallel-size", True)
+    assert options["-tp"].takes_value
+    assert not options["--enforce-eager"].takes_value
+    assert not options["--no-enforce-eager"].takes_value
+    assert "bfloat16" in options["--dtype"].choices
+    assert options["--api-key"].takes_value
+
+
+def test_what_the_release_knows_is_left_as_it_is(options):
+    words = ["model", "--max_num_seqs", "4", "--seed=-1", "--compilation-config.mode", "3", "-tp", "2", "-O3",
+             "--enforce-eager", "--dtype=bfloat16", "--allowed-origins", "a", "b"]
+    assert fitted(words, options) == (words, [])
+
+
+@pytest.mark.parametrize(("word", "near"), [
+    ("--max-num-seq=4", "--max-num-seqs"), ("--tensor-paralel-size=2", "--tensor-parallel-size"),
+    ("--zzz", "--help=all"),
+])  # fmt: skip
+def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
+    with pytest.raises(UsageError, match="has no option") as caught:
+        fitted(["model", word], options)
+    assert near in caught.value.remedy
+
+
+@pytest.mark.parametrize(("word", "said"), [
+    ("--dtype=bfloat61", "bfloat16"), ("--enforce-eager=yes", "takes no value"), ("--max-model-len", "needs a value"),
+])  # fmt: skip
+def test_a_value_that_the_option_does_not_take_is_an_error(options, word, said):
+    with pytest.raises(UsageError) as caught:
+        fitted(["model", word], options)
+    assert said in str(caught.value)
+
+
+def test_an_option_that_was_dropped_is_left_out_with_a_note(options):
+    words, notes = fitted(["model", "--disable-log-requests", "--swap-space", "4", "--seed", "1"], options)
+    assert words == ["model", "--seed", "1"]
+    assert [note.partition(":")[0] for note in notes] == ["--disable-log-requests", "--swap-space"]
+    assert all(note.endswith("; left out") for note in notes)
+
+
+@pytest.mark.parametrize("given", [["--guided-decoding-backend", "xgrammar"], ["--guided-decoding-backend=xgrammar"]])
+def test_an_option_that_was_renamed_is_said_in_present_words(options, given):
+    words, notes = fitted(["model", *given], options)
+    assert words == ["model", "--structured-outputs-config.backend", "xgrammar"]
+    assert "said as --structured-outputs-config.backend xgrammar" in notes[0]
+
+
+def test_a_release_that_still_has_an_option_gets_it():
+    old = {"--disable-log-requests": Option("--disable-log-requests", False)}
+    assert fitted(["model", "--disable-log-requests"], old) == (["model", "--disable-log-requests"], [])
+
+
+def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_ones(options):
+    for name, renamed in module._renamed().items():
+        assert name not in options
+        assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
+
+
+def test_an_installation_without_its_help_has_no_known_options(tmp_path):
+    assert read_options(tmp_path / "vllm.json") is None
+    (tmp_path / HELP_FILE).write_text("no options here\n")
+    assert read_options(tmp_path / "vllm.json") is None
+    (tmp_path / HELP_FILE).write_text(HELP.read_text())
+    assert len(read_options(tmp_path / "vllm.json")) > 400
