@@ -1,15 +1,14 @@
-"""Installs vLLM into the cache entry."""
-
-from pathlib import Path
+"""Chooses the vLLM for what was detected; the recipe install,vllm has it."""
 
 
 def preprocess(i):
-    from cm4vllm.serving.install import VLLM_FILE, install_cpu
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.choice import Choice, chosen_variant, system_vllm
 
-    folder = Path.cwd()
-    record = install_cpu(folder, Path(i["artifact"].path) / "requirements-cpu.txt")
-    i["env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"] = record.python
-    i["env"]["CM_VLLM_VERSION"] = record.packages["vllm"]
-    i["env"]["CM_VLLM_DEVICE"] = record.device
-    i["env"]["CM_VLLM_INSTALLATION"] = str(folder / VLLM_FILE)
-    return {"return": 0, "version": record.packages["vllm"]}
+    env = i["env"]
+    choice = read_settings(Choice, env)
+    env["CM_VLLM_VARIANT"] = chosen_variant(choice)
+    if env["CM_VLLM_VARIANT"] == "system":
+        found = system_vllm(choice.system_python)
+        env["CM_VLLM_SYSTEM_PYTHON"], env["CM_VLLM_SYSTEM_VERSION"] = found.python, found.version
+    return {"return": 0}

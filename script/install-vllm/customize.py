@@ -1,0 +1,17 @@
+"""Installs vLLM into the cache entry, or proves the one that is installed."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.install import VLLM_FILE, InstallSettings, install
+
+    env, folder = i["env"], Path.cwd()
+    lock = Path(i["artifact"].path) / "requirements-cpu.txt"
+    record = install(read_settings(InstallSettings, env), folder, lock)
+    env["CM_VLLM_PYTHON_BIN_WITH_PATH"] = record.python
+    env["CM_VLLM_VERSION"] = record.packages["vllm"]
+    env["CM_VLLM_DEVICE"] = record.device
+    env["CM_VLLM_INSTALLATION"] = str(folder / VLLM_FILE)
+    return {"return": 0, "version": record.packages["vllm"]}
