@@ -1,22 +1,19 @@
-"""Starts a vLLM server, or checks one that runs already."""
+"""Starts a vLLM server or checks one that runs already, tells which ones of ours run, or stops one."""
 
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.launch import LaunchSettings, launch
+    from cm4vllm.serving.launch import LaunchSettings, act
 
-    env = i["env"]
-    record, path = launch(read_settings(LaunchSettings, env), env)
-    env["CM_VLLM_SERVER_ENDPOINT"] = record.endpoint
-    env["CM_VLLM_SERVER_RECORD"] = str(path)
+    i["env"].update(act(read_settings(LaunchSettings, i["env"]), i["env"]))
     return {"return": 0}
 
 
 def postprocess(i):
-    from cm4vllm.serving.launch import wait_in_foreground
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.launch import LaunchSettings, attend
 
-    if i["env"].get("CM_VLLM_SERVER_BACKGROUND") != "yes":
-        wait_in_foreground(i["env"]["CM_VLLM_SERVER_RECORD"])
+    attend(read_settings(LaunchSettings, i["env"]), i["env"].get("CM_VLLM_SERVER_RECORD", ""))
     return {"return": 0}
 
 

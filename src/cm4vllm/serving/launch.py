@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
@@ -21,10 +21,13 @@ from cm4vllm.serving.options import fitted, read_options
 from cm4vllm.serving.presets import option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.servers import running_servers, status_text, stop_one
 
-__all__ = ["LaunchSettings", "end", "launch", "wait_in_foreground"]
+__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "wait_in_foreground"]
 
 _LOOK_S = 0.5
+#: Where a server's files are put when nothing else is said.
+DEFAULT_FOLDER = "vllm-server"
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
@@ -37,7 +40,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     api: Annotated[Api, Key("CM_MLPERF_INFERENCE_API")] = Api.COMPLETIONS
     api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
     max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
-    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = "vllm-server"
+    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
     model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
@@ -47,7 +50,28 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
+    action: Annotated[Literal["start", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
+    background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
+    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
     ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = server.READY_TIMEOUT_S
+
+
+def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
+    """Start a server, tell which ones run, or stop one; return what the recipe exports."""
+    if settings.action == "status":
+        print(status_text(running_servers()), flush=True)
+        return {}
+    if settings.action == "stop":
+        stop_one(settings.folder, settings.port)
+        return {}
+    record, path = launch(settings, env)
+    return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path)}
+
+
+def attend(settings: LaunchSettings, path: str) -> None:
+    """Wait in the foreground for the server that was started, unless it is for a run that goes on."""
+    if path and settings.action == "start" and not settings.background:
+        wait_in_foreground(path)
 
 
 def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerRecord, Path]:
@@ -55,7 +79,7 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
 
     `env` holds the server's own settings under the keys of `arguments.ServerSettings`.
     """
-    folder = Path(settings.folder).absolute()
+    folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
     path = folder / server.SERVER_FILE
     if settings.api_server:
         record = probe(settings.api_server, settings.model_name, api=settings.api, ca_file=settings.api_server_ca,
@@ -143,6 +167,9 @@ def wait_in_foreground(path: str) -> None:
         if type(stop) is not KeyboardInterrupt:
             raise  # another signal, which the caller has to tell of
         say("stopping the server")
+        return
+    if "(ended by SIGTERM)" in reason:
+        say("the server was stopped")
         return
     raise ServerDied(f"the server with {record.model_name} ended", cause=reason,
                      remedy=f"the whole log is {record.log}")

@@ -23,7 +23,9 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.records import Record
 
-__all__ = ["METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "read_samples", "sampled"]
+__all__ = [
+    "METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "look", "read_samples", "sampled",
+]  # fmt: skip
 
 #: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
 METRICS_FILE = "server_metrics.jsonl"
@@ -203,6 +205,14 @@ def sampled(endpoint: str, path: Path, interval_s: float = INTERVAL_S) -> Iterat
             with contextlib.suppress(CmError):  # a full disk is told of by what the run itself writes
                 write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in watch.samples))
         watch._close()
+
+
+def look(endpoint: str) -> MetricsSample | None:
+    """Return what a server does just now, None where it does not tell."""
+    watch = MetricsWatch(endpoint, INTERVAL_S)
+    watch._look()
+    watch._close()
+    return watch.samples[0] if watch.samples else None
 
 
 def read_samples(path: Path) -> list[MetricsSample]:

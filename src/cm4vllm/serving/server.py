@@ -29,13 +29,14 @@ from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.strays import end_strays, supervisor_spec
 from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "start", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisor", "start", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -51,6 +52,8 @@ READY_TIMEOUT_S = 900.0
 REFUSING_S = 30.0
 _LOOK_S = 0.1
 
+#: What the GPUs had in use before each server, by its supervisor.
+_memory_before: dict[int, dict[str, GpuMemory]] = {}
 #: The supervisors that this process started: the pipe that keeps a server alive is open as long as its entry is here.
 _owned: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -75,7 +78,9 @@ def start(
         (folder / name).unlink(missing_ok=True)
     begin = time.monotonic()
     started_at = now()
+    memory = gpu_memory()
     supervisor = _supervised(words, env, folder)
+    _memory_before[supervisor.pid] = memory
     try:
         with step(f"starting vLLM with {settings.name}") as progress:
             _wait_until_ready(supervisor, folder, endpoint, settings, begin + timeout_s, progress)
@@ -88,7 +93,7 @@ def start(
         write_record(folder / SERVER_FILE, record)
         _say_ready(supervisor)
     except BaseException:
-        _end(supervisor.pid)
+        end_supervisor(supervisor.pid)
         raise
     return record
 
@@ -96,8 +101,9 @@ def start(
 def stop(record: ServerRecord) -> None:
     """End a server that we started, and all its processes; nothing happens to one that we did not start."""
     if record.owned and record.supervisor_pid is not None:
-        _end(record.supervisor_pid)
+        end_supervisor(record.supervisor_pid)
         end_strays()
+        wait_until_freed(_memory_before.pop(record.supervisor_pid, {}))
 
 
 def death_reason(record: ServerRecord) -> str | None:
@@ -270,7 +276,7 @@ def _listens(endpoint: str) -> bool:
 # --- end -------------------------------------------------------------------------------------------------------------
 
 
-def _end(supervisor: int) -> None:
+def end_supervisor(supervisor: int) -> None:
     """Have a supervisor end its server, and wait for it; kill both when it does not."""
     owned = _owned.pop(supervisor, None)
     if owned is not None and owned.stdin is not None:
@@ -299,4 +305,4 @@ def _runs(pid: int) -> bool:
 @atexit.register
 def _end_all() -> None:
     for pid in list(_owned):
-        _end(pid)
+        end_supervisor(pid)

@@ -7,7 +7,8 @@ output in the log, and ends everything that came of it (SIGTERM, after grace_s s
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,
-- the server ends by itself, or, once READY has come through standard input, one of its engines or workers does.
+- the server ends by itself, or, once READY has come through standard input, one of its engines or workers does: until
+  then a failing engine is given the time to say why.
 
 It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
 children instead of init's, so that it finds and reaps all of them. When it is killed itself, the kernel kills them:
@@ -40,7 +41,7 @@ __all__ = ["LEASH", "READY", "Supervisor", "descendants", "main", "parent_of"]
 
 #: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
 LEASH = "CM4VLLM_LEASH"
-#: Written to the supervisor when the server is ready: from then on all its engines and workers are there.
+#: Written to the supervisor when the server is ready: all its engines and workers are there.
 READY = b"+"
 #: How the titles of vLLM's own processes begin; others of the server may come and go.
 _ENGINES = "VLLM::"
@@ -66,6 +67,7 @@ class Supervisor:
     grace_s: float
     reason: str = ""
     _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _ready: bool = False
 
     def run(self) -> int:
         """Start the server, wait for a reason to end, end everything; return the server's exit status."""
@@ -117,7 +119,7 @@ class Supervisor:
     def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int) -> None:
         owner = sys.stdin.fileno()
         while not self.reason:
-            ready, _, _ = select.select([wake, owner, *self._engines], [], [], _PARENT_S)
+            ready, _, _ = select.select([wake, owner, *(self._engines if self._ready else ())], [], [], _PARENT_S)
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
@@ -126,14 +128,17 @@ class Supervisor:
                 self.reason = self.reason or "it ended by itself"
             for descriptor in self._engines.keys() & set(ready):
                 self.reason = self.reason or _end_in_words(*self._engines[descriptor])
-            if owner in ready and os.read(owner, 1) == READY:
+            if not self._ready:
                 self._watch_engines()
+            if owner in ready and os.read(owner, 1) == READY:
+                self._ready = True
             elif owner in ready or os.getppid() != parent:
                 self.reason = self.reason or "the run that owned it ended"
 
     def _watch_engines(self) -> None:
         """Have select() tell the end of each engine and worker: vLLM's own HTTP process may be late to see it."""
-        for pid in descendants(os.getpid()):
+        known = {pid for pid, _ in self._engines.values()}
+        for pid in set(descendants(os.getpid())) - known:
             with contextlib.suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if title.startswith(_ENGINES):

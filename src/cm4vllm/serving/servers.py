@@ -1,0 +1,104 @@
+"""The servers of ours that run on this machine: what they do, and how one of them is stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
+from cm4vllm.serving import server
+from cm4vllm.serving.metrics import MetricsSample, look
+from cm4vllm.serving.probe import check_completion
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.strays import supervisor_spec, supervisors
+
+__all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A supervisor with its server. `record` is None while the server is not ready."""
+
+    supervisor: int
+    folder: Path
+    age_s: float
+    record: ServerRecord | None
+
+    @property
+    def port(self) -> int | None:
+        return int(self.record.endpoint.rpartition(":")[2]) if self.record else None
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the servers whose supervisors run here, oldest first; those of other users are not seen."""
+    found = [one for pid in supervisors() if (one := _running(pid)) is not None]
+    return sorted(found, key=lambda one: -one.age_s)
+
+
+def _running(pid: int) -> RunningServer | None:
+    spec = supervisor_spec(pid)
+    try:
+        age_s = time.time() - psutil.Process(pid).create_time()
+        folder = Path(json.loads(spec.read_text())["state"]).parent if spec else None
+    except (psutil.Error, OSError, ValueError, KeyError):
+        return None
+    if folder is None:
+        return None
+    try:
+        record = read_record(folder / server.SERVER_FILE, ServerRecord)
+    except CmError:
+        record = None
+    return RunningServer(pid, folder, age_s, record if record and record.supervisor_pid == pid else None)
+
+
+def status_text(servers: Iterable[RunningServer]) -> str:
+    """Say of each server where it is, what it serves, whether it serves a completion, and what it does just now."""
+    texts = [_described(one) for one in servers]
+    return "\n\n".join(texts) or "no server of ours runs on this machine"
+
+
+def _described(one: RunningServer) -> str:
+    log = one.folder / server.LOG_FILE
+    if one.record is None:
+        return f"starting since {one.age_s:.0f} s\n  log         {log}\n  supervisor  {one.supervisor}"
+    record = one.record
+    try:
+        check_completion(record.endpoint, record.model_name, streamed=False)
+        serves = "serves"
+    except CmError as error:
+        serves = f"DOES NOT SERVE: {error.what}"
+    sample = look(record.endpoint)
+    return (
+        f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
+        f"  vLLM        {record.version}, for {one.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
+        f"  log         {log}\n  supervisor  {one.supervisor}"
+    )
+
+
+def _doing(sample: MetricsSample | None) -> str:
+    if sample is None:
+        return "not told"
+    return (f"{sample.running} running, {sample.waiting} waiting, KV cache {100 * sample.kv_cache_usage:.1f} % in use, "
+            f"{sample.generation_tokens:,} tokens generated so far")
+
+
+def stop_one(folder: str = "", port: int = 0) -> RunningServer:
+    """Stop the server of a folder or a port, or the only one that runs. Raises UsageError when none or several fit."""
+    there = running_servers()
+    meant = [one for one in there if (not folder or one.folder == Path(folder).absolute())
+             and (not port or one.port == port)]
+    if len(meant) != 1:
+        listed = "; ".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
+        what = "several servers run" if meant else "no such server runs" if there else "no server of ours runs here"
+        raise UsageError(what, cause=listed, remedy="name the one with --output_dir=FOLDER or --port" if there else "")
+    one = meant[0]
+    server.end_supervisor(one.supervisor)
+    say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")
+    return one
