@@ -9,7 +9,7 @@ LOG = """\
 (EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] EngineCore failed to start.
 (EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] Traceback (most recent call last):
 (EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9]   File "core.py", line 1, in run
-(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] ValueError: No available memory for the KV cache blocks.
+(EngineCore pid=20) ERROR 11-21 01:22:40 [core.py:9] ValueError: No available memory for the cache blocks.
 (APIServer pid=12) Traceback (most recent call last):
 (APIServer pid=12)   File "serve.py", line 3, in main
 (APIServer pid=12) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
@@ -18,7 +18,13 @@ LOG = """\
 
 def test_the_root_cause_is_told_without_prefixes_and_repetitions(tmp_path):
     (tmp_path / "log").write_text(LOG)
-    assert telling_lines(tmp_path / "log") == "ValueError: No available memory for the KV cache blocks."
+    assert telling_lines(tmp_path / "log") == "ValueError: No available memory for the cache blocks."
+
+
+def test_what_pydantic_says_in_the_lines_below_is_told_with_its_error(tmp_path):
+    (tmp_path / "log").write_text("E.ValidationError: 1 validation error for M\n  Value error, too long\n"
+                                  "    For further information visit https://example.org\n")
+    assert telling_lines(tmp_path / "log") == "E.ValidationError: 1 validation error for M Value error, too long"
 
 
 def test_without_an_error_the_last_lines_are_told(tmp_path):
@@ -39,10 +45,10 @@ def test_progress_is_the_last_line_in_short(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "word"), [
-    (LOG, "--max_model_len"),
+    ("ValueError: No available memory for the cache blocks.", "--max_model_len"),
     ("OSError: [Errno 28] No space left on device", "free space"),
     ("vllm: error: unrecognized arguments: --foo", "--extra_args"),
-    ("ModuleNotFoundError: No module named 'x'", "get,vllm"),
+    ("ModuleNotFoundError: No module named 'x'", "install,vllm"),
     ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "free memory"),
 ])  # fmt: skip
 def test_known_failures_have_a_remedy(text, word):

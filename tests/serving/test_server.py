@@ -125,7 +125,7 @@ def test_a_server_that_never_listens_is_given_up_and_ended(tmp_path):
 
 
 def test_a_server_that_dies_is_told_with_its_own_words_and_one_remedy(tmp_path):
-    code = "raise ValueError('max_model_len (9) is greater than the derived maximum')"
+    code = "raise ValueError('max_model_len (9) is greater than the derived max_model_len (4)')"
     begin = time.monotonic()
     with pytest.raises(ServerDied) as caught:
         launch(tmp_path, timeout_s=60, argv=[sys.executable, "-c", code])

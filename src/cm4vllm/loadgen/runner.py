@@ -25,6 +25,7 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.serving.logs import advice
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
 
 __all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
@@ -209,5 +210,6 @@ def _error(failed: Failed) -> CmError:
 
 
 def _died(settings: RunSettings, reason: str) -> ServerDied:
+    log = f"its log says why: {settings.server.log}" if settings.server.log else "its log says why"
     return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
-                      remedy="its log says why" + (f": {settings.server.log}" if settings.server.log else ""))
+                      remedy=advice(reason) or log)

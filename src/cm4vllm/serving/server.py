@@ -33,6 +33,7 @@ from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.signatures import signature
 from cm4vllm.serving.strays import end_strays, supervisor_spec
 from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
@@ -167,18 +168,17 @@ def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) 
     causes = [refusal.cause if refusal else "", telling_lines(log) or f"its log {log} is empty"]
     return ServerNotReady(f"the server with {settings.name} has not served a completion in time",
                           cause="\n".join(filter(None, causes)),
-                          remedy=advice(log.read_text(errors="replace") if log.exists() else "")
-                          or f"look at {log}; --ready_timeout gives it more seconds")
+                          remedy=advice("\n".join(causes)) or f"look at {log}; --ready_timeout gives it more seconds")
 
 
 def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
-    log = folder / LOG_FILE
-    text = log.read_text(errors="replace") if log.exists() else ""
-    if re.search("address already in use", text, re.IGNORECASE):
-        return PortInUse(f"the address {endpoint} was taken while the server started", cause=_cause(folder),
-                         remedy="run again; leave --port out to have a free one chosen")
-    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=_cause(folder),
-                      remedy=advice(text) or f"the whole log is {log}")
+    cause = _cause(folder)
+    found = signature(cause)
+    if found is not None and found.name == "port":
+        return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause,
+                         remedy=found.remedy)
+    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=cause,
+                      remedy=found.remedy if found else f"the whole log is {folder / LOG_FILE}")
 
 
 def _cause(folder: Path) -> str:

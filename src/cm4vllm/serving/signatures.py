@@ -1,0 +1,213 @@
+"""Known failures of a server, by what its log says, each with one thing to do about it.
+
+Patterns are matched, without regard to case, against the lines of a log that tell why it failed; the first signature
+that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0, PyTorch and huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["SIGNATURES", "Signature", "signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One kind of failure: its name, what its log says (any of the patterns), and the remedy."""
+
+    name: str
+    patterns: tuple[str, ...]
+    remedy: str
+
+    def fits(self, text: str) -> bool:
+        return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
+
+
+SIGNATURES = (
+    Signature("disk", (
+        r"No space left on device",
+    ),
+        "free space on the disk, or set TMPDIR to another one",
+    ),
+    Signature("port", (
+        r"address already in use",
+    ),
+        "leave --port out to have a free one chosen",
+    ),
+    Signature("option", (
+        r"unrecognized arguments",
+        r"error: argument",
+    ),
+        "correct --extra_args: this vLLM does not take them; `vllm serve --help=all` lists what it takes",
+    ),
+    Signature("architecture", (
+        r"architectures? .* (?:is|are) not supported",
+    ),
+        "use a model whose architecture this vLLM supports, or another release: "
+        "--adr.vllm.tags=_version.<release>",
+    ),
+    Signature("context", (
+        r"max_model_len .* is greater than the derived",
+    ),
+        "lower --max_model_len",
+    ),
+    Signature("kv-cache", (
+        r"KV cache is needed, which is larger than",
+        r"No available memory for the cache blocks",
+    ),
+        "lower --max_model_len, or give keys and values more memory: on a CPU --kv_cache_space=<GiB>, on a GPU "
+        "--gpu_memory_utilization",
+    ),
+    Signature("gpu-taken", (
+        r"Free memory on device .* on startup",
+    ),
+        "end what else uses the GPU (nvidia-smi shows it), or lower --gpu_memory_utilization",
+    ),
+    Signature("gpu-memory", (
+        r"CUDA out of memory",
+        r"HIP out of memory",
+        r"torch\.OutOfMemoryError",
+    ),
+        "share the model among more GPUs (--tp_size), lower --max_num_seqs or --max_num_batched_tokens, or serve "
+        "a smaller or more quantised model",
+    ),
+    Signature("host-memory", (
+        r"can't allocate memory",
+        r"Cannot allocate memory",
+        r"MemoryError",
+        r"Available memory on node",
+        r"available memory .* on startup",
+    ),
+        "free memory, serve a smaller model, or lower --kv_cache_space",
+    ),
+    Signature("remote-code", (
+        r"contains custom code which must be executed",
+        r"trust_remote_code=True",
+    ),
+        "add --trust_remote_code if you have read the model's own code and trust it",
+    ),
+    Signature("gated", (
+        r"gated repo",
+        r"401 Client Error",
+        r"403 Client Error",
+        r"is restricted and you are not in the authorized",
+    ),
+        "accept the model's licence on its hub, and set HF_TOKEN",
+    ),
+    Signature("hub", (
+        r"outgoing traffic has been disabled",
+        r"LocalEntryNotFoundError",
+        r"offline mode is enabled",
+        r"ConnectionError",
+    ),
+        "connect this machine to the hub, or get the model first: cm run script --tags=get,ml-model",
+    ),
+    Signature("no-model", (
+        r"Repo id must be in the form",
+        r"Repository Not Found",
+        r"RepositoryNotFoundError",
+    ),
+        "correct --model: there is neither such a folder nor such a hub id",
+    ),
+    Signature("weights", (
+        r"SafetensorError",
+        r"InvalidHeader",
+        r"MetadataIncompleteBuffer",
+        r"incomplete metadata",
+    ),
+        "get the model again: its weights are damaged (cm run script --tags=get,ml-model --renew)",
+    ),
+    Signature("quantization", (
+        r"Cannot find the config file for",
+        r"Quantization method .* does not match",
+        r"quantization method .* is not supported",
+        r"Unknown quantization method",
+    ),
+        "leave --quantization out, so that the checkpoint's own method is taken, or serve a quantised checkpoint",
+    ),
+    Signature("dtype", (
+        r"is not supported for quantization method",
+    ),
+        "give --dtype=bfloat16",
+    ),
+    Signature("operator", (
+        r"'_OpNamespace' '_C\w*' object has no attribute",
+        r"operator \S+ does not exist",
+        r"Could not run '\S+' with arguments",
+    ),
+        "serve a checkpoint that this backend has the operators for: on a CPU FP8-dynamic, INT8 or W4A16",
+    ),
+    Signature("pipeline", (
+        r"assert (?:self\.)?intermediate_tensors is not None",
+        r"pipeline parallel\w* is not supported",
+    ),
+        "leave --pp_size out: this backend has no pipeline parallelism",
+    ),
+    Signature("divisible", (
+        r"must be divisible by (?:the )?(?:tensor|pipeline)",
+    ),
+        "give --tp_size a number that divides the model's attention heads",
+    ),
+    Signature("binding", (
+        r"Not enough allowed NUMA nodes",
+        r"CPU affinity",
+        r"omp.*bind",
+    ),
+        "bind by hand: --cpu_binding, core numbers of each worker such as 0-3|4-7",
+    ),
+    Signature("ray", (
+        r"Failed to import Ray",
+        r"does not support ray",
+        r"Ray is not installed",
+    ),
+        "leave --distributed_executor_backend out, or use a build that has Ray",
+    ),
+    Signature("devices", (
+        r"not enough (?:GPUs|devices)",
+        r"world size .* is larger than the number of available",
+        r"CUDA_VISIBLE_DEVICES",
+        r"invalid device ordinal",
+    ),
+        "lower --tp_size to the number of GPUs that are visible",
+    ),
+    Signature("driver", (
+        r"driver on your system is too old",
+        r"no CUDA-capable device",
+        r"Failed to infer device type",
+    ),
+        "update the GPU's driver, or take the build for this machine: --adr.vllm.tags=_cpu",
+    ),
+    Signature("nccl", (
+        r"NCCL error",
+        r"ncclInternalError",
+        r"ncclSystemError",
+    ),
+        "set NCCL_DEBUG=INFO and look at the log: GPUs cannot reach each other",
+    ),
+    Signature("installation", (
+        r"ModuleNotFoundError",
+        r"ImportError",
+        r"cannot open shared object",
+        r"undefined symbol",
+    ),
+        "install vLLM again: cm run script --tags=install,vllm,_cpu --renew",
+    ),
+    Signature("instruction", (
+        r"Illegal instruction",
+        r"killed by SIGILL",
+    ),
+        "take a machine with AVX2 or AVX-512: this processor lacks what this vLLM is built for",
+    ),
+    Signature("killed", (
+        r"killed by SIGKILL",
+    ),
+        "see whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
+        "--kv_cache_space",
+    ),
+)  # fmt: skip
+
+
+def signature(text: str) -> Signature | None:
+    """Return the first known failure that a text names, None where it names none."""
+    return next((one for one in SIGNATURES if one.fits(text)), None)

@@ -1,0 +1,45 @@
+"""The table of known failures, against logs.
+
+recorded/logs holds the ends of what vLLM 0.32.0's CPU build wrote when it was started wrongly, each named after the
+failure. recorded/composed holds single lines put together from the texts in the sources of vLLM 0.32.0, PyTorch and
+huggingface_hub, for what cannot be made to fail on a CPU.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.serving.logs import telling_lines
+from cm4vllm.serving.signatures import SIGNATURES, signature
+
+HERE = Path(__file__).parent / "recorded"
+RECORDED = sorted((HERE / "logs").glob("*.log"))
+COMPOSED = sorted((HERE / "composed").glob("*.log"))
+
+
+@pytest.mark.parametrize("log", RECORDED, ids=lambda log: log.stem)
+def test_what_vllm_wrote_is_told_and_known(log):
+    told = telling_lines(log)
+    assert 0 < len(told.splitlines()) <= 2
+    assert signature(told).name == log.stem.partition("-unknown")[0]
+
+
+@pytest.mark.parametrize("log", COMPOSED, ids=lambda log: log.stem)
+def test_what_a_gpu_or_a_hub_would_make_it_write_is_known(log):
+    assert signature(telling_lines(log)).name == log.stem
+
+
+def test_every_failure_has_a_log_or_is_known_by_how_the_process_ended():
+    tried = {log.stem for log in [*RECORDED, *COMPOSED]}
+    assert {one.name for one in SIGNATURES} - tried == {"instruction", "killed"}
+    assert signature("killed by SIGKILL (it ended by itself)").name == "killed"
+    assert signature("killed by SIGILL").name == "instruction"
+
+
+def test_names_and_remedies_are_each_of_its_own():
+    assert len({one.name for one in SIGNATURES}) == len({one.remedy for one in SIGNATURES}) == len(SIGNATURES)
+
+
+def test_the_arguments_that_vllm_logs_are_no_failure():
+    line = "(APIServer pid=1) INFO 11-21 04:36:00 [utils.py:1] non-default args: {'trust_remote_code': True}"
+    assert signature(line.replace("True", "False")) is None
