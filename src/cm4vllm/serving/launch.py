@@ -62,7 +62,7 @@ def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
         print(status_text(running_servers()), flush=True)
         return {}
     if settings.action == "stop":
-        stop_one(settings.folder, settings.port)
+        stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
         return {}
     record, path = launch(settings, env)
     return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path)}

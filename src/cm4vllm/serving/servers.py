@@ -89,15 +89,15 @@ def _doing(sample: MetricsSample | None) -> str:
             f"{sample.generation_tokens:,} tokens generated so far")
 
 
-def stop_one(folder: str = "", port: int = 0) -> RunningServer:
-    """Stop the server of a folder or a port, or the only one that runs. Raises UsageError when none or several fit."""
+def stop_one(folder: str, port: int = 0) -> RunningServer:
+    """Stop the server of a folder, or the one at a port. Raises UsageError when there is none."""
     there = running_servers()
-    meant = [one for one in there if (not folder or one.folder == Path(folder).absolute())
-             and (not port or one.port == port)]
-    if len(meant) != 1:
-        listed = "; ".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
-        what = "several servers run" if meant else "no such server runs" if there else "no server of ours runs here"
-        raise UsageError(what, cause=listed, remedy="name the one with --output_dir=FOLDER or --port" if there else "")
+    meant = [one for one in there if (one.port == port if port else one.folder == Path(folder).absolute())]
+    if not meant:
+        listed = "\n".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
+        raise UsageError(f"no server of ours runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
+                         cause=f"there is:\n{listed}" if listed else "none of ours runs on this machine",
+                         remedy="name the one with --output_dir=FOLDER or --port" if there else "")
     one = meant[0]
     server.end_supervisor(one.supervisor)
     say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")
