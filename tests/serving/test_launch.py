@@ -21,6 +21,7 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import LaunchSettings, end, launch
+from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
 
@@ -74,6 +75,34 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
     finally:
         end(str(path))
     assert death_reason(record) is not None
+
+
+@pytest.fixture
+def installation(tmp_path):
+    (tmp_path / HELP_FILE).write_text((Path(__file__).parent / "recorded" / "serve-help.txt").read_text())
+    return str(tmp_path / "vllm.json")
+
+
+def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, model_record, installation):
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
+                              installation=installation)
+    with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
+        launch(settings, {env_keys(ServerSettings)["extra"]: "--max-num-batched-tokenz=8"})
+    assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
+    tmp_path, python, model_record, installation, capsys,
+):
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
+                              installation=installation, preset="llama2-70b-fp8-4xh100")
+    record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "8"})
+    end(str(path))
+    options = dict(zip(record.argv, record.argv[1:], strict=False))
+    assert (options["--tensor-parallel-size"], options["--max-num-seqs"]) == ("4", "8")
+    assert "--disable-log-requests" not in record.argv
+    assert "--disable-log-requests: requests are not logged unless" in capsys.readouterr().out
 
 
 def test_a_given_server_is_only_checked(tmp_path):

@@ -1,0 +1,78 @@
+"""Servers of ours on this machine: seen from outside, and stopped by name alone."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peer
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
+from cm4vllm.serving.servers import running_servers, status_text, stop_one
+
+PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
+
+
+@pytest.fixture
+def server(tmp_path):
+    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path / "one", argv=PEER)
+    yield record
+    stop(record)
+
+
+def ours(record):
+    return [one for one in running_servers() if one.supervisor == record.supervisor_pid]
+
+
+def test_a_running_server_is_found_and_described(server, tmp_path):
+    (one,) = ours(server)
+    assert (one.record, one.folder) == (server, tmp_path / "one")
+    text = status_text([one])
+    assert text.startswith(f"{server.endpoint} serves")
+    assert f"model       {peer.MODEL}, up to 2,048 tokens" in text
+    assert str(tmp_path / "one" / "server.log") in text
+
+
+def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
+    (tmp_path / "one" / SERVER_FILE).unlink()
+    (one,) = ours(server)
+    assert one.record is None
+    assert status_text([one]).startswith("starting since")
+
+
+def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
+    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=PEER)
+    try:
+        (one,) = ours(record)
+        (server,) = _children(record.supervisor_pid)
+        server.suspend()
+        server.kill()
+        assert "DOES NOT SERVE" in status_text([one])
+    finally:
+        stop(record)
+
+
+def _children(pid):
+    import psutil
+
+    return psutil.Process(pid).children()
+
+
+@pytest.mark.parametrize("by", ["folder", "port"])
+def test_a_server_is_stopped_by_its_folder_or_its_port(server, tmp_path, by):
+    port = int(server.endpoint.rpartition(":")[2])
+    one = stop_one(str(tmp_path / "one")) if by == "folder" else stop_one(str(tmp_path / "other"), port)
+    assert one.record == server
+    assert ours(server) == []
+    assert death_reason(server) is not None
+
+
+def test_nothing_else_is_stopped_and_what_runs_is_listed(server, tmp_path):
+    with pytest.raises(UsageError, match="no server of ours runs in") as caught:
+        stop_one(str(tmp_path / "other"))
+    assert server.endpoint in caught.value.cause
+    assert len(ours(server)) == 1
