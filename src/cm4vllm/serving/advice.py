@@ -56,7 +56,7 @@ def advice(settings: AdviceSettings) -> Fit:
 
 def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> None:
     """Refuse to load what the host's free memory cannot hold on the CPU backend. Raises ModelError with the sums."""
-    if model is None or not (Path(model.path) / "config.json").is_file():
+    if server.device != "cpu" or model is None or not (Path(model.path) / "config.json").is_file():
         return
     config = _config(Path(model.path))
     try:
@@ -67,7 +67,8 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> No
     asked = Asked(
         name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
         memory_bytes=psutil.virtual_memory().available, weight_bytes=_size(Path(model.path)), max_model_len=longest,
-        kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB, max_num_seqs=server.max_num_seqs,
+        kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB,
+        max_num_seqs=server.max_num_seqs or 0,
     )  # fmt: skip
     fit = advise(asked)
     say(f"fit: {fit.used_bytes / GIB:.1f} of {asked.memory_bytes / GIB:.1f} GiB free; the KV cache holds "
