@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples, sampled
+from cm4vllm.serving.probe import Site
 
 RECORDED = Path(__file__).parent / "recorded"
 BEFORE, AFTER = (RECORDED / f"metrics-{moment}.txt" for moment in ("before", "after"))
@@ -52,7 +53,7 @@ def serve():
 
 def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_path):
     url, _ = serve(BEFORE.read_text(), AFTER.read_text())
-    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
     found = watch.summary()
     assert (found.samples, found.missed) == (2, 0)
@@ -68,7 +69,7 @@ def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_pa
 
 def test_what_was_counted_before_the_run_is_not_the_runs(serve, tmp_path):
     url, _ = serve(AFTER.read_text())
-    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
     found = watch.summary()
     assert (found.prompt_tokens, found.generation_tokens, found.queue, found.prefill) == (0, 0, None, None)
@@ -79,7 +80,7 @@ def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
     line = f'vllm:{metric}{{engine="0",model_name="cm4vllm-tiny"}} '
     assert f"{line}0.0" in AFTER.read_text()
     url, _ = serve(BEFORE.read_text(), AFTER.read_text().replace(f"{line}0.0", f"{line}17.0"))
-    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
     assert "17 prompt tokens from a cache" in watch.summary().reused
 
@@ -87,7 +88,7 @@ def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
 def test_several_engines_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):
     one = BEFORE.read_text()
     url, _ = serve("".join(line + _of_another_engine(line) for line in one.splitlines(True)), one)
-    with sampled(url, tmp_path / METRICS_FILE, interval_s=60) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
     both, alone = watch.samples
     assert (both.running, both.prompt_tokens) == (2 * alone.running, 2 * alone.prompt_tokens)
@@ -102,9 +103,17 @@ def _of_another_engine(line: str) -> str:
     return line.replace('engine="0"', 'engine="1"')
 
 
+def test_several_servers_are_added_up(serve, tmp_path):
+    sites = [Site(serve(BEFORE.read_text())[0]) for _ in range(2)]
+    with sampled(sites, tmp_path / METRICS_FILE, interval_s=60) as both, \
+            sampled(sites[:1], tmp_path / "other", interval_s=60) as one:
+        pass
+    assert both.samples[0].prompt_tokens == 2 * one.samples[0].prompt_tokens > 0
+
+
 def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path):
     url, handler = serve(BEFORE.read_text(), "", AFTER.read_text())
-    with sampled(url, tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
         deadline = time.monotonic() + 20
         while handler.served < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -116,7 +125,7 @@ def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_
 @pytest.mark.parametrize("page", ["", "<html>hello</html>", "process_open_fds 7.0\n"])
 def test_a_server_without_such_metrics_leaves_nothing(serve, tmp_path, page):
     url, _ = serve(page)
-    with sampled(url, tmp_path / METRICS_FILE) as watch:
+    with sampled([Site(url)], tmp_path / METRICS_FILE) as watch:
         pass
     assert watch.summary() is None
     assert not (tmp_path / METRICS_FILE).exists()
@@ -124,5 +133,5 @@ def test_a_server_without_such_metrics_leaves_nothing(serve, tmp_path, page):
 
 def test_a_failing_run_still_fails_with_its_own_error(serve, tmp_path):
     url, _ = serve(BEFORE.read_text())
-    with pytest.raises(KeyError), sampled(url, tmp_path / "gone" / METRICS_FILE, interval_s=60):
+    with pytest.raises(KeyError), sampled([Site(url)], tmp_path / "gone" / METRICS_FILE, interval_s=60):
         raise KeyError

@@ -27,6 +27,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.logs import advice
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
+from cm4vllm.serving.probe import Site
 
 __all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
 
@@ -61,7 +62,8 @@ def run(
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         started_at = now()
-        with sampled(settings.server.endpoint, staging / METRICS_FILE) as watch:
+        sites = [Site(endpoint, settings.server.ca_file) for endpoint in settings.server.endpoints]
+        with sampled(sites, staging / METRICS_FILE) as watch:
             ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
         record = _record(settings, staging, ended, started_at, watch.summary())
         write_record(staging / RUN_FILE, record)

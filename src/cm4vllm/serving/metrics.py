@@ -1,7 +1,7 @@
 """What a vLLM server tells of itself at /metrics, looked at through a run and summed up for its record.
 
 Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Metrics). Several engines of one server
-(data parallel) are added up; of their KV caches the fullest counts.
+(data parallel) and several servers are added up; of their KV caches the fullest counts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import http.client
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.records import Record
+from cm4vllm.serving.probe import Site
 
 __all__ = [
     "METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "look", "read_samples", "sampled",
@@ -118,16 +118,16 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class MetricsWatch:
-    """The looks at one server so far."""
+    """The looks at a server, or at several of them together, so far."""
 
-    def __init__(self, endpoint: str, interval_s: float) -> None:
-        self._endpoint = endpoint
+    def __init__(self, sites: Sequence[Site], interval_s: float) -> None:
+        self._sites = sites
         self._interval_s = interval_s
         self._began = time.monotonic()
         self._looks: list[_Look] = []
         self._missed = 0
         self._ended = threading.Event()
-        self._connection: http.client.HTTPConnection | None = None
+        self._connections: dict[Site, http.client.HTTPConnection] = {}
 
     @property
     def samples(self) -> list[MetricsSample]:
@@ -159,37 +159,34 @@ class MetricsWatch:
     def _look(self) -> None:
         """Take a look; a server that does not answer is for others to notice, here it is only counted."""
         try:
-            text = self._fetched()
-            self._looks.append(_parsed(text, round(time.monotonic() - self._began, 3)))
+            pages = "\n".join(self._fetched(site) for site in self._sites)
+            self._looks.append(_parsed(pages, round(time.monotonic() - self._began, 3)))
         except (OSError, http.client.HTTPException, ValueError):
             self._missed += 1
             self._close()
 
-    def _fetched(self) -> str:
-        if self._connection is None:
-            parts = urlsplit(self._endpoint)
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
-        self._connection.request("GET", "/metrics")
-        response = self._connection.getresponse()
+    def _fetched(self, site: Site) -> str:
+        if site not in self._connections:
+            self._connections[site] = site.connect(_TIMEOUT_S)
+        self._connections[site].request("GET", "/metrics")
+        response = self._connections[site].getresponse()
         body = response.read()
         if response.status != 200:
             raise ValueError(f"HTTP {response.status}")
         return body.decode()
 
     def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        while self._connections:
+            self._connections.popitem()[1].close()
 
 
 @contextmanager
-def sampled(endpoint: str, path: Path, interval_s: float = INTERVAL_S) -> Iterator[MetricsWatch]:
-    """Look at the server's metrics before, through and after the block, and write all looks to `path`.
+def sampled(sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S) -> Iterator[MetricsWatch]:
+    """Look at the servers' metrics before, through and after the block, and write all looks to `path`.
 
     The watch's summary() is whole when the block has ended. A server without such metrics leaves no file.
     """
-    watch = MetricsWatch(endpoint, interval_s)
+    watch = MetricsWatch(sites, interval_s)
     watch._look()
     thread = threading.Thread(target=watch._run, name="server-metrics", daemon=True)
     if watch._looks:
@@ -207,9 +204,9 @@ def sampled(endpoint: str, path: Path, interval_s: float = INTERVAL_S) -> Iterat
         watch._close()
 
 
-def look(endpoint: str) -> MetricsSample | None:
+def look(site: Site) -> MetricsSample | None:
     """Return what a server does just now, None where it does not tell."""
-    watch = MetricsWatch(endpoint, INTERVAL_S)
+    watch = MetricsWatch([site], INTERVAL_S)
     watch._look()
     watch._close()
     return watch.samples[0] if watch.samples else None

@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
 from cm4vllm.serving.metrics import MetricsSample, look
-from cm4vllm.serving.probe import check_completion
+from cm4vllm.serving.probe import Site, check_completion
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.strays import supervisor_spec, supervisors
 
@@ -74,7 +74,7 @@ def _described(one: RunningServer) -> str:
         serves = "serves"
     except CmError as error:
         serves = f"DOES NOT SERVE: {error.what}"
-    sample = look(record.endpoint)
+    sample = look(Site(record.endpoint))
     return (
         f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
         f"  vLLM        {record.version}, for {one.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
