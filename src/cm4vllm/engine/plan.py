@@ -173,7 +173,8 @@ class _Planner:
         node.notes += remarks(frame.task, frame.env)
         key = self.settle(node, frame, certain=certain)
         seen = (node.script.path, node.variations, node.status)
-        if not certain and seen in self.seen and node.status is not Status.CACHED:
+        has_more = any(layer.deps[phase] for layer in frame.task.layers for phase in (*PHASES, STEPS))
+        if not certain and has_more and seen in self.seen and node.status is not Status.CACHED:
             # Below what need not happen nothing is exact, and a tree of such branches has no end.
             node.notes.append(_TOLD_ABOVE)
             return frame.exports(runs_code=True)
