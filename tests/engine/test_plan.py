@@ -1,6 +1,8 @@
 """A plan says what a run then does, and runs nothing itself."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -268,3 +270,13 @@ def test_on_the_command_line(home):
     assert wrong.returncode == 20
     assert "no variation 'y'" in wrong.stderr
     assert not [path for path in home.path.rglob("*") if Path(path).name == "cm-cached-state.json"]
+
+
+def test_a_reader_that_goes_early_is_no_failure(home):
+    home.script("top")
+    home.cli("find", "script")
+    for words in ("plan script --tags=top", "lint script", "show script top", "show cache"):
+        command = f"{sys.executable} -m cmind.cli {words} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], env=home.env, cwd=home.work, capture_output=True, text=True,
+                              check=False)
+        assert (done.returncode, done.stderr) == (0, "")

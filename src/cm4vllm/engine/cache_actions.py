@@ -14,6 +14,7 @@ from cm4vllm.common.errors import CmError, NotFoundError, UsageError, translated
 from cm4vllm.engine.brings import size_text
 from cm4vllm.engine.cache import STATE_FILE
 from cm4vllm.engine.cache_view import Stored, age_text, size_of
+from cm4vllm.engine.pages import page
 from cm4vllm.engine.request import flag
 
 __all__ = ["find", "remove", "show"]
@@ -34,13 +35,13 @@ def show(search: Search, i: Result) -> Result:
     for entry in entries:
         size = size_of(entry.folder)
         total += size
-        print(f"* Tags: {','.join(entry.tags)}")
-        print(f"  Path: {entry.folder}")
-        print(f"  Version: {entry.version or '-'}")
-        print(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
+        page(f"* Tags: {','.join(entry.tags)}")
+        page(f"  Path: {entry.folder}")
+        page(f"  Version: {entry.version or '-'}")
+        page(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
         if flag(i, "env"):
             _print_env(entry)
-    print(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
+    page(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
     return {"return": 0, "list": found["list"]}
 
 
@@ -48,7 +49,7 @@ def _print_env(entry: Stored) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         saved = json.loads((entry.folder / STATE_FILE).read_bytes())
         for key, value in sorted(saved["new_env"].items()):
-            print(f"    {key}={value}")
+            page(f"    {key}={value}")
 
 
 def find(search: Search, i: Result) -> Result:
@@ -62,7 +63,7 @@ def find(search: Search, i: Result) -> Result:
             print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
                   f"{entry.script} {entry.version}".rstrip())
         else:
-            print(entry.folder)
+            page(str(entry.folder))
     return found
 
 

@@ -21,7 +21,8 @@ _CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make
 def as_tree(root: Node) -> str:
     """Return the tree with the statuses in a column of their own, and what is brought at the end."""
     rows = list(_rows(root, "", "", set()))
-    width = min(max(len(left) for left, right in rows if right), max(shutil.get_terminal_size((120, 24)).columns - 50, 60))
+    room = max(shutil.get_terminal_size((120, 24)).columns - 50, 60)
+    width = min(max(len(left) for left, right in rows if right), room)
     lines = [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
     return "\n".join([*lines, "", *summary(root)])
 

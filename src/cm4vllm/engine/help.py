@@ -11,6 +11,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.engine.asked import asked_scripts
 from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.pages import page
 
 __all__ = ["describe", "script_help"]
 
@@ -39,13 +40,13 @@ cm show cache          what is cached, with sizes and ages; cm find cache, cm rm
 def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print what the scripts asked for are, or how to ask. An action's result comes back."""
     if not i.get("tags") and not i.get("artifact"):
-        print(_GENERAL)
+        page(_GENERAL)
         return {"return": 0, "skip_delayed_help": True}
     try:
         scripts = asked_scripts(Catalogue(automation.cmind), i)
     except CmError as error:
         return {"return": error.exit_code, "error": str(error), "skip_delayed_help": True}
-    print("\n\n".join(describe(script) for script in scripts))
+    page("\n\n".join(describe(script) for script in scripts))
     return {"return": 0, "skip_delayed_help": True}
 
 

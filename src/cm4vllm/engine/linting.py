@@ -8,6 +8,7 @@ from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.asked import asked_scripts
 from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.lint import Finding, Linter
+from cm4vllm.engine.pages import page
 
 __all__ = ["lint_scripts"]
 
@@ -27,9 +28,9 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     data = [_as_json(one) for one in found]
     if i.get("out") != "json":
         for one in found:
-            print(one)
+            page(str(one))
         wrong = len({one.path.parent if one.path.suffix else one.path for one in found})
-        print(f"{len(scripts)} scripts, " + (f"{len(found)} findings in {wrong} of them" if found else "all clean"))
+        page(f"{len(scripts)} scripts, " + (f"{len(found)} findings in {wrong} of them" if found else "all clean"))
     if not found:
         return {"return": 0, "scripts": len(scripts), "findings": []}
     told = RecipeError(f"lint found something in {len(found)} places", remedy="each line above names its place")

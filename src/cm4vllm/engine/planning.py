@@ -8,6 +8,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.graph import as_json, as_mermaid, as_tree
+from cm4vllm.engine.pages import page
 from cm4vllm.engine.plan import plan
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.session import Session
@@ -27,11 +28,11 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         return {"return": error.exit_code, "error": session.explained(error)}
     data = as_json(root)
     if flag(i, "j", "json"):
-        print(json.dumps(data, indent=2))
+        page(json.dumps(data, indent=2))
     elif flag(i, "graph"):
-        print(as_mermaid(root))
+        page(as_mermaid(root))
     elif not session.as_json:
-        print(as_tree(root))
+        page(as_tree(root))
     if (failure := root.failure()) is not None:
         return {"return": failure.exit_code, "error": f"the run would fail\n{failure}", **data}
     return {"return": 0, **data}

@@ -1,0 +1,16 @@
+"""Printed pages, which a reader such as `head` may close before they end."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["page"]
+
+
+def page(text: str) -> None:
+    """Print a text; when the reader has gone, what else is printed goes nowhere."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
