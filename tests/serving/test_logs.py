@@ -44,6 +44,13 @@ def test_progress_is_the_last_line_in_short(tmp_path):
     assert len(progress_line(tmp_path / "log")) == 80
 
 
+def test_the_loading_of_weights_is_told_while_other_lines_come(tmp_path):
+    bar = "Loading safetensors checkpoint shards:  {}% Completed | {}/15 [00:{}<00:10,  1.38it/s]"
+    lines = [bar.format(0, 0, "00"), bar.format(40, 6, "07"), "W1121 01:22:33 torch.py:53] Triton not available"]
+    (tmp_path / "log").write_text("\r".join(lines) + "\n")
+    assert progress_line(tmp_path / "log").startswith("Loading safetensors checkpoint shards:  40% Completed | 6/15")
+
+
 @pytest.mark.parametrize(("text", "word"), [
     ("ValueError: No available memory for the cache blocks.", "--max_model_len"),
     ("OSError: [Errno 28] No space left on device", "free space"),

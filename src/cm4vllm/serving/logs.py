@@ -18,6 +18,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
+#: What takes long at a start: bars of tqdm, and the lines that vLLM writes before and after.
+_STEP = re.compile(r"Loading \w+ checkpoint|Loading weights|Starting to load|Model loading took|Capturing|Downloading|"
+                   r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup", re.IGNORECASE)
 #: vLLM's outer processes only repeat that an inner one failed.
 _REPEATED = ("Engine core initialization failed", "See root cause above", "Worker failed with error", "WorkerProc init")
 
@@ -43,12 +46,10 @@ def advice(text: str) -> str:
 
 
 def progress_line(log: Path) -> str:
-    """Return what the server did last, in short."""
-    for line in reversed(last_lines(log, 8).splitlines()):
-        text = _plain(line).strip()
-        if text:
-            return text[:80]
-    return "its process starts"
+    """Return what the server did last, in short: a step that its log names, else the last line."""
+    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
+    steps = [line for line in lines if _STEP.search(line)]
+    return ([*lines[-1:], *steps[-1:]] or ["its process starts"])[-1][:80]
 
 
 def _plain(line: str) -> str:
