@@ -38,6 +38,7 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(model=model.path, name=model.name, dtype="float32", max_model_len=2048,
+                                  max_num_seqs=256, enforce_eager=True,
                                   distributed_executor_backend=executor)
         record = server.start(python, settings, Path(folder) / "server")
         try:
