@@ -1,0 +1,106 @@
+"""Quantisation: what is refused, what a failure leaves, and the real llm-compressor on the tiny model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings
+from cm4vllm.assets.datasets import provide as provide_dataset
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
+from cm4vllm.assets.quantization import QuantizationSettings, quantize
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.records import read_record
+from conftest import CONFIG
+
+
+@pytest.fixture
+def base(model, tmp_path):
+    folder = tmp_path / "base"
+    folder.mkdir()
+    provide(ModelSettings(source="path", location=str(model)), folder)
+    return folder / MODEL_FILE
+
+
+@pytest.fixture
+def calibration(base, tmp_path):
+    folder = tmp_path / "calibration"
+    folder.mkdir()
+    provide_dataset(DatasetSettings(model_record=str(base), calibration=True), folder)
+    return folder / DATASET_FILE
+
+
+def asked(base, calibration="", **more):
+    return QuantizationSettings(model_record=str(base), calibration_record=str(calibration), **more)
+
+
+def test_the_tiny_calibration_set_shares_no_prompt_with_the_evaluation(calibration):
+    rows = json.loads(Path(json.loads(calibration.read_text())["path"]).read_text())
+    evaluated = {example.input for example in examples(Split.EVALUATION, 2000, EVALUATION_SEED)}
+    assert len(rows) == 512
+    assert not evaluated & {row["input"] for row in rows}
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ({"scheme": "fp9"}, "unknown quantisation"), ({"scheme": "none"}, "nothing is left"), ({"samples": 0}, "samples=0"),
+])  # fmt: skip
+def test_what_cannot_be_asked_for_is_refused(base, tmp_path, more, words):
+    with pytest.raises(UsageError, match=words):
+        quantize(asked(base, **more), tmp_path)
+
+
+def test_a_quantised_model_is_not_quantised_again(model, base, tmp_path):
+    (model / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "fp8"}}))
+    provide(ModelSettings(source="path", location=str(model)), base.parent)
+    with pytest.raises(ModelError, match="quantised already"):
+        quantize(asked(base), tmp_path)
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+def test_a_quantisation_that_fails_leaves_no_model(base, calibration, tmp_path, end):
+    python, target = tmp_path / "python", tmp_path / "made"
+    python.write_text(f"#!/bin/sh\necho 'RuntimeError: no such layer'\n{end}\n")
+    python.chmod(0o755)
+    target.mkdir()
+    with pytest.raises(ModelError, match="cannot be quantised") as caught:
+        quantize(asked(base, calibration, scheme="fp8", python=str(python)), target)
+    assert "no such layer" in caught.value.cause
+    assert caught.value.remedy
+    assert [path.name for path in target.iterdir() if not path.name.endswith(".failed")] == []
+
+
+@pytest.mark.e2e
+def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
+    from cm4vllm.assets.checkpoint import read_checkpoint
+
+    record = quantised_by_recipe(tmp_path, "_gptq-w4a16,_kv-fp8")
+    made = record.quantization
+    assert (record.name, record.weight_data_types) == ("cm4vllm-tiny-gptq-w4a16-kv-fp8", "int4")
+    assert (made.layers, made.ignored, made.calibration_samples) == (14, ["lm_head"], 512)
+    assert set(made.tools) == {"llmcompressor", "compressed-tensors", "torch", "transformers"}
+    assert len(made.calibration_sha256) == 64
+    assert made.starting_weights == "cm4vllm-tiny/model.safetensors"
+    assert read_checkpoint(Path(record.path)).quantised
+    config = json.loads((Path(record.path) / "config.json").read_text())["quantization_config"]
+    weights = config["config_groups"]["group_0"]["weights"]
+    assert (weights["num_bits"], weights["group_size"], weights["symmetric"]) == (4, 128, True)
+    assert config["kv_cache_scheme"]["num_bits"] == 8
+
+
+def quantised_by_recipe(folder, variations):
+    import os
+    import subprocess
+
+    if not os.environ.get("CM_REPOS"):
+        pytest.skip("CM_REPOS names no CM home: run by `make test`")
+    words = [Path(sys.executable).with_name("cm"), "run", "script", f"--tags=quantize,ml-model,{variations}", "--quiet",
+             "--out=json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    exported = json.loads(done.stdout[done.stdout.index("\n{") if not done.stdout.startswith("{") else 0 :])["new_env"]
+    return read_record(Path(exported["CM_ML_MODEL_RECORD"]), ModelRecord)
