@@ -49,11 +49,12 @@ def test_caller_environment_gives_way_to_meta_but_the_typed_one_does_not(home):
     assert home.run("outer")["new_env"]["CM_X"] == "meta"
 
 
-def test_dependency_export_overrides_const(home):
-    home.script("dep", {"new_env_keys": ["CM_X"]}, customize="def preprocess(i): i['env']['CM_X'] = 'dep'; "
-                                                             "return {'return': 0}\n")
-    home.script("one", {**META, "deps": [{"tags": "dep"}]})
-    assert last(home, x="flag") == "dep"
+@pytest.mark.parametrize(("strict", "value"), [(False, "flag"), (True, "dep")])
+def test_flags_hold_against_exports_in_public_scripts_and_not_in_strict_ones(home, strict, value):
+    home.script("dep", {"new_env_keys": ["CM_X"], "strict_input": strict},
+                customize="def preprocess(i): i['env']['CM_X'] = 'dep'; return {'return': 0}\n")
+    home.script("one", {**META, "strict_input": strict, "deps": [{"tags": "dep"}]})
+    assert last(home, x="flag") == value
 
 
 def test_flags_are_constant_for_dependencies_too(home):

@@ -69,6 +69,7 @@ def fresh(session: Session, task: Task, folder: Path) -> Outcome:
         outcome = step(current)
         if outcome is not None:
             return outcome
+    current.hold_constants()
     return scope.outcome(task)
 
 
@@ -84,6 +85,11 @@ class Run:
     def is_fake(self) -> bool:
         """Tell whether only dependencies are looked at: in fake runs, and of the script that is only prepared."""
         return _is_fake(self.session, self.task)
+
+    def hold_constants(self) -> None:
+        """Give constants their values back, as public scripts rely on; one with strict_input may overrule its flags."""
+        if not self.task.script.strict_input:
+            self.scope.env.update(self.scope.const)
 
     def hook(self, name: str) -> Mapping[str, Any]:
         """Call a hook of customize.py, and take in what it returned and left in the environment."""
@@ -206,10 +212,12 @@ def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
     scope.deps.append(request.title())
     if not current.session.no_deps:
         scope.receive(run(current.session, request))
+        current.hold_constants()
 
 
 def preprocess(run: Run) -> Outcome | None:
     """Call preprocess; it may end the run here, or have another script run in this one's place."""
+    run.hold_constants()
     if run.is_fake:
         return None
     if run.session.hooks_of(run.task.script).get("cleanup"):
@@ -236,6 +244,7 @@ def native(run: Run) -> None:
     if run.is_fake:
         return
     script, scope = run.task.script, run.scope
+    run.hold_constants()
     for prefix, other in script.env_key_mappings.items():
         scope.env.update({key.replace(prefix, other): value for key, value in list(scope.env.items())
                           if key.startswith(prefix)})
@@ -252,6 +261,7 @@ def postprocess(run: Run) -> None:
     """Call postprocess, then remove what the script and the engine only needed on the way."""
     if run.is_fake:
         return
+    run.hold_constants()
     run.hook("postprocess")
     if not run.session.keeps_files:
         _remove(run.scope.folder, (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT, *run.task.script.clean_files))

@@ -89,6 +89,16 @@ CASES = {
                                       "b": script({"env": {"CM_X": "b"}}, **{"customize.py": SEEN.format(
                                           "i['env']['CM_X']")})}, {"tags": "a", "x": "flag"},
                                      {"CM_X": "flag", "CM_SEEN": "flag"}),
+    "a dependency's export against a flag": Case({"a": script({"input_mapping": {"x": "CM_X"}, "deps": [
+        {"tags": "b"}]}), "b": script(**{"customize.py": "def preprocess(i):\n    i['env']['CM_X'] = 'b'\n"
+                                                         "    return {'return': 0}\n"})},
+        {"tags": "a", "x": "flag"}, {"CM_X": "flag"}),
+    "a hook against a flag": Case({"a": script({"input_mapping": {"x": "CM_X"}}, **{
+        "customize.py": "def preprocess(i):\n    i['env']['CM_X'] = 'hook'\n    return {'return': 0}\n",
+        "run.sh": 'echo "CM_SEEN=$CM_X" > tmp-run-env.out\n'})},
+        {"tags": "a", "x": "flag"}, {"CM_X": "flag", "CM_SEEN": "flag"}),
+    "a dependency's export against the meta": Case({"a": script({"env": {"CM_X": "a"}, "deps": [{"tags": "b"}]}),
+                                                   "b": script({"env": {"CM_X": "b"}})}, {"tags": "a"}, {"CM_X": "b"}),
     # dependencies
     "condition with yes": Case({"a": script({"deps": [{"tags": "b", "enable_if_env": {"CM_Y": ["yes"]}}]}),
                                 "b": script({"env": {"CM_B": "1"}})}, {"tags": "a", "env": {"CM_Y": "foo"}},
