@@ -1,9 +1,12 @@
 """Cores and GPUs are shared out among servers and their workers, or refused."""
 
+from pathlib import Path
+
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.placement import core_bindings, gpu_groups, own_cores, visible_gpus
+from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.placement import core_bindings, gpu_groups, own_cores, placed, visible_gpus
 
 
 @pytest.mark.parametrize(("cores", "servers", "workers", "bindings"), [
@@ -37,7 +40,8 @@ def test_too_few_cores_are_told():
 
 def test_gpus_are_given_by_what_is_visible():
     assert gpu_groups(visible_gpus({}, 4), 2, 2) == ["0,1", "2,3"]
-    assert gpu_groups(visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, 8), 3, 1) == ["GPU-a", "GPU-b", "GPU-c"]
+    named = visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, 8)
+    assert gpu_groups(named, 3, 1) == ["GPU-a", "GPU-b", "GPU-c"]
 
 
 def test_too_few_gpus_are_told():
@@ -47,3 +51,40 @@ def test_too_few_gpus_are_told():
 
 def test_the_cores_of_this_process_are_those_it_may_use():
     assert own_cores()
+
+
+def server(**given):
+    return ServerSettings(model="owner/name", name="n", **given)
+
+
+def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
+    monkeypatch.setattr("cm4vllm.serving.placement.own_cores", lambda: [0, 1, 2, 3])
+    parts = placed(server(tp_size=2, port=9000), 2, 0, {})
+    assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
+    assert placed(server(), 1, 0, {}) == [server()]
+
+
+def test_servers_alike_on_gpus_see_only_their_own():
+    parts = placed(server(device="cuda", tp_size=2), 2, 8, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["4,5", "6,7"]
+    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, 8, {})[0])
+    assert server_env(placed(server(device="rocm"), 2, 8, {})[1])["HIP_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(("given", "servers", "why"), [
+    ({"pp_size": 2}, 1, "pipeline"),
+    ({"ray_address": "head:6379"}, 1, "Ray"),
+    ({"cpu_binding": "0"}, 2, "same cores"),
+    ({}, 0, "replicas"),
+])  # fmt: skip
+def test_what_the_cpu_backend_cannot_do_is_refused(given, servers, why):
+    with pytest.raises(UsageError, match=why):
+        placed(server(**given), servers, 0, {})
+
+
+def test_a_server_on_ray_is_told_where_the_cluster_is():
+    chosen = server(device="cuda", ray_address="10.0.0.1:6379", tp_size=8, pp_size=2)
+    words = server_argv(Path("python"), chosen)
+    assert words[words.index("--distributed-executor-backend") + 1] == "ray"
+    assert server_env(chosen)["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert chosen.workers == 16

@@ -28,6 +28,7 @@ from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.logs import advice
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
 from cm4vllm.serving.probe import Site
+from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
 
@@ -76,13 +77,16 @@ def settings_sha256(settings: RunSettings) -> str:
     Where files lie, and when and where a server of our own was started, do not count; a server that is not ours is
     known by its address alone.
     """
-    server = settings.server
-    if server.owned:
-        server = replace(server, endpoint="", log="", supervisor_pid=None, started_at="", ready_after_s=None,
-                         argv=_without_address(server.argv))
-    stable = replace(settings, server=server, model=replace(settings.model, path=""),
+    stable = replace(settings, server=_stable(settings.server), model=replace(settings.model, path=""),
                      dataset=replace(settings.dataset, path=""))
     return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
+
+
+def _stable(server: ServerRecord) -> ServerRecord:
+    if not server.owned:
+        return server
+    return replace(server, endpoint="", replicas=[], members=[_stable(member) for member in server.members], log="",
+                   supervisor_pid=None, started_at="", ready_after_s=None, argv=_without_address(server.argv))
 
 
 def _without_address(argv: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.presets import Preset, option_words
+from cm4vllm.serving.ray_cluster import ray_env
 
 __all__ = ["ServerSettings", "completed", "server_argv", "server_env"]
 
@@ -32,7 +33,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
     What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
-    settings of the CPU backend.
+    settings of the CPU backend. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are
+    visible otherwise. With `ray_address` its workers are placed by the Ray cluster there.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -48,8 +50,11 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     quantization: Annotated[str, Key("CM_VLLM_SERVER_QUANTIZATION")] = ""
     distributed_executor_backend: Annotated[str, Key("CM_VLLM_SERVER_DIST_EXEC_BACKEND")] = ""
     tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
-    seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
     pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
+    dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
+    ray_address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
+    gpus: str = ""
+    seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
     gpu_memory_utilization: Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = None
     enable_chunked_prefill: Annotated[bool | None, Key("CM_VLLM_SERVER_ENABLE_CHUNKED_PREFILL")] = None
     enforce_eager: Annotated[bool | None, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = None
@@ -58,6 +63,11 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")] = ""
+
+    @property
+    def workers(self) -> int:
+        """The number of its workers, each of which takes a GPU, or a group of cores of its own."""
+        return (self.tp_size or 1) * (self.pp_size or 1) * (self.dp_size or 1)
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
@@ -129,7 +139,8 @@ def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | s
         "quantization": settings.quantization,
         "tensor-parallel-size": settings.tp_size,
         "pipeline-parallel-size": settings.pp_size,
-        "distributed-executor-backend": settings.distributed_executor_backend,
+        "data-parallel-size": settings.dp_size,
+        "distributed-executor-backend": "ray" if settings.ray_address else settings.distributed_executor_backend,
         "seed": settings.seed,
         "uvicorn-log-level": settings.uvicorn_log_level,
         "enforce-eager": settings.enforce_eager,
@@ -162,10 +173,13 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
     cpu = {"VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
+    visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
     return {
         **local,
         **one_process,
         **(cpu if settings.device == "cpu" else {}),
+        **(visible if settings.gpus else {}),
+        **({"RAY_ADDRESS": settings.ray_address, **ray_env()} if settings.ray_address else {}),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # The client keeps its connections open between runs of a campaign.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+
+from msgspec.structs import replace
 
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
@@ -18,7 +21,8 @@ from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
 from cm4vllm.serving.options import fitted, read_options
-from cm4vllm.serving.presets import option_words, preset_for, preset_named
+from cm4vllm.serving.placement import placed
+from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.servers import running_servers, status_text, stop_one
@@ -45,7 +49,9 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
+    ray_python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")] = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
@@ -81,6 +87,9 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
     """
     folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
     path = folder / server.SERVER_FILE
+    if settings.api_server and settings.replicas != 1:
+        raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
+                         remedy="name them all: --api_server=URL,URL")
     if settings.api_server:
         record = probe(settings.api_server, settings.model_name, api=settings.api, ca_file=settings.api_server_ca,
                        max_model_len=settings.max_model_len)
@@ -93,21 +102,48 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         return record, path
     if not settings.python:
         raise UsageError("no vLLM to start", remedy="run the recipe get,vllm first, or give --api_server")
-    chosen = _server_settings(settings, env)
-    record = server.start(Path(settings.python), chosen, folder, timeout_s=settings.ready_timeout_s,
-                          argv=_words(settings, chosen))
-    say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
+    record = _started(settings, _server_settings(settings, env), folder)
+    write_record(path, record)
     return record, path
 
 
-def _words(settings: LaunchSettings, chosen: arguments.ServerSettings) -> list[str]:
-    """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
+def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder: Path) -> ServerRecord:
+    """Start the servers one after the other, and return the first's record with those of the others in it."""
+    preset = _preset(settings, chosen)
+    if preset is not None and chosen.tp_size is None:
+        chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
+    python = Path(settings.ray_python if chosen.ray_address else settings.python)
+    parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
+    words = _words(settings, chosen, python, preset)
+    records: list[ServerRecord] = []
+    try:
+        for number, part in enumerate(parts):
+            place = folder / f"replica-{number + 1}" if number else folder
+            record = server.start(python, part, place, timeout_s=settings.ready_timeout_s, argv=words)
+            records.append(record)
+            say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
+    except BaseException:
+        for record in records:
+            server.stop(record)
+        raise
+    first, *members = records
+    return replace(first, replicas=[member.endpoint for member in members], members=members)
+
+
+def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:
     model = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else chosen.model
     preset = preset_named(settings.preset) if settings.preset else preset_for(
         chosen.device, model, settings.gpu_name, settings.gpu_count)
     if preset is not None:
         say(f"options of the preset {preset.name}: {' '.join(option_words(preset.options))}")
-    words = arguments.server_argv(Path(settings.python), chosen, preset=preset)
+    return preset
+
+
+def _words(
+    settings: LaunchSettings, chosen: arguments.ServerSettings, python: Path, preset: Preset | None,
+) -> list[str]:
+    """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
+    words = arguments.server_argv(python, chosen, preset=preset)
     options = read_options(Path(settings.installation)) if settings.installation else None
     if options is None:
         say("note: the options of this vLLM are not known: they are not checked before it starts")

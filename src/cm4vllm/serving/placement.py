@@ -5,9 +5,49 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from cm4vllm.common.errors import UsageError
+from msgspec.structs import replace
 
-__all__ = ["core_bindings", "gpu_groups", "own_cores", "visible_gpus"]
+from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.arguments import ServerSettings
+
+__all__ = ["core_bindings", "gpu_groups", "own_cores", "placed", "visible_gpus"]
+
+
+def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[str, str]) -> list[ServerSettings]:
+    """Return the settings of each of several servers alike: the cores or GPUs that it and its workers have alone.
+
+    `gpu_count` is the number of GPUs of this machine, `env` says which of them are visible. A port that is given is the
+    first server's. Raises UsageError for what the backend does not have, and when there are too few cores or GPUs.
+    """
+    if servers < 1:
+        raise UsageError(f"--replicas={servers} starts no server", remedy="give 1 or more")
+    ports = [settings.port + number if settings.port else 0 for number in range(servers)]
+    if settings.device == "cpu":
+        bindings = zip(ports, _bindings(settings, servers), strict=True)
+        return [replace(settings, port=port, cpu_binding=binding) for port, binding in bindings]
+    if servers == 1:
+        return [settings]
+    groups = gpu_groups(visible_gpus(env, gpu_count), servers, settings.workers)
+    return [replace(settings, port=port, gpus=group) for port, group in zip(ports, groups, strict=True)]
+
+
+def _bindings(settings: ServerSettings, servers: int) -> list[str]:
+    if (settings.pp_size or 1) > 1:
+        raise UsageError("vLLM's CPU backend has no pipeline parallelism",
+                         cause="vLLM 0.32.0 starts with it, and its engine dies at the first request",
+                         remedy="leave --pp_size out; --tp_size and --dp_size work")
+    if settings.ray_address:
+        raise UsageError("vLLM's CPU backend cannot be placed by Ray",
+                         cause="it ends with `current platform cpu does not support ray`",
+                         remedy="leave --ray_address out; on this machine --tp_size and --dp_size need no Ray")
+    if servers * settings.workers == 1:
+        return [settings.cpu_binding]
+    if settings.cpu_binding == "auto":
+        return core_bindings(own_cores(), servers, settings.workers)
+    if servers > 1:
+        raise UsageError(f"--cpu_binding={settings.cpu_binding} would give {servers} servers the same cores",
+                         remedy="leave it out: the cores are shared out evenly")
+    return [settings.cpu_binding]
 
 
 def core_bindings(cores: Sequence[int], servers: int, workers: int) -> list[str]:

@@ -29,12 +29,14 @@ class ServerRecord(Record, frozen=True, kw_only=True):
 
     `endpoint` is its base URL without a path (unix:///PATH for a Unix socket), `model_name` the name it serves,
     `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
-    of the same model, over which the client spreads its requests. `ca_file` holds the certificates that a https://
-    endpoint is checked against, beside the system's. `unchecked` says in words what the probe could not find out.
+    of the same model, over which the client spreads its requests; `members` are their records where they are ours.
+    `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's. `unchecked` says
+    in words what the probe could not find out.
     """
 
     endpoint: str
     replicas: list[str] = []
+    members: list[ServerRecord] = []
     api: Api = Api.COMPLETIONS
     ca_file: str = ""
     unchecked: list[str] = []

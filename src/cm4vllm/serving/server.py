@@ -100,7 +100,9 @@ def start(
 
 
 def stop(record: ServerRecord) -> None:
-    """End a server that we started, and all its processes; nothing happens to one that we did not start."""
+    """End a server that we started, its members, and all their processes; nothing happens to one that is not ours."""
+    for member in record.members:
+        stop(member)
     if record.owned and record.supervisor_pid is not None:
         end_supervisor(record.supervisor_pid)
         end_strays()
@@ -108,10 +110,14 @@ def stop(record: ServerRecord) -> None:
 
 
 def death_reason(record: ServerRecord) -> str | None:
-    """Return why a server of our own has ended, with its log's telling lines; None while it runs or is not ours."""
-    if not record.owned or record.supervisor_pid is None or _runs(record.supervisor_pid):
-        return None
-    return _cause(Path(record.log).parent)
+    """Return why a server of our own has ended, with its log's telling lines; None while it runs or is not ours.
+
+    Of several servers it is the first that has ended.
+    """
+    if record.owned and record.supervisor_pid is not None and not _runs(record.supervisor_pid):
+        return _cause(Path(record.log).parent)
+    return next((f"the server at {member.endpoint}: {reason}" for member in record.members
+                 if (reason := death_reason(member)) is not None), None)
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
