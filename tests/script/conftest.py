@@ -79,12 +79,13 @@ class Cm:
     def __call__(self, *words: str, timeout_s: float = 120) -> Finished:
         return self.start(*words).finish(timeout_s)
 
-    def start(self, *words: str) -> Running:
+    def start(self, *words: str, inside: tuple[str, ...] = ()) -> Running:
+        """Start `cm`; `inside` is a command that runs another, such as `ip netns exec NAME`."""
         log = self.cwd / f"cm-{len(self.running)}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [Path(sys.executable).with_name("cm"), *words], cwd=self.cwd, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                [*inside, Path(sys.executable).with_name("cm"), *words], cwd=self.cwd, stdin=subprocess.DEVNULL,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             )
         running = Running(process, log)
         self.running.append(running)
