@@ -125,6 +125,24 @@ def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
     assert not find(plan, "other")["certain"]
 
 
+def test_what_any_of_several_variations_brings_may_be_brought(home):
+    home.script("teller", {"new_env_keys": ["CM_A"]}, run="true")
+    home.script("get,src", {"variations": {
+        name: {"brings": [{"how": "install", "what": f"the {name} build"}]} for name in ("cpu", "gpu")}})
+    home.script("top", {"deps": [
+        {"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_": ["CM_A"]}}]})
+    page = home.cli("plan", "script", "--tags=top").stdout
+    assert "may install the cpu build" in page
+    assert "may bring: 2 of a size not known before" in page
+
+
+def test_an_entry_that_a_shell_file_judges_is_open(home):
+    folder = home.script("kept", {"cache": True})
+    (folder / "validate_cache.sh").write_text("true\n")
+    home.run("kept")
+    assert planned(home, "kept")["plan"]["depends_on"] == ["what its validate_cache.sh says of the entry"]
+
+
 def test_branches_that_need_not_be_taken_end(home):
     home.script("teller", {"new_env_keys": ["CM_TOLD"]}, run="true")
     names = [f"n{number}" for number in range(12)]

@@ -79,7 +79,8 @@ def _details(node: Node) -> list[str]:
         lines.append(f"in {node.entry.folder}")
     if node.added_by:
         lines.append(f"because of _{node.added_by}")
-    lines += [str(brought) for brought in node.brings]
+    may = "may " if node.status is Status.OPEN else ""
+    lines += [f"{may}{brought}" for brought in node.brings]
     lines += node.notes
     return lines
 
@@ -108,7 +109,8 @@ def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
         return []
     known = [one.disk_bytes for one in brought if one.disk_bytes]
     unknown = len(brought) - len(known)
-    total = f"{size_text(sum(known))} on disk" if known else ""
+    most = "up to " if label.startswith("may") else ""
+    total = f"{most}{size_text(sum(known))} on disk" if known else ""
     rest = f"{unknown} of a size not known before" if unknown else ""
     return [f"{label}: {'; '.join(filter(None, [total, rest]))}", *(f"  {one}" for one in brought)]
 

@@ -21,7 +21,7 @@ from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.dependencies import amended
 from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words, is_assured
 from cm4vllm.engine.identity import identity_of
-from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.meta import PHASES, STEPS, Dependency, Layer, ScriptMeta
 from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.scope import remarks
@@ -134,6 +134,7 @@ class _Planner:
             node.tags = in_words(request.title())
             if facts := added | self.undetermined(request):
                 node.open_facts = self.words(facts)
+                node.brings = self.possibly_brought(request)
                 return Exports.of_patterns(self.patterns_of_any(request))
             near = self.stack[-1].script.path.parent if self.stack else self.session.near
             node.script = select(self.session.catalogue, request, near)
@@ -160,6 +161,17 @@ class _Planner:
         scripts = candidates(self.session.catalogue, request)
         raws = [raw for script in scripts for raw in (script.raw, *script.variations.values())]
         return [str(key) for raw in raws for key in raw.get("new_env_keys") or ()]
+
+    def possibly_brought(self, request: Request) -> tuple[Brought, ...]:
+        """Return what any of the scripts that may be meant brings, in any of its variations."""
+        if facts_in(request.tags):
+            return ()
+        found: dict[Brought, None] = {}
+        for script in candidates(self.session.catalogue, request):
+            layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
+            for layer in layers:
+                found |= dict.fromkeys(brought_by(script, layer.brings, request.wanted))
+        return tuple(found)
 
     def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
         assert node.script is not None  # noqa: S101 the caller has set it
@@ -224,7 +236,11 @@ class _Planner:
             except Damaged as damage:
                 node.notes.append(f"its cache entry is not what it was: {damage}")
             else:
-                node.status, node.entry = Status.CACHED, entry
+                node.entry = entry
+                if (frame.script.path / "validate_cache.sh").is_file():
+                    node.open_facts = ("what its validate_cache.sh says of the entry",)
+                else:
+                    node.status = Status.CACHED
                 return ""
         if (made := self.made.get(key)) is not None:
             if (not wanted or made.asked == wanted.pip_text()) and made.certain:
