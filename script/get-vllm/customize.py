@@ -3,12 +3,7 @@
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.choice import Choice, chosen_variant, system_vllm
+    from cm4vllm.serving.choice import Choice, choose
 
-    env = i["env"]
-    choice = read_settings(Choice, env)
-    env["CM_VLLM_VARIANT"] = chosen_variant(choice)
-    if env["CM_VLLM_VARIANT"] == "system":
-        found = system_vllm(choice.system_python)
-        env["CM_VLLM_SYSTEM_PYTHON"], env["CM_VLLM_SYSTEM_VERSION"] = found.python, found.version
+    i["env"].update(choose(read_settings(Choice, i["env"])))
     return {"return": 0}

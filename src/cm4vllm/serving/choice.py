@@ -13,7 +13,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 
-__all__ = ["Choice", "SystemVllm", "chosen_variant", "system_vllm"]
+__all__ = ["Choice", "SystemVllm", "choose", "system_vllm"]
 
 #: The device of ROCm's kernel driver; amdsmi, which tells more, is not always there.
 _KFD = Path("/dev/kfd")
@@ -35,10 +35,16 @@ class SystemVllm(Record, frozen=True, kw_only=True):
     version: str
 
 
-def chosen_variant(choice: Choice) -> str:
-    """Return cuda, rocm, cpu, or what was asked for."""
-    if choice.variant:
-        return choice.variant
+def choose(choice: Choice) -> dict[str, str]:
+    """Return what the recipe sets: nothing for a build that was asked for by its name."""
+    if choice.variant == "system":
+        found = system_vllm(choice.system_python)
+        return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": found.python,
+                "CM_VLLM_SYSTEM_VERSION": found.version}
+    return {} if choice.variant else {"CM_VLLM_CHOSEN_VARIANT": _detected(choice)}
+
+
+def _detected(choice: Choice) -> str:
     if choice.cuda_devices:
         variant, why = "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
     elif choice.vendor == "AMD" or _KFD.exists():
