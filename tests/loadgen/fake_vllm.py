@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ class Fault(Enum):
     NO_IDS = auto()
     NO_DONE = auto()
     ERROR_EVENT = auto()
+    SLOW_HEADERS = auto()
+    NOT_HTTP = auto()
+    GARBAGE_MIDSTREAM = auto()
 
 
 def prompt(index: int) -> list[int]:
@@ -57,6 +61,8 @@ class Behaviour:
     stall_s: float = 0.3
     text: str = "w"
     metrics: Callable[[], str] = str
+    unix: str = ""
+    certificate: str = ""
 
 
 @dataclass
@@ -65,6 +71,7 @@ class FakeVllm:
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     served_by: list[int] = field(default_factory=list)
     connections: int = 0
     most_in_flight: int = 0
@@ -73,7 +80,9 @@ class FakeVllm:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        if self.behaviour.unix:
+            return f"unix://{self.behaviour.unix}"
+        return f"http{'s' if self.behaviour.certificate else ''}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> FakeVllm:
         started = threading.Event()
@@ -102,7 +111,7 @@ class FakeVllm:
             while True:
                 conn, _ = await self._loop.sock_accept(listener)
                 try:
-                    reader, writer = await asyncio.open_connection(sock=conn)
+                    reader, writer = await self._accepted(conn)
                 except (asyncio.CancelledError, OSError):
                     conn.close()
                     raise
@@ -112,9 +121,9 @@ class FakeVllm:
                 talks.add(task)
                 task.add_done_callback(talks.discard)
 
-        with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listener:
+        with self._listener() as listener:
             listener.setblocking(False)
-            self.port = listener.getsockname()[1]
+            self.port = self.port or (0 if self.behaviour.unix else listener.getsockname()[1])
             accepting = asyncio.create_task(accept(listener))
             started.set()
             await self._stop.wait()
@@ -125,6 +134,24 @@ class FakeVllm:
         for writer in writers:
             writer.transport.abort()
         await asyncio.sleep(0.02)  # the transports close in the next turn of the loop
+
+    def _listener(self) -> socket.socket:
+        if not self.behaviour.unix:
+            return socket.create_server(("127.0.0.1", self.port), backlog=2048)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.behaviour.unix)
+        listener.listen(128)
+        return listener
+
+    async def _accepted(self, conn: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader(limit=2**20)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        tls = None
+        if self.behaviour.certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self.behaviour.certificate)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, conn, ssl=tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -147,7 +174,10 @@ class FakeVllm:
         body = json.loads(await reader.readexactly(length))
         number = len(self.bodies)
         self.bodies.append(body)
-        self.served_by.append(writer.get_extra_info("peername")[1])
+        self.paths.append(head.split(b" ", 2)[1].decode())
+        if "token_ids" in body:  # the token-only endpoint
+            body = {**body, **body["sampling_params"], "prompt": body["token_ids"]}
+        self.served_by.append(0 if self.behaviour.unix else writer.get_extra_info("peername")[1])
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:
@@ -159,6 +189,9 @@ class FakeVllm:
         if fault is Fault.CLOSE_BEFORE:
             writer.transport.abort()
             raise ConnectionResetError
+        if fault is Fault.NOT_HTTP:
+            await self._write(writer, b"220 mail.example.org ESMTP\r\n")
+            return
         if fault in (Fault.STATUS_500, Fault.STATUS_400):
             status = "500 Internal Server Error" if fault is Fault.STATUS_500 else "400 Bad Request"
             content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
@@ -186,13 +219,22 @@ class FakeVllm:
     async def _stream(
         self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
     ) -> None:
-        await self._write(writer, b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-                                  b"transfer-encoding: chunked\r\n\r\n")
+        head = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                b"transfer-encoding: chunked\r\n\r\n")
+        if fault is Fault.SLOW_HEADERS:
+            for byte in head[:-1]:
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(0.002)
+            head = head[-1:]
+        await self._write(writer, head)
         for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault)):
             if index == 1 and fault in (Fault.CLOSE_MIDSTREAM, Fault.STALL_THEN_CLOSE, Fault.STALL):
                 await asyncio.sleep({Fault.STALL_THEN_CLOSE: self.behaviour.stall_s, Fault.STALL: 3600}.get(fault, 0))
                 writer.transport.abort()
                 raise ConnectionResetError
+            if index == 2 and fault is Fault.GARBAGE_MIDSTREAM:
+                await self._write(writer, b"this is no chunk\r\n")
+                await asyncio.sleep(3600)
             await self._write(writer, b"%x\r\n%s\r\n" % (len(event), event))
             if self.behaviour.token_delay_s:
                 await asyncio.sleep(self.behaviour.token_delay_s)

@@ -11,6 +11,7 @@ from cm4vllm.loadgen import client as client_module
 from cm4vllm.loadgen.client import Client
 from cm4vllm.loadgen.connection import resolve
 from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.serving.records import Api
 
 
 class Ledger:
@@ -39,16 +40,18 @@ class Ledger:
         self.causes[key] = cause
 
 
-def drive(server, keys, *, stream_interval=1, timeout_s=10, script=None, **more):
+def drive(servers, keys, *, stream_interval=1, timeout_s=10, script=None, api=Api.COMPLETIONS, ca_file="", **more):
     """Send the prompts `keys` and return the client and its ledger when each has ended."""
+    servers = servers if isinstance(servers, list) else [servers]
+    sampling = Sampling("tiny", 128, 2, stream_interval, api)
 
     async def main():
         ledger, submitted = Ledger(), 0
-        address = await resolve(server.endpoint)
-        client = Client([address], ledger, streamed=stream_interval > 0, **more)
+        addresses = [await resolve(server.endpoint, ca_file) for server in servers]
+        client = Client(addresses, ledger, streamed=stream_interval > 0, api=api, **more)
 
         def request(key):
-            body = completion_body(Sampling("tiny", 128, 2, stream_interval), prompt(key))
+            body = completion_body(sampling, prompt(key))
             return key, body, len(prompt(key)), 0
 
         async def send(some):
@@ -171,3 +174,96 @@ def test_an_endpoint_where_nothing_listens_is_an_os_error():
         endpoint = server.endpoint
     with pytest.raises(OSError, match="onnect"):
         asyncio.run(resolve(endpoint))
+
+
+def test_of_several_servers_the_one_with_the_fewest_open_requests_is_asked():
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as slow, FakeVllm() as fast:
+        _, ledger = drive([slow, fast], range(200), max_in_flight=8)
+    exactly_once(ledger, range(200))
+    assert len(fast.bodies) > 2 * len(slow.bodies) > 0
+
+
+def test_a_retry_asks_another_server():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STATUS_500)) as broken, FakeVllm() as good:
+        client, ledger = drive([broken, good], range(100), max_in_flight=4)
+    exactly_once(ledger, range(100))
+    assert client.counts.failed == 0
+    assert client.counts.retries == len(broken.bodies) < 20
+
+
+def test_a_server_that_is_gone_does_not_draw_the_requests():
+    with FakeVllm() as gone, FakeVllm(Behaviour(token_delay_s=0.001)) as good:
+        async def script(send, client):
+            await asyncio.to_thread(gone.stop)
+            await send(range(100))
+
+        client, ledger = drive([gone, good], [], script=script)
+    exactly_once(ledger, range(100))
+    assert client.counts.failed == 0
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_a_server_that_restarts_between_requests_loses_none(stream_interval):
+    with FakeVllm() as server:
+        async def script(send, client):
+            await send(range(10))
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(again.__enter__)
+            await send(range(10, 20))
+
+        again = FakeVllm(port=server.port)
+        client, ledger = drive(server, [], script=script, stream_interval=stream_interval)
+        again.stop()
+    exactly_once(ledger, range(20))
+    assert client.counts.failed == 0
+    assert len(again.bodies) == 10
+
+
+def test_headers_that_come_a_byte_at_a_time_are_no_fault():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.SLOW_HEADERS)) as server:
+        _, ledger = drive(server, range(5))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(5)}
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_HTTP, Fault.GARBAGE_MIDSTREAM])
+def test_what_is_no_http_fails_the_request_and_not_the_client(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault if n == 0 else Fault.NONE)) as server:
+        async def script(send, client):
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            await send([1])
+            await send([2])
+
+        _, ledger = drive(server, [], script=script)
+    assert "not HTTP" in ledger.causes[1]
+    assert ledger.tokens[2] == expected_tokens(prompt(2), 128, 2)
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_a_unix_socket(tmp_path, stream_interval):
+    with FakeVllm(Behaviour(unix=str(tmp_path / "vllm.sock"))) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval)
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_tls(certificate, stream_interval):
+    with FakeVllm(Behaviour(certificate=str(certificate))) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval, ca_file=str(certificate))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+
+
+@pytest.mark.parametrize("stream_interval", [0, 16])
+def test_the_token_only_endpoint(stream_interval):
+    with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval, api=Api.GENERATE)
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+    assert set(server.paths) == {"/inference/v1/generate"}
+    assert server.bodies[0]["sampling_params"]["detokenize"] is False
+
+
+def test_streams_that_are_looked_through_on_the_way_lose_nothing(monkeypatch):
+    monkeypatch.setattr(client_module, "SWEEP_S", 0.001)
+    monkeypatch.setattr(client_module, "ROUND_S", 0.002)
+    with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
+        _, ledger = drive(server, range(30))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}

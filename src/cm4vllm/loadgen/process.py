@@ -9,7 +9,6 @@ FromConfig of a process.
 from __future__ import annotations
 
 import platform
-import resource
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.carrier import Carrier
 from cm4vllm.loadgen.gauge import without_pauses
 from cm4vllm.loadgen.library import SampleLibrary, read_prompts
+from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.selfcheck import in_words, self_check
@@ -63,7 +63,8 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     test = _test_settings(loadgen, settings, folder)
     prompts = read_prompts(settings.dataset, settings.samples)
     require_room(settings, max(map(len, prompts)))
-    _raise_file_limit()
+    require_ports(settings)
+    require_files(settings, settings.num_workers or 1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
                         settings.server.api)
@@ -124,12 +125,6 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
                         cause="its mlperf.conf has others, or does not know the name",
                         remedy=f"pip install mlcommons-loadgen=={round_.loadgen}")
     return test
-
-
-def _raise_file_limit() -> None:
-    """Allow as many connections as the system does: each stream of a Server run has its own."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _versions() -> dict[str, str]:

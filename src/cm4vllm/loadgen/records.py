@@ -8,10 +8,25 @@ from cm4vllm.rules.scenarios import Mode, Scenario
 from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["ADDED_TTFT", "HEADROOM", "ClientRecord", "ProcessRecord", "RunRecord", "RunSettings", "SelfCheck", "Spread"]
+__all__ = [
+    "ADDED_TTFT",
+    "FAILURE_FILE",
+    "HEADROOM",
+    "RUN_FILE",
+    "ClientRecord",
+    "FailureRecord",
+    "ProcessRecord",
+    "RunRecord",
+    "RunSettings",
+    "SelfCheck",
+    "Spread",
+]
 
 #: The name of the record's file in a run's folder.
 RUN_FILE = "run.json"
+
+#: The name of the record of a run that failed, in `<folder>.failed`.
+FAILURE_FILE = "failure.json"
 
 #: Times the load that the client must be able to carry, so that the server and not the client is what is measured.
 HEADROOM = 1.5
@@ -124,6 +139,19 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     connections: int = 0
     processes: list[ProcessRecord] = []
     self_check: SelfCheck | None = None
+
+
+class FailureRecord(Record, frozen=True, kw_only=True):
+    """A run that failed, beside what is left of its logs. `client` is None where it had not started."""
+
+    settings: RunSettings
+    started_at: str
+    ended_at: str
+    what: str
+    cause: str
+    remedy: str
+    exit_code: int
+    client: ClientRecord | None = None
 
 
 class RunRecord(Record, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version
+from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.logs import advice
 from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
@@ -56,7 +57,7 @@ def run(
     `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
     dead, or returns None while it lives. `on_answers` is given the answers about once a second, each one once, before
     `run` returns; it is for accuracy runs, whose time is not measured. Raises ServerDied, RunFailed and the errors of
-    the process; what was written until then is kept as `<folder>.failed`.
+    the process; what was written until then is kept as `<folder>.failed`, with failure.json.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.scenario} {settings.mode} run"
@@ -64,10 +65,22 @@ def run(
         write_text(staging / USER_CONF, settings.user_conf)
         started_at = now()
         sites = [Site(endpoint, settings.server.ca_file) for endpoint in settings.server.endpoints]
-        with sampled(sites, staging / METRICS_FILE) as watch:
-            ended = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
-        record = _record(settings, staging, ended, started_at, watch.summary())
+        client: ClientRecord | None = None
+        try:
+            with sampled(sites, staging / METRICS_FILE) as watch:
+                outcome = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
+            client = outcome.client
+            if isinstance(outcome, Failed):
+                raise _error(outcome)
+            record = _record(settings, staging, outcome, started_at, watch.summary())
+        except CmError as error:
+            write_record(staging / FAILURE_FILE, FailureRecord(
+                settings=settings, started_at=started_at, ended_at=now(), what=error.what, cause=error.cause,
+                remedy=error.remedy, exit_code=error.exit_code, client=client))
+            raise
         write_record(staging / RUN_FILE, record)
+    for mark in marks(record):
+        warn(f"{title}: {mark}")
     return record
 
 
@@ -99,8 +112,8 @@ def _without_address(argv: list[str]) -> list[str]:
 
 
 def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step,
-            on_answers: OnAnswers | None) -> Ended:
-    """Run the LoadGen process to its end and return what it said last."""
+            on_answers: OnAnswers | None) -> Ended | Failed:
+    """Run the LoadGen process to its end and return what it said last. Raises ServerDied, RunFailed."""
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
     console = folder / CONSOLE_LOG
@@ -123,9 +136,11 @@ def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, 
     # A server that ends takes its connections along: then its end is the cause, not the failed requests.
     reason = _end_of_server(alive) if settings.server.owned else None
     if reason is not None:
-        raise _died(settings, reason)
+        died = _died(settings, reason)
+        return Failed(exit_code=died.exit_code, what=died.what, cause=died.cause, remedy=died.remedy,
+                      client=last.client if isinstance(last, Failed) else None)
     if isinstance(last, Failed):
-        raise _error(last)
+        return last
     raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}", cause=last_lines(console, 20))
 
 
