@@ -267,3 +267,25 @@ def test_streams_that_are_looked_through_on_the_way_lose_nothing(monkeypatch):
     with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
         _, ledger = drive(server, range(30))
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_prompts_of_ten_thousand_tokens(stream_interval):
+    long = [1 + (7 * place) % 128_000 for place in range(10_000)]
+
+    async def main():
+        ledger = Ledger()
+        client = Client([await resolve(server.endpoint)], ledger, streamed=stream_interval > 0)
+        body = completion_body(Sampling("tiny", 128, 2, stream_interval), long)
+        client.submit((key, memoryview(body), len(long), 0) for key in range(8))
+        async with asyncio.timeout(20):
+            while len(ledger.tokens) < 8:
+                await asyncio.sleep(0.005)
+        client.close()
+        await asyncio.sleep(0.02)
+        return ledger
+
+    with FakeVllm() as server:
+        ledger = asyncio.run(main())
+    assert all(body["prompt"] == long for body in server.bodies)
+    assert ledger.tokens == dict.fromkeys(range(8), expected_tokens(long, 128, 2))

@@ -99,6 +99,8 @@ def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_set
         (Fault.WRONG_USAGE, "disagree"),
     )),
     ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
+    ("Server", Fault.GARBAGE_MIDSTREAM, "not HTTP"),
+    ("Server", Fault.NOT_HTTP, "not HTTP"),
 ])
 def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, scenario, fault, words):
     begin = time.monotonic()

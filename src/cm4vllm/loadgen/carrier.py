@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.loadgen.gauge import Gauge
+from cm4vllm.loadgen.gauge import Gauge, without_pauses
 from cm4vllm.loadgen.library import SampleLibrary
 from cm4vllm.loadgen.messages import Answers, Failed, Message, Progress
 from cm4vllm.loadgen.records import ClientRecord, RunSettings
@@ -38,7 +38,6 @@ class Carrier:
         self._settings = settings
         self._library = library
         self._tell = tell
-        self._gauge = Gauge("LoadGen")
         self._reporter = Reporter(loadgen, settings, self._first_failure, keep=show_answers)
         self._indices: dict[int, int] | None = {} if show_answers else None
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
@@ -50,6 +49,8 @@ class Carrier:
         self._teller = threading.Thread(target=self._tell_progress, name="progress", daemon=True)
 
     def __enter__(self) -> Carrier:
+        without_pauses()
+        self._gauge = Gauge("LoadGen")
         self._teller.start()
         return self
 

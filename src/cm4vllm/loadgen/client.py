@@ -108,7 +108,9 @@ class Client:
         self._send_waiting()
 
     def close(self) -> None:
-        """Close all connections, with nothing being connected."""
+        """Close all connections, with nothing being connected; what is still open is neither answered nor failed."""
+        for exchange in self._open:
+            exchange.abandoned = True
         self._watch.cancel()
         if self._sweep:
             self._sweep.cancel()

@@ -26,7 +26,6 @@ from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.carrier import Carrier
-from cm4vllm.loadgen.gauge import without_pauses
 from cm4vllm.loadgen.library import SampleLibrary, read_prompts
 from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
@@ -86,7 +85,6 @@ def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, carrier
     log.enable_trace = False
     sut = loadgen.ConstructSUT(carrier.issue, lambda: None)
     qsl = loadgen.ConstructQSL(len(library), len(library), library.load, library.unload)
-    without_pauses()
     begin = time.monotonic()
     # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
     loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / "audit.config"))

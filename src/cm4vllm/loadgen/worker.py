@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import httptools
 import msgspec
 import uvloop
 
@@ -47,12 +48,12 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
         return
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_end_with_traceback)
+    without_pauses()
     gauge = Gauge(settings.name)
     gauge.watch(loop)
     client = Client(addresses, _Pipe(link), streamed=settings.streamed, max_in_flight=settings.max_in_flight,
                     # Where requests wait for others to end, as they are meant to, their lag says nothing of the client.
                     api=settings.api, sent=gauge.issued if settings.max_in_flight is None else None)
-    without_pauses()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
     client.close()
@@ -62,6 +63,8 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
 
 def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """End the process: a query whose exchange broke would never be answered, and LoadGen wait for ever."""
+    if isinstance(context.get("exception"), httptools.HttpParserError):
+        return  # the connection is lost with it, and fails its request
     loop.default_exception_handler(context)
     sys.stderr.flush()
     os._exit(1)

@@ -133,20 +133,23 @@ class Workers:
         for worker in self._workers:
             worker.process.kill()
             worker.process.wait()
+        self._thread.join(END_S)  # their ends of the socket pairs are closed now
+        for worker in self._workers:
+            worker.socket.close()
 
     def _read(self) -> None:
         """Read until every worker has closed its end."""
-        poll = select.epoll()
         by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.EPOLLIN)
-        while by_descriptor:
-            for descriptor, _ in poll.poll():
-                worker = by_descriptor[descriptor]
-                if not self._take(worker):
-                    poll.unregister(descriptor)
-                    del by_descriptor[descriptor]
-                    self._ended(worker)
+        with select.epoll() as poll:
+            for descriptor in by_descriptor:
+                poll.register(descriptor, select.EPOLLIN)
+            while by_descriptor:
+                for descriptor, _ in poll.poll():
+                    worker = by_descriptor[descriptor]
+                    if not self._take(worker):
+                        poll.unregister(descriptor)
+                        del by_descriptor[descriptor]
+                        self._ended(worker)
 
     def _take(self, worker: _Worker) -> bool:
         """Take up what one worker has sent; return False when it has closed its end."""

@@ -1,0 +1,93 @@
+"""The self-check before a run: the real client, against the server in memory."""
+
+from functools import partial
+
+import pytest
+from fake_vllm import FakeVllm, prompt
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.loadgen import limits, selfcheck
+from cm4vllm.loadgen.library import SampleLibrary
+from cm4vllm.loadgen.limits import connections_of, require_files, require_ports
+from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.selfcheck import expected_tokens, in_words, self_check
+from cm4vllm.loadgen.wire import Sampling, completion_body
+
+
+@pytest.fixture
+def checked(make_settings, monkeypatch):
+    monkeypatch.setattr(selfcheck, "PACED_S", 0.3)
+    monkeypatch.setattr(selfcheck, "CLOSED_S", 0.1)
+
+    def check(scenario, **more):
+        settings = make_settings("http://127.0.0.1:1", scenario, "performance", **more)
+        sampling = Sampling("tiny", 128, 2, settings.stream_interval)
+        library = SampleLibrary([prompt(i) for i in range(64)], partial(completion_body, sampling))
+        return settings, self_check(settings, library)
+
+    return check
+
+
+def test_offline_the_capacity_is_what_was_answered(checked):
+    settings, check = checked("Offline")
+    assert check.capacity_qps == pytest.approx(check.qps, abs=0.1)
+    assert check.queries >= 500
+    assert check.tokens == 128
+    assert check.added_ttft is None
+    assert "1 worker can carry" in in_words(check, settings)
+
+
+@pytest.mark.parametrize("stream_interval", [1, 16])
+def test_in_server_queries_come_at_the_runs_rate_and_the_added_ttft_is_measured(checked, stream_interval):
+    settings, check = checked("Server", target_qps=80, stream_interval=stream_interval)
+    assert check.qps == 80
+    assert check.capacity_qps == pytest.approx(80 / max(check.busiest_share, 0.01), rel=0.1)
+    assert check.added_ttft is not None and 0 < check.added_ttft.p50_ms <= check.added_ttft.p99_ms
+    assert "times the expected load; it adds" in in_words(check, settings)
+
+
+def test_the_number_of_workers_is_the_one_that_is_asked_for(checked):
+    assert checked("Server", num_workers=2)[1].workers == 2
+
+
+def test_more_workers_are_taken_where_one_is_too_few_and_there_are_processors(checked, monkeypatch):
+    monkeypatch.setattr(selfcheck.os, "sched_getaffinity", lambda pid: range(4))
+    monkeypatch.setattr(selfcheck, "HEADROOM", 1e9)
+    _, check = checked("Server")
+    assert check.workers > 1 or not check.busiest.startswith("worker")
+
+
+def test_a_run_has_its_check_in_its_record(tmp_path, make_settings):
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, "Server", "performance", self_check=True), tmp_path / "run")
+        assert len(server.bodies) == record.client.requests
+    assert record.client.self_check is not None
+    assert record.client.self_check.workers == len(record.client.processes) - 1
+
+
+def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_settings):
+    settings = make_settings("http://127.0.0.1:1", "Server", "performance")
+    assert expected_tokens(settings) == 128
+    assert expected_tokens(replace(settings, benchmark="llama2-70b-99.9", max_tokens=1024)) == 294
+
+
+def test_connections_are_counted_as_a_run_within_its_limits_needs_them(make_settings):
+    assert connections_of(make_settings("http://a:1", "Offline", "performance", max_in_flight=512)) == 512
+    # 2 s to the first token, 128 tokens at 0.1 s
+    assert connections_of(make_settings("http://a:1", "Server", "performance", target_qps=100)) == 1480
+
+
+def test_too_few_files_or_ports_are_refused_before_the_run(make_settings, monkeypatch, tmp_path):
+    settings = make_settings("http://a:1", "Server", "performance", target_qps=1e6)
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 4096))
+    with pytest.raises(RunFailed, match="4,096 are allowed") as failure:
+        require_files(settings, 2)
+    assert "--num_workers=4" in failure.value.remedy
+    require_files(make_settings("http://a:1", "Server", "performance", target_qps=100), 1)
+    (tmp_path / "range").write_text("32768\t60999\n")
+    monkeypatch.setattr(limits, "_PORT_RANGE", tmp_path / "range")
+    with pytest.raises(RunFailed, match="the system has 28,232 local ports"):
+        require_ports(settings)
+    require_ports(replace(settings, server=replace(settings.server, endpoint="unix:///socket")))
