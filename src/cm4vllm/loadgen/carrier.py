@@ -76,14 +76,15 @@ class Carrier:
 
     def record(self) -> ClientRecord:
         """Return what the client saw, when it has ended."""
-        counts = [stats.counts for stats in self._workers.stats]
+        told = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
+        counts = [stats.counts for stats in told]
         return ClientRecord(
             requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
             retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
             completion_tokens=sum(c.completion_tokens for c in counts),
             reported_tokens=self._reporter.token_count, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
-            processes=[self._process, *(stats.process for stats in self._workers.stats)],
+            processes=[self._process, *(stats.process for stats in told)],
         )
 
     def _tell_progress(self) -> None:

@@ -108,14 +108,17 @@ class Client:
         self._send_waiting()
 
     def close(self) -> None:
-        """Close all connections, with nothing being connected; what is still open is neither answered nor failed."""
+        """Close all connections; what is still open is neither answered nor failed."""
         for exchange in self._open:
             exchange.abandoned = True
+        for task in self._tasks:
+            task.cancel()
         self._watch.cancel()
         if self._sweep:
             self._sweep.cancel()
         for connection in list(self._connections):
-            connection.close()
+            if connection.open:
+                connection.close()
 
     def _send_waiting(self) -> None:
         self._filling = False

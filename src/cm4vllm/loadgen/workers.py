@@ -88,6 +88,7 @@ class Workers:
         self._broken = broken
         self._workers = [_Worker(one, memory) for one in settings]
         self._ready = 0
+        self._closing = False
         self._thread = threading.Thread(target=self._read, name="answers", daemon=True)
         self._started = threading.Event()
         self._error: CmError | None = None
@@ -122,6 +123,7 @@ class Workers:
 
     def close(self) -> None:
         """Have all workers end, wait for what they say last, and end those that say nothing."""
+        self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.socket.shutdown(socket.SHUT_WR)
@@ -195,7 +197,7 @@ class Workers:
             self._receiver.failed(key, cause, first_token_seen=kind == Kind.FAILED_LATE)
 
     def _ended(self, worker: _Worker) -> None:
-        if worker.told_stats or self._error is not None:
+        if worker.told_stats or self._closing or self._error is not None:
             return
         status = worker.process.wait()
         error = RunFailed(f"{worker.name} of the client ended by itself: {exit_in_words(status)}",
