@@ -9,6 +9,7 @@ import pytest
 
 from cm4vllm.engine import execution
 
+ROOT = Path(__file__).resolve().parents[2]
 HOOK = "def preprocess(i):\n    i['env'].update({0})\n    return {{'return': 0}}\n"
 
 
@@ -84,6 +85,16 @@ def test_a_plan_agrees_with_the_run_before_and_after(home, ran, tags, given):
         assert all(node["certain"] for node in nodes(plan["plan"]))
         assert ran == []
         assert home.run(tags, **given)["return"] == 0
+        assert told(plan["plan"]) == ran
+        ran.clear()
+
+
+@pytest.mark.parametrize("tags", ["get,mlperf,inference,loadgen", "detect,cpu"])
+def test_a_plan_of_our_own_recipes_agrees_with_the_run(home, ran, tags):
+    home.register(ROOT)
+    for _ in range(2):
+        plan = planned(home, tags)
+        assert home.run(tags)["return"] == 0
         assert told(plan["plan"]) == ran
         ran.clear()
 
