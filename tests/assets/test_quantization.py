@@ -42,7 +42,7 @@ def asked(base, calibration="", **more):
 def test_the_tiny_calibration_set_shares_no_prompt_with_the_evaluation(calibration):
     rows = json.loads(Path(json.loads(calibration.read_text())["path"]).read_text())
     evaluated = {example.input for example in examples(Split.EVALUATION, 2000, EVALUATION_SEED)}
-    assert len(rows) == 512
+    assert len(rows) == 128
     assert not evaluated & {row["input"] for row in rows}
 
 
@@ -81,7 +81,7 @@ def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
     record = quantised_by_recipe(tmp_path, "_gptq-w4a16,_kv-fp8")
     made = record.quantization
     assert (record.name, record.weight_data_types) == ("cm4vllm-tiny-gptq-w4a16-kv-fp8", "int4")
-    assert (made.layers, made.ignored, made.calibration_samples) == (14, ["lm_head"], 512)
+    assert (made.layers, made.ignored, made.calibration_samples) == (14, ["lm_head"], 128)
     assert set(made.tools) == {"llmcompressor", "compressed-tensors", "torch", "transformers"}
     assert len(made.calibration_sha256) == 64
     assert made.starting_weights == "cm4vllm-tiny/model.safetensors"

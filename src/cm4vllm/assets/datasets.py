@@ -29,7 +29,7 @@ DATASET_FILE = "dataset.json"
 _TINY_NAME = "harbour-log"
 #: The tiny model's calibration set: prompts that it is neither evaluated on nor, but by chance, was trained on.
 CALIBRATION_SEED = 1717
-CALIBRATION_SAMPLES = 512
+CALIBRATION_SAMPLES = 128
 _SPACE_BYTES = 128 * 2**20
 _CHUNK = 512
 

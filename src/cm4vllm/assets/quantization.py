@@ -28,7 +28,7 @@ _PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compr
 _SPARE_BYTES = 256 * 2**20
 _STATIC = ("fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration "
            "samples")
-_FP8 = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max|x| / 448"
+_FP8 = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scheme:
     formula: str
     samples: bool
 
-_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max|w| / 7.5 per group; GPTQ rounds column by column and carries the "
+_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max(abs(w)) / 7.5 per group; GPTQ rounds column by column and carries the "
          "error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to the "
          "next")
 
@@ -49,7 +49,7 @@ SCHEMES = {
     "fp8-dynamic": Scheme("fp8 (E4M3), symmetric, one scale per output channel", "fp8 (E4M3), symmetric, one scale per "
                           "token, computed at run time", _FP8, samples=False),
     "int8": Scheme("int8, symmetric, one scale per output channel", "int8, symmetric, one scale per token, computed at "
-                   "run time", "x_q = round(clip(x / s, -128, 127)), s = max|x| / 127.5", samples=False),
+                   "run time", "x_q = round(clip(x / s, -128, 127)), s = max(abs(x)) / 127.5", samples=False),
     "gptq-w4a16": Scheme("int4, symmetric, one scale per group of 128 input channels, by GPTQ", "not quantised", _GPTQ,
                          samples=True),
     "none": Scheme("not quantised", "not quantised", "", samples=False),
