@@ -40,8 +40,8 @@ class Scheme:
     formula: str
     samples: bool
 
-_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max(abs(w)) / 7.5 per group; GPTQ rounds column by column and carries the "
-         "error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to the "
+_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max(abs(w)) / 7.5 per group; GPTQ rounds column by column and carries "
+         "the error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to the "
          "next")
 
 SCHEMES = {
