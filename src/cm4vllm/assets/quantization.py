@@ -41,8 +41,8 @@ class Scheme:
     samples: bool
 
 _GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max(abs(w)) / 7.5 per group; GPTQ rounds column by column and carries "
-         "the error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to the "
-         "next")
+         "the error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to "
+         "the next")
 
 SCHEMES = {
     "fp8": Scheme("fp8 (E4M3), symmetric, one scale per tensor", _STATIC, _FP8, samples=True),
