@@ -97,7 +97,8 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
 ):
     settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
                               installation=installation, preset="llama2-70b-fp8-4xh100")
-    record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "8"})
+    env = {env_keys(ServerSettings)["max_num_seqs"]: "8", env_keys(ServerSettings)["device"]: "cuda"}
+    record, path = launch(settings, env)
     end(str(path))
     options = dict(zip(record.argv, record.argv[1:], strict=False))
     assert (options["--tensor-parallel-size"], options["--max-num-seqs"]) == ("4", "8")

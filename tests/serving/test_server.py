@@ -52,7 +52,7 @@ def family(pid: int) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def gone(processes, timeout_s=10) -> bool:
+def gone(processes, timeout_s=30) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes if _exists(one)):
