@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def linter_of(repo: Path) -> Linter:
     one = SimpleNamespace(path_with_prefix=str(repo), meta={"alias": "cm4vllm", "uid": ""})
-    return Linter(Catalogue(SimpleNamespace(repos=SimpleNamespace(lst=[one]), index=None)))
+    return Linter(Catalogue(SimpleNamespace(repos=SimpleNamespace(lst=[one]), repos_path=os.devnull, index=None)))
 
 
 def test_recipes_of_this_repository_are_clean():

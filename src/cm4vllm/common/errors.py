@@ -28,7 +28,6 @@ The number is the exit code of `cm`. 1, 2 and 16 are those of the public script 
 
 from __future__ import annotations
 
-import difflib
 import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -189,6 +188,8 @@ class Interrupted(CmError):
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return a hint that names the choice nearest to `word`, or lists them all when none is near."""
+    import difflib  # only errors need it, and every start would pay for it
+
     known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:

@@ -1,12 +1,13 @@
-"""Files that appear whole or not at all, digests and free space."""
+"""Files that appear whole or not at all, digests and free space.
+
+`shutil` and `tempfile` are imported where they are used: a command that only reads starts a tenth faster without.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from cm4vllm.common.errors import DiskFull, NotWritable, translated_os_errors
 
 __all__ = [
+    "free_bytes",
     "require_space",
     "sha256_of",
     "sha256_of_tree",
@@ -28,6 +30,8 @@ __all__ = [
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`: aside first, then synced and renamed, so that no reader sees half of it."""
+    import tempfile
+
     with translated_os_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -61,6 +65,8 @@ def staged_folder(target: Path) -> Iterator[Path]:
     What was at `target` before is replaced. When the block fails, the filled folder is kept as `<target>.failed` for
     diagnosis and `target` stays as it was.
     """
+    import shutil
+
     staging = target.with_name(f"{target.name}.partial")
     failed = target.with_name(f"{target.name}.failed")
     with translated_os_errors("prepare", target):
@@ -96,12 +102,18 @@ def sha256_of_tree(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def free_bytes(folder: Path) -> int:
+    """Return what the file system of `folder` has free for an ordinary user."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 def require_space(folder: Path, needed_bytes: int, purpose: str) -> None:
     """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`."""
     probe = folder.absolute()
     while not probe.exists():
         probe = probe.parent
-    free = shutil.disk_usage(probe).free
+    free = free_bytes(probe)
     if free < needed_bytes:
         raise DiskFull(
             f"not enough disk space for {purpose} in {folder}",
@@ -112,6 +124,8 @@ def require_space(folder: Path, needed_bytes: int, purpose: str) -> None:
 
 def writable_folder(folder: Path) -> Path:
     """Make `folder` if needed and prove that files can be written in it; return it as an absolute path."""
+    import tempfile
+
     folder = folder.expanduser().absolute()
     with translated_os_errors("write to", folder):
         folder.mkdir(parents=True, exist_ok=True)

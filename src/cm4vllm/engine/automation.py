@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import time
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, translated_os_errors
+from cm4vllm.common.files import free_bytes
 from cm4vllm.engine.execution import run
 from cm4vllm.engine.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
 from cm4vllm.engine.session import Session
@@ -59,7 +59,7 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
         self.cmind.state[_SESSION] = session
         try:
             with redirected, session.supervised():
-                free = shutil.disk_usage(folder).free
+                free = free_bytes(folder)
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
                 _tell_more(session, i, result, free)
         except CmError as error:
@@ -119,6 +119,12 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
         return print_diagnosis(self, i)
 
+    def search(self, i: Result) -> Result:
+        """Find scripts; for a person, print their paths."""
+        from cm4vllm.engine.finding import find_scripts
+
+        return find_scripts(self, super().search, i)
+
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""
         from cm4vllm.engine.help import script_help
@@ -177,7 +183,7 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_befo
     if flag(i, "time"):
         session.tell(f"took {time.monotonic() - session.started:.1f} s")
     if flag(i, "space"):
-        used = free_before - shutil.disk_usage(Path.cwd()).free
+        used = free_before - free_bytes(Path.cwd())
         session.tell(f"disk space used: {max(used, 0) / 1e6:.1f} MB")
     for name in sorted(NOT_DONE.keys() & i.keys()):
         session.tell(f"note: --{name} is accepted and ignored" + (f": {NOT_DONE[name]}" if NOT_DONE[name] else ""))

@@ -11,18 +11,15 @@ entry whose files were deleted or altered since is not used again.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import write_json
@@ -41,8 +38,7 @@ _KEY = "cm4vllm_key"
 _UID, _STEM = 16, 12
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
 
     script: str
@@ -57,8 +53,7 @@ class Identity:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry. `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own."""
 
     folder: Path
@@ -66,7 +61,7 @@ class Entry:
     version: str
     asked: str
     made_at: float
-    tags: tuple[str, ...] = field(compare=False, default=())
+    tags: tuple[str, ...] = ()
 
     def satisfies(self, wanted: Wanted) -> bool:
         """Tell whether the entry's version fits what is wanted."""
@@ -110,10 +105,10 @@ def _restore(folder: Path) -> None:
     """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
     old = _aside(folder)
     if (folder / _META_FILE).exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         return
     if old.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         old.rename(folder)
     if (folder / _META_ASIDE).exists():
         (folder / _META_ASIDE).rename(folder / _META_FILE)
@@ -178,7 +173,7 @@ class Cache:
         while (folder := self._folder(identity, number)).joinpath(_META_FILE).exists():
             number += 1
         with translated_os_errors("make a cache entry in", self.root):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             folder.mkdir(parents=True)
         with self._removed_unless_finished(folder):
             yield folder
@@ -188,7 +183,7 @@ class Cache:
         """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
         folder, old = entry.folder, _aside(entry.folder)
         with translated_os_errors("renew a cache entry in", self.root):
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
             # Without its meta it is no artifact: nobody shall find it under the other name.
             (folder / _META_FILE).rename(folder / _META_ASIDE)
             folder.rename(old)
@@ -205,7 +200,7 @@ class Cache:
             yield
         finally:
             if not (folder / _META_FILE).exists():
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
     def recover(self, identity: Identity) -> None:
         """Bring back an entry that a killed renewal had set aside. With the lock held."""
@@ -220,7 +215,7 @@ class Cache:
     def drop(self, entry: Entry) -> None:
         """Remove an entry whose parts vanished. With the lock held."""
         (entry.folder / _META_FILE).unlink(missing_ok=True)
-        shutil.rmtree(entry.folder, ignore_errors=True)
+        _remove(entry.folder)
 
     def finish(
         self, folder: Path, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
@@ -255,8 +250,16 @@ class Cache:
         return self.root / f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}"
 
 
+def _remove(folder: Path) -> None:
+    import shutil  # a hit of the cache removes nothing, and need not pay for it
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _sync(folder: Path) -> None:
     """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
+    import ctypes
+
     handle = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(handle):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.documents import has_meta
 from cm4vllm.engine.meta import ScriptMeta, load_script
+from cm4vllm.engine.summaries import Summary, summaries
 
 __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
+_SUMMARIES = "cm4vllm-scripts.json"
 
 
 class Catalogue:
@@ -21,32 +27,41 @@ class Catalogue:
     def __init__(self, cmind: Any) -> None:
         self._cmind = cmind
         self._read: dict[Path, ScriptMeta] = {}
-        self._scanned: list[ScriptMeta] | None = None
 
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
         """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
         wanted = set(tags)
-        indexed = [script for script in self._indexed(wanted) if wanted <= set(script.tags)]
-        return indexed or [script for script in self.all() if wanted <= set(script.tags)]
+        indexed = [self.script(Path(path), repo) for path, repo in self.indexed(wanted)]
+        return [script for script in indexed if wanted <= set(script.tags)] or [
+            self.script(Path(one.path), one.repo) for one in self.summaries if wanted <= set(one.tags)]
 
     def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
         """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
-        return [script for script in self.all() if name in (script.alias, script.uid)
-                and (not repo or repo in self._repo_names(script))]
+        return [self.script(Path(one.path), one.repo) for one in self.summaries if name in (one.alias, one.uid)
+                and (not repo or repo in self._repo_names(one.repo))]
+
+    def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
+        """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
+        narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=self._entries)
+        return [(str(entry["path"]), str((entry.get("repo") or [""])[0])) for entry in narrowest
+                if wanted <= set(entry.get("tags") or ()) and has_meta(Path(entry["path"]))]
+
+    @cached_property
+    def summaries(self) -> list[Summary]:
+        """What every readable script is called; of two with one UID the first in the order of the repositories."""
+        found: dict[str, Summary] = {}
+        for one in summaries(self._candidates(), Path(self._cmind.repos_path) / _SUMMARIES):
+            if one.automation_uid == SCRIPT_AUTOMATION[1]:
+                found.setdefault(one.uid or one.path, one)
+        return list(found.values())
 
     def all(self) -> list[ScriptMeta]:
         """Return every readable script; of two with one UID the first in the order of the repositories."""
-        if self._scanned is None:
-            found: dict[str, ScriptMeta] = {}
-            for path, repo in self.folders():
-                try:
-                    script = self.script(path, repo)
-                except CmError:
-                    continue  # one broken meta must not hide the others; choosing it tells what is wrong
-                if script.raw.get("automation_uid") == SCRIPT_AUTOMATION[1]:
-                    found.setdefault(script.uid or str(path), script)
-            self._scanned = list(found.values())
-        return self._scanned
+        found = []
+        for one in self.summaries:
+            with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it tells what is wrong
+                found.append(self.script(Path(one.path), one.repo))
+        return found
 
     def script(self, path: Path, repo: str) -> ScriptMeta:
         """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
@@ -54,26 +69,35 @@ class Catalogue:
             self._read[path] = load_script(path, repo)
         return self._read[path]
 
-    def _indexed(self, wanted: set[str]) -> Iterator[ScriptMeta]:
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
         index = getattr(self._cmind, "index", None)
         entries = (index.meta if index is not None else {}).get(SCRIPT_AUTOMATION[1], {})
-        for entry in entries.values():
-            # Each script stands twice in the index; the entry under its UID is the one that tells its alias.
-            if "alias" in entry and wanted <= set(entry.get("tags") or ()):
-                path = Path(entry["path"])
-                if has_meta(path):
-                    yield self.script(path, str((entry.get("repo") or [""])[0]))
+        # Each script stands twice in the index; the entry under its UID is the one that tells its alias.
+        return [entry for entry in entries.values() if "alias" in entry]
+
+    @cached_property
+    def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for entry in self._entries:
+            for tag in entry.get("tags") or ():
+                found[tag].append(entry)
+        return found
 
     def folders(self) -> Iterator[tuple[Path, str]]:
         """Yield the folders of all scripts, those of one UID included, each with the alias of its repository."""
-        for repo in self._cmind.repos.lst:
-            root = Path(repo.path_with_prefix)
-            for automation in sorted(root.glob("script*")):
-                if automation.is_dir():
-                    for path in sorted(automation.iterdir()):
-                        if has_meta(path):
-                            yield path, str(repo.meta.get("alias", ""))
+        for name, repo in self._candidates():
+            path = Path(name)
+            if has_meta(path):
+                yield path, repo
 
-    def _repo_names(self, script: ScriptMeta) -> set[str]:
-        return {script.repo, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst
-                               if repo.meta.get("alias") == script.repo)}
+    def _candidates(self) -> Iterator[tuple[str, str]]:
+        for repo in self._cmind.repos.lst:
+            for automation in sorted(Path(repo.path_with_prefix).glob("script*")):
+                if automation.is_dir():
+                    for name in sorted(os.listdir(automation)):
+                        yield f"{automation}/{name}", str(repo.meta.get("alias", ""))
+
+    def _repo_names(self, alias: str) -> set[str]:
+        return {alias, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst
+                         if repo.meta.get("alias") == alias)}

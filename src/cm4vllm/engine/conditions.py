@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["CONDITION_KEYS", "Clause", "Conditions", "is_no", "matches", "says_no", "says_yes"]
 
@@ -21,8 +20,7 @@ def is_no(value: Any) -> bool:
     return str(value).strip().lower() in _NO
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(NamedTuple):
     """All clauses of one entry. A clause maps an environment key to the values that match it."""
 
     enable_all: Clause | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,5 +132,5 @@ def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any
 
 def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
     wanted = dependency.wanted
-    return replace(wanted, **{name: substitute(getattr(wanted, name), env)
+    return wanted._replace(**{name: substitute(getattr(wanted, name), env)
                               for name in ("version", "minimum", "maximum", "max_usable")})

@@ -9,9 +9,9 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError
 
-__all__ = ["has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml"]
+__all__ = ["META_NAMES", "has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml"]
 
-_META_NAMES = ("_cm.yaml", "_cm.json")
+META_NAMES = ("_cm.yaml", "_cm.json")
 
 
 def read_yaml(path: Path) -> Any:
@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
 
 def has_meta(folder: Path) -> bool:
     """Tell whether `folder` is a CM artifact."""
-    return any((folder / name).is_file() for name in _META_NAMES)
+    return any((folder / name).is_file() for name in META_NAMES)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     meta: dict[str, Any] = {}
     found = False
-    for name in _META_NAMES:
+    for name in META_NAMES:
         path = folder / name
         if not path.is_file():
             continue

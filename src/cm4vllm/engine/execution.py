@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cm4vllm.common.errors import CmError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
@@ -73,8 +73,7 @@ def fresh(session: Session, task: Task, folder: Path) -> Outcome:
     return scope.outcome(task)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """What every step gets: the session, what is settled, and what changes."""
 
     session: Session
@@ -295,7 +294,8 @@ def _remove(folder: Path, names: tuple[str, ...]) -> None:
     """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""
     for name in names:
         path = folder / name
-        if not path.parent.resolve().is_relative_to(folder.resolve()):
+        # A plain name cannot lead out; to resolve a path is to look at each folder on the way.
+        if name != path.name and not path.parent.resolve().is_relative_to(folder.resolve()):
             raise RecipeError(f"the meta asks to remove {name!r}", cause=f"it is not inside {folder}")
         if path.is_file():
             with translated_os_errors("remove", path):

@@ -8,10 +8,12 @@ from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.meta import ScriptMeta
 from cm4vllm.engine.request import Request
+from cm4vllm.engine.summaries import Summary
 from cm4vllm.engine.variations import known
 
 __all__ = ["no_script", "no_variation"]
 
+Named = Summary | ScriptMeta
 #: How many near scripts are named.
 _NAMED = 3
 
@@ -20,14 +22,14 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     """Return the error for a request that no script answers to: which tag spoils the match, and what is near."""
     if request.name:
         return NotFoundError(f"no scripts were found with the name {request.name!r}",
-                             remedy=nearest(request.name, (script.alias for script in catalogue.all())))
-    every = catalogue.all()
+                             remedy=nearest(request.name, (script.alias for script in catalogue.summaries)))
+    every = catalogue.summaries
     wanted, excluded = set(request.tags), set(request.excluded_tags)
     return NotFoundError(f"no scripts were found with the tags {request.title()}",
                          cause=_spoiler(wanted, excluded, every), remedy=_near(wanted, excluded, every))
 
 
-def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[ScriptMeta]) -> str:
+def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
     having = [script for script in scripts if set(wanted) <= set(script.tags)]
     if having:
         tag = next(tag for tag in excluded if tag in having[0].tags)
@@ -41,7 +43,7 @@ def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequen
     return "no script has all of these tags"
 
 
-def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[ScriptMeta]) -> str:
+def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
     tags = {tag for script in scripts for tag in script.tags}
     corrected = set(wanted) - tags
     meant = {tag: close.split("'")[1] for tag in corrected
@@ -59,13 +61,13 @@ def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[
     return f"did you mean {' or '.join(f'{_tags(script, corrected)} ({script.alias})' for script in near)}?"
 
 
-def _tags(script: ScriptMeta, corrected: Collection[str]) -> str:
+def _tags(script: Named, corrected: Collection[str]) -> str:
     if set(corrected) <= set(script.tags):
         return ",".join(tag for tag in script.tags if tag in corrected)
     return script.tags_help.strip().strip('"') or ",".join(script.tags)
 
 
-def _names(scripts: Sequence[ScriptMeta]) -> str:
+def _names(scripts: Sequence[Named]) -> str:
     more = f" and {len(scripts) - _NAMED} more" if len(scripts) > _NAMED else ""
     return ", ".join(script.alias for script in scripts[:_NAMED]) + more
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from cm4vllm.engine.cache import Identity
@@ -24,7 +23,7 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = sec
     """
     bare = task.of_version(Wanted())
     if len(bare.layers) != len(task.layers):
-        scope = Scope.of(replace(task, layers=bare.layers))
+        scope = Scope.of(task._replace(layers=bare.layers))
     script = task.script
     declared = set(script.input_mapping.values())
     for layer in bare.layers:

@@ -1,11 +1,13 @@
-"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint."""
+"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint.
+
+They are named tuples because to define a dataclass of so many fields takes ten times as long, at every start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
@@ -34,8 +36,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(str(item) for item in value or ())
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(NamedTuple):
     """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
 
     For steps only: `only_if` says in words what decides whether it is taken, where no environment key tells it;
@@ -61,7 +62,7 @@ class Dependency:
     only_if: str
     if_folder: Mapping[str, bool]
     inputs: Raw
-    raw: Raw = field(repr=False, compare=False)
+    raw: Raw
 
     @classmethod
     def of(cls, raw: Raw) -> Dependency:
@@ -107,8 +108,7 @@ DEPENDENCY_KEYS = frozenset({
 })
 
 
-@dataclass(frozen=True, slots=True)
-class Amendment:
+class Amendment(NamedTuple):
     """A change to the dependencies that carry a name, under conditions of its own."""
 
     name: str
@@ -130,8 +130,7 @@ def amendments_of(raw: Any) -> tuple[Amendment, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionalUpdate:
+class ConditionalUpdate(NamedTuple):
     """One entry of update_meta_if_env."""
 
     conditions: Conditions
@@ -139,8 +138,7 @@ class ConditionalUpdate:
     state: Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Bring:
+class Bring(NamedTuple):
     """Something that a script's own code brings onto the machine; declared for the plan.
 
     `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
@@ -163,11 +161,10 @@ class Bring:
                    str(raw.get("measured") or ""))
 
 
-BRING_KEYS = frozenset(one.name for one in fields(Bring))
+BRING_KEYS = frozenset(Bring._fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """What the meta itself, each variation and each version can say alike."""
 
     env: Raw
@@ -212,8 +209,7 @@ LAYER_KEYS = frozenset({
 })
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(NamedTuple):
     """One variation as it is written; in a dynamic one (`name.#`) the value already stands for `#`."""
 
     name: str
@@ -255,8 +251,7 @@ def _filled(raw: Any, value: str) -> Any:
     return raw
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptMeta:
+class ScriptMeta(NamedTuple):
     """A script: its meta, where it lies and whose it is. `variations` stay raw until one is chosen."""
 
     alias: str
@@ -290,7 +285,7 @@ class ScriptMeta:
     warnings: tuple[str, ...]
     tags_help: str
     unknown: tuple[str, ...]
-    raw: Raw = field(repr=False, compare=False)
+    raw: Raw
 
     def title(self) -> str:
         """Return what people call it: its tags_help without the command, or its alias."""

@@ -340,7 +340,7 @@ class _Planner:
             if isinstance(holds, frozenset):
                 truth = both(truth, holds)
             elif holds:
-                changes.append(replace(change, conditions=Conditions()))
+                changes.append(change._replace(conditions=Conditions()))
         return amended(dependency, changes, frame.env), truth
 
     def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.engine.meta import ScriptMeta, Variation
@@ -12,8 +11,7 @@ from cm4vllm.engine.meta import ScriptMeta, Variation
 __all__ = ["Resolution", "definition", "known", "resolve"]
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """The variations that are on, in the order of application, combinations of them last.
 
     `groups` maps each group to its one variation that is on.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["VERSION_KEYS", "Wanted", "version_key"]
 
@@ -30,8 +29,7 @@ def _part(word: str) -> tuple[int, int, str]:
     return (0, 1, "") if word == "post" else (-1, 0, word)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The versions that a request accepts; empty strings stand for no limit."""
 
     version: str = ""
@@ -75,7 +73,7 @@ class Wanted:
             default = self.minimum
         elif self.maximum and key > version_key(self.maximum):
             default = self.max_usable or self.maximum
-        return replace(self, version=default)
+        return self._replace(version=default)
 
     def environment(self) -> dict[str, str]:
         """Return the CM_VERSION* keys and the limits in pip's notation."""

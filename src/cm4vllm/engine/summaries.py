@@ -1,0 +1,97 @@
+"""What all scripts are called, remembered in the CM home so that tags nobody knows do not cost reading every meta.
+
+A summary holds as long as size and times of its meta's files are what they were. A file that changed moments ago is not
+remembered: it could change once more within the clock's tick and look the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_bytes
+from cm4vllm.engine.documents import META_NAMES, read_meta
+from cm4vllm.engine.meta import split_tags
+
+__all__ = ["Summary", "summaries"]
+
+#: Seconds after which a change of a file is certain to show in its times.
+_SETTLED_S = 2.0
+_MAY_NOT_BE_KEPT = CmError, OSError
+
+
+class Summary(NamedTuple):
+    """A folder with a meta, by whose repository, and what it is called."""
+
+    path: str
+    repo: str
+    automation_uid: str
+    alias: str
+    uid: str
+    tags: tuple[str, ...]
+    tags_help: str
+
+
+def summaries(folders: Iterable[tuple[str, str]], store: Path) -> list[Summary]:
+    """Return the summaries of the folders that hold a readable meta; `folders` are paths, each with its repository.
+
+    `store` is the file that remembers them; where it cannot be written, the next run reads the metas again.
+    """
+    known = _remembered(store)
+    found: list[Summary] = []
+    kept: dict[str, Any] = {}
+    settled = time.time() - _SETTLED_S
+    for path, repo in folders:
+        signature, changed_at = _signature(path)
+        if not signature:
+            continue
+        words = known[path][1:] if path in known and known[path][0] == signature else _words(path)
+        if words is None:
+            continue
+        automation_uid, alias, uid, tags, tags_help = words
+        found.append(Summary(path, repo, automation_uid, alias, uid, tuple(tags), tags_help))
+        if changed_at < settled:
+            kept[path] = [signature, *words]
+    if kept != known:
+        with contextlib.suppress(*_MAY_NOT_BE_KEPT):
+            write_bytes(store, json.dumps(kept).encode())
+    return found
+
+
+def _remembered(store: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(store.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _signature(folder: str) -> tuple[list[int], float]:
+    """Return size and times of the meta's files, empty where there is none, and when they changed last."""
+    signature: list[int] = []
+    changed_at = 0.0
+    for name in META_NAMES:
+        try:
+            status = os.stat(os.path.join(folder, name))
+        except OSError:
+            signature.append(-1)
+            continue
+        signature += [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        changed_at = max(changed_at, status.st_mtime, status.st_ctime)
+    return (signature if changed_at else []), changed_at
+
+
+def _words(folder: str) -> list[Any] | None:
+    """Return automation UID, alias, UID, tags and tags_help of a meta; None when it cannot be read."""
+    try:
+        raw = read_meta(Path(folder))
+    except _MAY_NOT_BE_KEPT:
+        return None  # one broken meta must not hide the others; choosing it tells what is wrong
+    return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")), list(split_tags(raw.get("tags"))),
+            str(raw.get("tags_help") or "")]
