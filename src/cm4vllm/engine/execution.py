@@ -141,8 +141,8 @@ class Run(NamedTuple):
         for value in access.values():
             session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
         given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
-        run_native(path, given, folder, title=script.title(), log=session.log_of(script), output=session.output,
-                   clean=session.vault.clean, prefix=prefix)
+        run_native(path, given, folder, title=script.title(), log=session.log_of(script), guardian=session.guardian,
+                   output=session.output, clean=session.vault.clean, prefix=prefix)
         merge_into(env, read_assignments(out))
         session.vault.learn(env)
         if state_out.exists():

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from cm4vllm.common.errors import NativeCommandError, RecipeError, UsageError
-from cm4vllm.common.processes import die_with_parent, exit_in_words
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.engine.guardian import Guardian
 from cm4vllm.engine.remedies import likely_remedy
 from cm4vllm.engine.shelltext import expand
 
@@ -122,21 +123,21 @@ class _Output:
 
 
 def run_native(
-    script: Path, env: Mapping[str, str], folder: Path, *, title: str, log: Path, prefix: Sequence[str] = (),
-    output: IO[str] | None = None, clean: Callable[[str], str] = str,
+    script: Path, env: Mapping[str, str], folder: Path, *, title: str, log: Path, guardian: Guardian,
+    prefix: Sequence[str] = (), output: IO[str] | None = None, clean: Callable[[str], str] = str,
 ) -> None:
     """Run a shell file, sourced by bash in `folder` with exactly `env`, and pass on what it prints, cleaned.
 
     `prefix` are shell lines that come before it. It has no standard input. Raises NativeCommandError with the exit
-    status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, the command
-    and all it started are ended.
+    status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, or this
+    process killed, the command and all it started are ended.
     """
     command = "\n".join([*prefix, '. "$0"'])
     try:
+        guardian.start()
         process = subprocess.Popen(
             ["bash", "-c", command, str(script)], cwd=folder, env=env, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
-            preexec_fn=die_with_parent,
         )
     except OSError as error:
         raise NativeCommandError(f"{script.name} of {title} cannot be started", cause=str(error),
@@ -145,14 +146,15 @@ def run_native(
     printed = _Output(output or sys.stdout, log, clean)
     reader = threading.Thread(target=printed.follow, args=(process.stdout,), daemon=True)
     reader.start()
-    try:
-        status = process.wait()
-    except BaseException:
-        _end(process)
-        raise
-    finally:
-        # What the script left running may hold the pipe open; its later output is not ours.
-        reader.join(timeout=1.0)
+    with guardian.over(process.pid):
+        try:
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            # What the script left running may hold the pipe open; its later output is not ours.
+            reader.join(timeout=1.0)
     if status:
         raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
     log.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from cm4vllm.common.errors import CmError, Interrupted
 from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
+from cm4vllm.engine.guardian import Guardian
 from cm4vllm.engine.hooks import Hooks
 from cm4vllm.engine.index import protect
 from cm4vllm.engine.meta import ScriptMeta, split_tags
@@ -47,6 +48,7 @@ class Session:
         protect(automation.cmind)
         self.catalogue = Catalogue(automation.cmind)
         self.cache = Cache(automation.cmind)
+        self.guardian = Guardian()
         self.started = time.monotonic()
         self.verbose = flag(inputs, "v", "verbose")
         self.silent = flag(inputs, "s", "silent") and not self.verbose
@@ -158,6 +160,7 @@ class Session:
                 raise _interrupted(signal.SIGINT) from None
             finally:
                 self._clean_up()
+                self.guardian.close()
 
     def _clean_up(self) -> None:
         while self._cleanups:
