@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,11 +19,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from cm4vllm.common.errors import PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
-from cm4vllm.common.files import writable_folder, write_json
+from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
+from cm4vllm.serving.supervisor import start_supervised
 
 __all__ = [
     "RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "ray_env", "show", "start", "wait_in_foreground",
@@ -103,7 +103,9 @@ def start(settings: RaySettings) -> tuple[RayRecord, Path]:
     words = _command(settings, address, temp_dir)
     for name in (RAY_FILE, _LOG_FILE, _STATE_FILE):
         (folder / name).unlink(missing_ok=True)
-    supervisor = _supervised(words, folder)
+    supervisor = start_supervised(words, ray_env(), spec=folder / "ray-supervisor-spec.json", log=folder / _LOG_FILE,
+                                  state=folder / _STATE_FILE, grace_s=GRACE_S)
+    _owned[supervisor.pid] = supervisor
     record = RayRecord(role=settings.role, address=address, argv=words, log=str(folder / _LOG_FILE),
                        supervisor_pid=supervisor.pid, temp_dir=temp_dir)
     write_record(folder / RAY_FILE, record)
@@ -255,20 +257,6 @@ def _unreachable(address: str, cause: str) -> ServerUnreachable:
     return ServerUnreachable(f"no Ray cluster answers at {address}", cause=cause,
                              remedy="start its head first: cm run script --tags=run,ray-cluster,_head; all machines "
                              "need the same release of Ray and of Python")
-
-
-def _supervised(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    spec = folder / "ray-supervisor-spec.json"
-    write_json(spec, {"argv": words, "env": ray_env(), "log": str(folder / _LOG_FILE),
-                      "state": str(folder / _STATE_FILE), "grace_s": GRACE_S})
-    source = str(Path(__file__).resolve().parents[2])
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
-    )  # fmt: skip
-    _owned[supervisor.pid] = supervisor
-    return supervisor
 
 
 def _wait_until_joined(

@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from cm4vllm.common.errors import (
     ServerUnsuitable,
     UsageError,
 )
-from cm4vllm.common.files import writable_folder, write_json
+from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.records import now, write_record
@@ -35,7 +34,7 @@ from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.signatures import signature
 from cm4vllm.serving.strays import end_strays, supervisor_spec
-from cm4vllm.serving.supervisor import READY, descendants, parent_of
+from cm4vllm.serving.supervisor import READY, descendants, parent_of, start_supervised
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisor", "start", "stop"]
 
@@ -80,7 +79,9 @@ def start(
     begin = time.monotonic()
     started_at = now()
     memory = gpu_memory()
-    supervisor = _supervised(words, env, folder)
+    supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
+                                  state=folder / STATE_FILE, grace_s=GRACE_S)
+    _owned[supervisor.pid] = supervisor
     _memory_before[supervisor.pid] = memory
     try:
         with step(f"starting vLLM with {settings.name}") as progress:
@@ -121,21 +122,6 @@ def death_reason(record: ServerRecord) -> str | None:
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
-
-
-def _supervised(words: list[str], env: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    spec = folder / _SPEC_FILE
-    write_json(spec, {"argv": words, "env": env, "log": str(folder / LOG_FILE), "state": str(folder / STATE_FILE),
-                      "grace_s": GRACE_S})
-    source = str(Path(__file__).resolve().parents[2])
-    # The supervisor runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order.
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
-    )  # fmt: skip
-    _owned[supervisor.pid] = supervisor
-    return supervisor
 
 
 def _say_ready(supervisor: subprocess.Popen[bytes]) -> None:

@@ -37,7 +37,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words
 
-__all__ = ["LEASH", "READY", "Supervisor", "descendants", "main", "parent_of"]
+__all__ = ["LEASH", "READY", "Supervisor", "descendants", "main", "parent_of", "start_supervised"]
 
 #: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
 LEASH = "CM4VLLM_LEASH"
@@ -217,6 +217,22 @@ def _reap(server: subprocess.Popen[bytes]) -> None:
 def _send(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def start_supervised(
+    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float
+) -> subprocess.Popen[bytes]:
+    """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
+
+    It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order.
+    """
+    write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
+    source = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
+    )  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
