@@ -44,7 +44,7 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None
         packages = missing_of(path) if bring.shared else [name for name, _ in listed(path)]
         if not packages:
             return None
-        what = f"{what}: {len(packages)} packages of {path.name}"
+        what = f"{what}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
     return Brought(bring.how, in_words(what), size, bring.measured)
 
 
