@@ -17,7 +17,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: setup run test check clean
 
+# Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
+	@$(BIN)/python -m compileall -q src automation script
 	@$(BIN)/python -m cm4vllm.engine.register "$(CURDIR)"
 
 run: setup

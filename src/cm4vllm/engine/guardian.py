@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["Guardian"]
 
@@ -32,6 +35,8 @@ class Guardian:
 
     def start(self) -> None:
         """Have the guarding process there. Raises OSError when there is no bash."""
+        import subprocess  # few runs of what is cached start anything
+
         if self._process is None:
             self._process = subprocess.Popen(
                 ["bash", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
