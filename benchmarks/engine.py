@@ -209,17 +209,17 @@ def some(folder: Path, engines: Mapping[str, Path], names: Sequence[str], *, cou
     """Measure the cases among a few hundred scripts."""
     scripts = some_scripts(folder / "scripts", count)
     homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
-    yield from compared({name: CASES[name] for name in names}, homes, rounds)
+    yield from compared({name: CASES[name] for name in names}, homes, rounds, f"{count:,} scripts")
 
 
 def search(folder: Path, engines: Mapping[str, Path], *, count: int, rounds: int) -> Iterator[Figure]:
     """Measure `cm find script` among many scripts."""
     scripts = Scripts(folder / "scripts").fill(count).folder
     homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
-    yield from compared({"search": SEARCH}, homes, rounds)
+    yield from compared({"search": SEARCH}, homes, rounds, f"{count:,} scripts")
 
 
-def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int) -> Iterator[Figure]:
+def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, among: str) -> Iterator[Figure]:
     """Measure each case in each home, ours without bytecode, too, beside Python's and cmind's own start."""
     ours = homes["ours"]
     plain = functools.partial(ours.timed, [sys.executable, "-c", "pass"])
@@ -232,8 +232,10 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int) 
     for command in commands.values():  # indexes the home, and fills the cache
         command()
     measured = interleaved(commands, rounds)
-    yield figure("python -c pass", [taken.seconds * 1e3 for taken in measured["pass"]], "ms")
-    yield figure("cm version: cmind's own start", over(measured["version"], measured["pass"]), "x")
+    floor = f"cmind's own start, {among}"
+    yield figure(f"python -c pass, beside {among}", [taken.seconds * 1e3 for taken in measured["pass"]], "ms")
+    yield figure(floor, over(measured["version"], measured["pass"]), "x")
+    yield figure(f"{floor}: memory", above(measured["version"], measured["pass"]), "MiB")
     for name, case in cases.items():
         own = measured[f"{name} ours"]
         yield figure(case.title, over(own, measured["pass"]), "x", at_most=case.limit)
