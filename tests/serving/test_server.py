@@ -22,7 +22,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
+from cm4vllm.serving.server import LOG_FILE, SERVER_FILE, death_reason, start, stop
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 #: Starts a peer, and beside it a process that leaves the session, ignores SIGTERM and loses its parent.
@@ -132,7 +132,7 @@ def test_a_server_that_dies_is_told_with_its_own_words_and_one_remedy(tmp_path):
     assert time.monotonic() - begin < 10
     assert "exit status 1" in caught.value.cause
     assert "ValueError: max_model_len (9)" in caught.value.cause
-    assert caught.value.remedy == "lower --max_model_len"
+    assert caught.value.remedy == f"lower --max_model_len; its whole log: {tmp_path / LOG_FILE}"
 
 
 def test_a_program_that_does_not_exist(tmp_path):

@@ -231,6 +231,6 @@ def _error(failed: Failed) -> CmError:
 
 
 def _died(settings: RunSettings, reason: str) -> ServerDied:
-    log = f"its log says why: {settings.server.log}" if settings.server.log else "its log says why"
+    log = f"its whole log: {settings.server.log}" if settings.server.log else "its log says why"
     return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
-                      remedy=advice(reason) or log)
+                      remedy="; ".join(part for part in (advice(reason), log) if part))

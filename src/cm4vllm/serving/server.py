@@ -169,8 +169,9 @@ def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
     if found is not None and found.name == "port":
         return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause,
                          remedy=found.remedy)
+    whole = f"its whole log: {folder / LOG_FILE}"
     return ServerDied(f"the server with {settings.name} ended before it was ready", cause=cause,
-                      remedy=found.remedy if found else f"the whole log is {folder / LOG_FILE}")
+                      remedy=f"{found.remedy}; {whole}" if found else whole)
 
 
 def _cause(folder: Path) -> str:
