@@ -1,6 +1,7 @@
 """Quantisation: what is refused, what a failure leaves, and the real llm-compressor on the tiny model."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -90,6 +91,22 @@ def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
     weights = config["config_groups"]["group_0"]["weights"]
     assert (weights["num_bits"], weights["group_size"], weights["symmetric"]) == (4, 128, True)
     assert config["kv_cache_scheme"]["num_bits"] == 8
+    scales = scalars(Path(record.path), "k_scale", "v_scale")
+    assert len(scales) == 4
+    assert all(1e-4 < scale < 1 for scale in scales), scales  # the largest key or value / 448
+
+
+def scalars(folder, *ends):
+    """Return the single fp32 values whose names end so, out of a folder's safetensors files."""
+    found = []
+    for path in folder.glob("*.safetensors"):
+        whole = path.read_bytes()
+        start = 8 + struct.unpack("<Q", whole[:8])[0]
+        for name, tensor in json.loads(whole[8:start]).items():
+            if name.endswith(ends):
+                first, last = tensor["data_offsets"]
+                found += struct.unpack("<f", whole[start + first : start + last])
+    return found
 
 
 def quantised_by_recipe(folder, variations):
