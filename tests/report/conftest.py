@@ -105,10 +105,11 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
 
 
 def accuracy_record(benchmark: Benchmark, values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
+    whole = run.client.completed == benchmark.samples
     return AccuracyRecord(
         notice=run.notice, values=values, samples=run.client.completed, samples_expected=run.settings.samples,
         scores=[Score(metric=t.metric, label=t.label, value=values[t.label], lower=t.lower, upper=t.upper,
-                      met=t.met(values[t.label])) for t in benchmark.targets],
+                      met=t.met(values[t.label], whole=whole)) for t in benchmark.targets],
         tokens=run.client.completion_tokens, scorer="rouge-score 0.1.2", verified=100, sentences="punkt-untrained",
         sentences_sha256="",
         log_sha256=sha256_of(log), duration_s=1.5,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from cm4vllm.accuracy.records import Score
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
@@ -54,5 +56,6 @@ def test_a_score_is_drawn_against_its_window() -> None:
     score = Score(metric="GEN_LEN", label="gen_len", value=50.0, lower=80.0, upper=100.0, met=False)
     bar = score_bar(score)
     assert 0 < bar.value < bar.low < bar.high < 100 and not bar.met
+    assert score_bar(msgspec.structs.replace(score, met=None)) is None
     open_ended = score_bar(Score(metric="ROUGE1", label="rouge1", value=0.0, lower=38.0, upper=None, met=False))
     assert open_ended.value == 0 and open_ended.high == 100

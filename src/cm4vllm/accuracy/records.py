@@ -11,14 +11,17 @@ ACCURACY_FILE = "accuracy.json"
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """One metric against its target. `label` is its key in accuracy.txt, `metric` the checker's name for it."""
+    """One metric against its target. `label` is its key in accuracy.txt, `metric` the checker's name for it.
+
+    `met` is None for a total of which only a part was scored.
+    """
 
     metric: str
     label: str
     value: float
     lower: float
     upper: float | None
-    met: bool
+    met: bool | None
 
 
 class AccuracyRecord(Record, frozen=True, kw_only=True):

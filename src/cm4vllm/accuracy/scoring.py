@@ -69,7 +69,7 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         pairs = _pairs(run.settings, answers, sentences, digest, workers)
         values = _values(pairs, answers)
         record = AccuracyRecord(
-            notice=run.notice, scores=[_score(target, values) for target in _targets(run)],
+            notice=run.notice, scores=_scores(run.settings.benchmark, values, len(answers.indices)),
             values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
             samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(pairs),
             verified=pairs.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
@@ -141,11 +141,12 @@ def references_of(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
     return [str(rows[index]["output"]) for index in indices]
 
 
-def _targets(run: RunRecord) -> tuple[AccuracyTarget, ...]:
-    return BENCHMARKS[run.settings.benchmark].targets
+def _scores(name: str, values: dict[str, float | int], samples: int) -> list[Score]:
+    benchmark = BENCHMARKS[name]
+    return [_score(target, float(values.get(target.label, math.nan)), samples == benchmark.samples)
+            for target in benchmark.targets]
 
 
-def _score(target: AccuracyTarget, values: dict[str, float | int]) -> Score:
-    value = float(values.get(target.label, math.nan))
+def _score(target: AccuracyTarget, value: float, whole: bool) -> Score:
     return Score(metric=target.metric, label=target.label, value=value, lower=target.lower, upper=target.upper,
-                 met=target.met(value))
+                 met=target.met(value, whole=whole))

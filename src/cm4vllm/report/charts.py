@@ -33,8 +33,10 @@ def latency_bar(latency: Latency) -> Bar | None:
     return Bar(value=_part(latency.p99, end), low=0, high=_part(latency.limit, end), met=bool(latency.met))
 
 
-def score_bar(score: Score) -> Bar:
+def score_bar(score: Score) -> Bar | None:
     """Return the bar of a score above its lower target; the line ends beyond the furthest of value and targets."""
+    if score.met is None:
+        return None
     end = max(score.value, score.lower, score.upper or 0) * 1.08 or 1
     return Bar(
         value=_part(score.value, end), low=_part(score.lower, end),

@@ -85,10 +85,6 @@ class Accuracy:
     run: RunRecord
     record: AccuracyRecord | None
 
-    @property
-    def met(self) -> bool | None:
-        return None if self.record is None else all(score.met for score in self.record.scores)
-
 
 @dataclass(frozen=True)
 class Measurement:

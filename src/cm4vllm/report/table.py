@@ -68,7 +68,8 @@ def _accuracy(measurement: Measurement) -> str:
     record = measurement.accuracy.record
     if record is None:
         return "not scored"
-    return f"{sum(score.met for score in record.scores)} of {len(record.scores)} targets met"
+    judged = [score.met for score in record.scores if score.met is not None]
+    return f"{sum(judged)} of {len(judged)} targets met"
 
 
 def _below(report: Report) -> list[str]:

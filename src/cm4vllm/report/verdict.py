@@ -10,7 +10,7 @@ from cm4vllm.hardware.description import not_stated
 from cm4vllm.loadgen.marks import marks
 from cm4vllm.report.model import Measurement, Report
 from cm4vllm.report.system import label
-from cm4vllm.report.wording import headroom, ms, number, rate, target
+from cm4vllm.report.wording import headroom, judgement, ms, number, rate, target
 from cm4vllm.rules.scenarios import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
 
@@ -92,8 +92,7 @@ def unexpected(report: Report) -> list[str]:
 
 def score_in_words(score: Score) -> str:
     """Return a metric, its value, its target and whether it is met."""
-    verdict = "met" if score.met else "not met"
-    return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {verdict}"
+    return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {judgement(score.met)}"
 
 
 def _performance(report: Report, measurement: Measurement) -> Finding:
@@ -131,10 +130,13 @@ def _accuracy(report: Report, measurement: Measurement) -> Finding:
     if part.record is None:
         return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
     scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"
-    missed = [score.metric for score in scores if not score.met]
+    missed = [score.metric for score in scores if score.met is False]
+    totals = [score.metric for score in scores if score.met is None]
+    judged = len(scores) - len(totals)
+    unjudged = f"; {', '.join(totals)} is a total over all samples, and not judged" if totals else ""
     if not missed:
-        return Finding(subject, Kind.GOOD, f"meets all {len(scores)} targets on {covered}")
-    text = f"misses {len(missed)} of {len(scores)} closed-division targets on {covered}: {', '.join(missed)}"
+        return Finding(subject, Kind.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
+    text = f"misses {len(missed)} of {judged} closed-division targets on {covered}: {', '.join(missed)}{unjudged}"
     if report.rehearsal:
         return Finding(subject, Kind.OPEN, text)
     if report.division is Division.OPEN:

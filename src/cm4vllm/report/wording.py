@@ -13,6 +13,7 @@ from cm4vllm.serving.records import ServerRecord
 __all__ = [
     "command_line",
     "headroom",
+    "judgement",
     "ms",
     "number",
     "percent",
@@ -79,6 +80,13 @@ def headroom(fraction: float) -> str:
     if fraction == 0:
         return "none left"
     return f"{percent(fraction)} left" if fraction > 0 else f"exceeded by {percent(-fraction)}"
+
+
+def judgement(met: bool | None) -> str:
+    """Say whether a target is met; None is that of a total over the whole dataset, of which only a part was scored."""
+    if met is None:
+        return "not judged on a part"
+    return "met" if met else "not met"
 
 
 def when(moment: str) -> str:
