@@ -4,15 +4,14 @@
 def preprocess(i):
     from msgspec import to_builtins
 
-    from cm4vllm.common.progress import say
+    from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.cpu import detect_cpu
     from cm4vllm.hardware.host import detect_host
     from cm4vllm.hardware.machine import capacity_env, cpu_env
     from cm4vllm.hardware.summary import cpu_lines
 
     cpu, host = detect_cpu(), detect_host()
-    for line in cpu_lines(cpu, host):
-        say(f"processors: {line}")
+    say_facts("processors", *cpu_lines(cpu, host))
     i["env"].update(cpu_env(cpu, host) | capacity_env())
     i["state"]["host_device_raw_info"] = {"cpu": to_builtins(cpu), "host": to_builtins(host)}
     return {"return": 0}

@@ -6,14 +6,13 @@ from pathlib import Path
 def preprocess(i):
     from msgspec import to_builtins
 
-    from cm4vllm.common.progress import say
+    from cm4vllm.common.progress import say, say_facts
     from cm4vllm.hardware.gpu import detect_gpus, record_gpus
     from cm4vllm.hardware.machine import gpu_env
     from cm4vllm.hardware.summary import gpu_lines
 
     gpus = detect_gpus()
-    for line in gpu_lines(gpus):
-        say(f"GPU: {line}")
+    say_facts("GPU", *gpu_lines(gpus))
     if recording := i["env"].get("CM_GPU_RECORDING"):
         record_gpus(Path(recording))
         say(f"GPU: recorded in {recording}")

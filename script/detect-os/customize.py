@@ -2,11 +2,11 @@
 
 
 def preprocess(i):
-    from cm4vllm.common.progress import say
+    from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.os_release import os_env, os_line
 
     found = os_env()
-    say(f"operating system: {os_line()}")
+    say_facts("operating system", os_line())
     i["env"].update({key: value for key, value in found.items() if value})
     i["state"]["os_uname_machine"] = found["CM_HOST_OS_MACHINE"]
     return {"return": 0}

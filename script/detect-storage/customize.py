@@ -4,14 +4,13 @@
 def preprocess(i):
     from msgspec import to_builtins
 
-    from cm4vllm.common.progress import say
+    from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.machine import storage_env
     from cm4vllm.hardware.storage import detect_disks, root_bytes
     from cm4vllm.hardware.summary import storage_lines
 
     disks, size = detect_disks(), root_bytes()
-    for line in storage_lines(disks, size):
-        say(f"storage: {line}")
+    say_facts("storage", *storage_lines(disks, size))
     i["env"].update(storage_env(disks, size))
     i["state"]["host_storage_raw_info"] = {"disks": to_builtins(disks), "root_bytes": size}
     return {"return": 0}

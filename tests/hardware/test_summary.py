@@ -53,4 +53,4 @@ def test_an_empty_container_says_of_each_part_that_it_is_not_detected(tmp_path):
 
 
 def test_no_gpu_is_said_with_what_was_asked():
-    assert gpu_lines([]) == ["no GPU: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]
+    assert gpu_lines([]) == ["none: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]

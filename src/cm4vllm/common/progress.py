@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TextIO
 
-__all__ = ["Step", "say", "step", "warn"]
+__all__ = ["Step", "say", "say_facts", "step", "warn"]
 
 #: Seconds between two plain lines of one step.
 PLAIN_INTERVAL_S = 15.0
@@ -20,6 +21,13 @@ def say(text: str) -> None:
     """Print one line of what is happening, with the time since the program started."""
     elapsed = time.monotonic() - _STARTED
     print(f"[{int(elapsed // 60):02d}:{elapsed % 60:04.1f}] {text}", flush=True)
+
+
+@cache
+def say_facts(subject: str, *lines: str) -> None:
+    """Print what was detected, once a process: several recipes ask for the same."""
+    for line in lines:
+        say(f"{subject}: {line}")
 
 
 def warn(text: str) -> None:

@@ -77,7 +77,7 @@ def network_lines(cards: list[NetworkCard]) -> list[str]:
 def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
     """Return the GPUs, alike ones together, and how they reach each other."""
     if not gpus:
-        return ["no GPU: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]
+        return ["none: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]
     alike: dict[tuple[str, ...], int] = Counter(tuple(_gpu_lines(gpu)) for gpu in gpus)
     lines = []
     for (name, *rest), count in alike.items():
