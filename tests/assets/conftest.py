@@ -11,14 +11,15 @@ CONFIG = {
 }  # fmt: skip
 
 
-def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    """Write tensors of zeros: name -> (data type, shape, bytes)."""
-    header, offset = {"__metadata__": {"format": "pt"}}, 0
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int | bytes]]) -> None:
+    """Write tensors: name -> (data type, shape, their bytes or the number of zeros)."""
+    header, content = {"__metadata__": {"format": "pt"}}, b""
     for name, (data_type, shape, size) in tensors.items():
-        header[name] = {"dtype": data_type, "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
+        data = bytes(size) if isinstance(size, int) else size
+        header[name] = {"dtype": data_type, "shape": shape, "data_offsets": [len(content), len(content) + len(data)]}
+        content += data
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(offset))
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
 
 
 def write_tokenizer(path: Path) -> None:

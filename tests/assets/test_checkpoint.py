@@ -1,6 +1,7 @@
 """What a model folder says of itself, and how it is refused when it is damaged."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
+from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.common.errors import ModelError
 from conftest import CONFIG, safetensors
 
@@ -107,6 +108,32 @@ def test_a_broken_configuration_is_refused(model, text):
     (model / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
         read_checkpoint(model)
+
+
+@pytest.mark.parametrize("value", [
+    0.0, -0.01, float("nan"), float("inf"), 2.8e-45, 3.4e38,
+], ids=["zero", "negative", "nan", "infinite", "denormal", "huge"])  # fmt: skip
+@pytest.mark.parametrize("name", ["self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"])
+def test_a_scale_that_no_calibration_has_set_is_named(model, name, value):
+    scale = struct.pack("<f", 0.01)
+    safetensors(model / "model-2.safetensors", {
+        "a": ("BF16", [2], 4), "0.self_attn.k_scale": ("F32", [1], scale),
+        f"1.{name}": ("F32", [1], struct.pack("<f", value)), "2.self_attn.v_scale": ("F32", [], scale),
+    })  # fmt: skip
+    assert unset_scales(model) == [f"1.{name}"]
+
+
+@pytest.mark.parametrize(("data_type", "scale"), [
+    ("F32", struct.pack("<f", 0.02)), ("F16", struct.pack("<e", 0.02)), ("BF16", struct.pack("<f", 0.02)[2:]),
+])  # fmt: skip
+def test_scales_that_were_set_are_so_in_each_data_type(model, data_type, scale):
+    zeros = bytes(len(scale))
+    safetensors(model / "model-2.safetensors", {
+        "0.self_attn.k_scale": (data_type, [2], 2 * scale), "0.weight_scale": (data_type, [1], zeros),
+    })  # fmt: skip
+    assert unset_scales(model) == []
+    safetensors(model / "model-2.safetensors", {"0.self_attn.k_scale": (data_type, [2], scale + zeros)})
+    assert unset_scales(model) == ["0.self_attn.k_scale"]
 
 
 def test_a_fingerprint_changes_with_the_files(model):

@@ -17,7 +17,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import read_record
-from conftest import CONFIG
+from conftest import CONFIG, safetensors
 
 
 @pytest.fixture
@@ -73,6 +73,24 @@ def test_a_quantisation_that_fails_leaves_no_model(base, calibration, tmp_path, 
     assert "no such layer" in caught.value.cause
     assert caught.value.remedy
     assert [path.name for path in target.iterdir() if not path.name.endswith(".failed")] == []
+
+
+def test_a_quantisation_that_leaves_scales_unset_is_refused(model, base, calibration, tmp_path):
+    """What stands for llm-compressor copies the model, with a scale that is as the memory was."""
+    safetensors(tmp_path / "spoilt.safetensors", {"0.self_attn.k_scale": ("F32", [1], 4)})
+    python, target = tmp_path / "python", tmp_path / "made"
+    python.write_text(f"""#!/bin/sh
+for word; do case $word in --output=*) cp '{model}'/* '{tmp_path}'/spoilt.safetensors "${{word#--output=}}";; esac; done
+echo '{{"layers": [], "ignored": [], "tools": {{}}}}'
+""")
+    python.chmod(0o755)
+    target.mkdir()
+    with pytest.raises(ModelError, match="was not quantised well") as caught:
+        quantize(asked(base, calibration, scheme="none", kv_fp8=True, python=str(python)), target)
+    assert "has not set: 1, the first 0.self_attn.k_scale" in caught.value.cause
+    assert not (target / MODEL_FILE).exists()
+    safetensors(tmp_path / "spoilt.safetensors", {"0.self_attn.k_scale": ("F32", [1], struct.pack("<f", 0.01))})
+    assert quantize(asked(base, calibration, scheme="none", kv_fp8=True, python=str(python)), target).quantization
 
 
 @pytest.mark.e2e

@@ -13,13 +13,22 @@ from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerUnreachable, ServerUnsuitable
+from cm4vllm.common.errors import (
+    DatasetError,
+    RunFailed,
+    ServerDied,
+    ServerStuck,
+    ServerUnreachable,
+    ServerUnsuitable,
+)
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log, read_performance
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, RunRecord
 from cm4vllm.loadgen.runner import run, settings_sha256
+from cm4vllm.serving import heartbeat
 
 SRC = Path(__file__).parents[2] / "src"
+METRICS = Path(__file__).parents[1] / "serving/recorded/metrics-after.txt"
 
 
 def answers_in_the_log(folder):
@@ -155,6 +164,18 @@ def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path,
     with pytest.raises(ServerDied) as failure:
         run(settings, tmp_path / "run", alive=alive)
     assert failure.value.cause == "killed by SIGKILL"
+
+
+def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_settings, monkeypatch):
+    monkeypatch.setattr(heartbeat, "STANDSTILL_LOOKS", 1)
+    behaviour = Behaviour(fault=lambda n: Fault.STALL if n >= 40 else Fault.NONE, metrics=METRICS.read_text)
+    begin = time.monotonic()
+    with FakeVllm(behaviour) as server, pytest.raises(ServerStuck, match="run is INVALID") as failure:
+        run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+    assert "nothing has moved" in failure.value.cause
+    assert time.monotonic() - begin < 30
+    assert not (tmp_path / "run").exists()
+    assert read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord).exit_code == ServerStuck.exit_code
 
 
 def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):

@@ -28,7 +28,8 @@ def test_what_pydantic_says_in_the_lines_below_is_told_with_its_error(tmp_path):
 
 
 def test_without_an_error_the_last_lines_are_told(tmp_path):
-    (tmp_path / "log").write_text("one\n\ntwo\n")
+    (tmp_path / "log").write_text("one\n\ntwo\n(EngineCore pid=20) INFO 11-21 01:22:33 [core.py:1] [shutdown] "
+                                  "EngineCore: start mode=abort timeout=0s\n")
     assert telling_lines(tmp_path / "log") == "one\ntwo"
 
 

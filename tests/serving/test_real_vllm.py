@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from cm4vllm.common.records import read_record
+from cm4vllm.serving.metrics import sampled
+from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
 from cm4vllm.serving.verification import CONFIG
@@ -70,6 +72,15 @@ def gone(processes) -> bool:
     return False
 
 
+def stuck(record, folder) -> str:
+    """Return what the looks at a server say of it."""
+    begin = time.monotonic()
+    with sampled([Site(record.endpoint)], folder / "metrics", 0.2, record.supervisors) as watch:
+        while not watch.heartbeat.reason and time.monotonic() < begin + 10:
+            time.sleep(0.05)
+    return watch.heartbeat.reason
+
+
 @pytest.mark.parametrize("killed", [("owner", "supervisor"), ("engine",)], ids="+".join)
 def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, python, str(model), str(tmp_path / "server")],
@@ -87,6 +98,8 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
         for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: all die at the same moment
             for who in killed:
                 known[who].send_signal(signum)
+            if signum == signal.SIGSTOP and "engine" in killed:
+                assert f"VLLM::EngineCore ({engine.pid}) is stopped" in stuck(record, tmp_path)
         assert gone(processes)
         if killed == ("engine",):
             deadline = time.monotonic() + 10

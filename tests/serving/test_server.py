@@ -147,7 +147,31 @@ def test_the_death_of_a_running_server_is_told(tmp_path):
     deadline = time.monotonic() + 5
     while (reason := death_reason(record)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert reason.startswith("killed by SIGKILL (it ended by itself)")
+    assert reason.startswith("it ended by itself: killed by SIGKILL")
+
+
+#: Starts a peer, and beside it a process that is long in ending.
+SLOW_TO_END = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_a_death_is_told_before_all_that_it_leaves_has_ended(tmp_path):
+    record = launch(tmp_path, argv=[sys.executable, "-c", SLOW_TO_END, *PEER[1:]])
+    peer_process = psutil.Process(record.supervisor_pid).children()[0]
+    slow, = peer_process.children()
+    time.sleep(0.5)
+    begin = time.monotonic()
+    peer_process.kill()
+    while (reason := death_reason(record)) is None and time.monotonic() < begin + 10:
+        time.sleep(0.02)
+    assert time.monotonic() - begin < 1.5
+    assert reason.startswith("it ended by itself: killed by SIGKILL")
+    assert slow.is_running()
+    stop(record)
+    assert gone([slow], 1)
 
 
 def test_a_port_that_is_taken_is_told_with_its_holder(tmp_path):

@@ -6,14 +6,14 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import ModelError
 
-__all__ = ["Checkpoint", "fingerprint", "read_checkpoint"]
+__all__ = ["Checkpoint", "fingerprint", "read_checkpoint", "unset_scales"]
 
 #: safetensors' names of data types, in the words of MLPerf's measurements.json.
 _DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8",
@@ -22,6 +22,10 @@ _DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_
 _NOT_PARAMETERS = ("I32", "I64", "U8", "BOOL")
 #: A header longer than this is none: safetensors itself allows 100 MB.
 _LONGEST_HEADER = 100_000_000
+#: How the names end of scales that calibration sets, and how their values are packed.
+_STATIC_SCALES = (".k_scale", ".v_scale", ".input_scale")
+_FLOATS = {"F32": "<f", "F16": "<e", "BF16": "<f"}
+_SMALLEST_SCALE, _GREATEST_SCALE = 1e-12, 1e4
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,28 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+def unset_scales(folder: Path) -> list[str]:
+    """Return the names of static scales that no calibration can have set: they hold what was in memory before.
+
+    These are scales of keys, values and activations; they are positive, and the greatest value met over 448 (FP8).
+    Raises ModelError for a file of weights that is not whole.
+    """
+    return [name for path in sorted(folder.glob("*.safetensors")) for name, values in _scales(path)
+            if not all(_SMALLEST_SCALE < value < _GREATEST_SCALE for value in values)]
+
+
+def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
+    header = _header(path)
+    with path.open("rb") as file:
+        for name, (data_type, _, place) in header.items():
+            if name.endswith(_STATIC_SCALES) and data_type in _FLOATS:
+                file.seek(place.start)
+                values = file.read(place.stop - place.start)
+                if data_type == "BF16":  # the upper half of a float of four bytes
+                    values = b"".join(b"\0\0" + values[at:at + 2] for at in range(0, len(values), 2))
+                yield name, [value for value, in struct.iter_unpack(_FLOATS[data_type], values)]
+
+
 def fingerprint(folder: Path) -> str:
     """Return the names, sizes and times of a folder's files: cheap to compare before each use."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -111,7 +137,12 @@ def _check_shards(folder: Path) -> None:
 
 
 def _tensors(path: Path) -> list[tuple[str, list[int]]]:
-    """Return data type and shape of each tensor from the header: eight bytes of its length, then JSON."""
+    """Return data type and shape of each tensor."""
+    return [(data_type, shape) for data_type, shape, _ in _header(path).values()]
+
+
+def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
+    """Return data type, shape and bytes of each tensor from the header: eight bytes of its length, then JSON."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -119,11 +150,16 @@ def _tensors(path: Path) -> list[tuple[str, list[int]]]:
             if length > min(_LONGEST_HEADER, size):
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length))
-        tensors = [value for key, value in header.items() if key != "__metadata__"]
-        end = max((tensor["data_offsets"][1] for tensor in tensors), default=0)
-        if size != 8 + length + end:
-            raise ValueError(f"{size} bytes, where its header promises {8 + length + end}")
-        return [(str(tensor["dtype"]), [int(n) for n in tensor["shape"]]) for tensor in tensors]
+        header.pop("__metadata__", None)
+        end = 8 + length
+        found = {}
+        for name, tensor in header.items():
+            first, last = (8 + length + int(offset) for offset in tensor["data_offsets"])
+            found[str(name)] = str(tensor["dtype"]), [int(n) for n in tensor["shape"]], slice(first, last)
+            end = max(end, last)
+        if size != end:
+            raise ValueError(f"{size} bytes, where its header promises {end}")
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"{path} is not a whole safetensors file", cause=str(error),
                          remedy="copy or download the model again; a git clone without LFS holds only pointers"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.checkpoint import read_checkpoint, unset_scales
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
@@ -147,6 +147,10 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             raise ModelError(f"{model.name} cannot be quantised to {what}",
                              cause="\n".join([exit_in_words(status), *lines[-6:]]),
                              remedy="another scheme may suit its architecture: _fp8-dynamic needs the least of it")
+        if unset := unset_scales(staging):
+            raise ModelError(f"{model.name} was not quantised well to {what}",
+                             cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
+                             remedy="take another scheme, or give other samples with --calibration_path")
         facts: dict[str, Any] = json.loads(told)
     return facts
 

@@ -9,6 +9,7 @@
       PortInUse              32   another program listens on the server's port
       ServerDied             33   the server ended by itself
       ServerNotReady         34   the server did not serve a completion in time
+      ServerStuck            35   the server lives, but no longer works
       DiskFull               40   no space left where the results or the assets go
       NotWritable            41   no permission to write there
       InstallError           42   a package or an environment could not be installed
@@ -51,6 +52,7 @@ __all__ = [
     "RunFailed",
     "ServerDied",
     "ServerNotReady",
+    "ServerStuck",
     "ServerUnreachable",
     "ServerUnsuitable",
     "SourceUnavailable",
@@ -132,6 +134,10 @@ class ServerDied(CmError):
 
 class ServerNotReady(CmError):
     exit_code = 34
+
+
+class ServerStuck(CmError):
+    exit_code = 35
 
 
 class DiskFull(CmError):

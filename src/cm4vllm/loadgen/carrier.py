@@ -93,8 +93,9 @@ class Carrier:
             reporter = self._reporter
             # All of an Offline run is issued at once; how many queries a Server run will issue only LoadGen knows.
             known = self._settings.scenario is Scenario.OFFLINE or self._settings.mode is Mode.ACCURACY
+            done = reporter.completed_count + reporter.failed_count
             self._tell(Progress(
-                done=reporter.completed_count + reporter.failed_count,
+                done=done, waiting=self._issued - done,
                 total=max(self._issued, self._settings.samples) if known else None,
                 elapsed_s=round(time.monotonic() - self._begin, 3), tokens=reporter.token_count))
 

@@ -10,9 +10,13 @@ __all__ = ["Answers", "Ended", "Failed", "Message", "Note", "Progress"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
-    """How far the run is: samples answered, of a total where it is known, seconds since the test began, tokens."""
+    """How far the run is: samples answered, of a total where it is known, seconds since the test began, tokens.
+
+    `waiting` samples were issued and have no answer yet.
+    """
 
     done: int
+    waiting: int
     total: int | None
     elapsed_s: float
     tokens: int

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
@@ -16,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.errors import CmError, RunFailed, ServerDied
+from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
@@ -26,8 +27,8 @@ from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
-from cm4vllm.serving.logs import advice
-from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
+from cm4vllm.serving.logs import advice, last_words
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import ServerRecord
 
@@ -56,8 +57,8 @@ def run(
 
     `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
     dead, or returns None while it lives. `on_answers` is given the answers about once a second, each one once, before
-    `run` returns; it is for accuracy runs, whose time is not measured. Raises ServerDied, RunFailed and the errors of
-    the process; what was written until then is kept as `<folder>.failed`, with failure.json.
+    `run` returns; it is for accuracy runs, whose time is not measured. Raises ServerDied, ServerStuck, RunFailed and
+    the errors of the process; what was written until then is kept as `<folder>.failed`, with failure.json.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.scenario} {settings.mode} run"
@@ -67,8 +68,9 @@ def run(
         sites = [Site(endpoint, settings.server.ca_file) for endpoint in settings.server.endpoints]
         client: ClientRecord | None = None
         try:
-            with sampled(sites, staging / METRICS_FILE) as watch:
-                outcome = _attend(settings, staging, pythonpath, alive or (lambda: None), shown, on_answers)
+            with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
+                attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers)
+                outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
                 raise _error(outcome)
@@ -111,20 +113,37 @@ def _without_address(argv: list[str]) -> list[str]:
     ]
 
 
-def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, shown: Step,
-            on_answers: OnAnswers | None) -> Ended | Failed:
-    """Run the LoadGen process to its end and return what it said last. Raises ServerDied, RunFailed."""
+@dataclass(frozen=True)
+class _Attended:
+    """A run under way, and who is told of it or asked about its server."""
+
+    settings: RunSettings
+    alive: Alive
+    watch: MetricsWatch
+    shown: Step
+    on_answers: OnAnswers | None
+
+    def fault(self) -> CmError | None:
+        """Say what is wrong with the server, None while it lives and works."""
+        if (reason := self.alive()) is not None:
+            return _died(self.settings, reason)
+        return _stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None
+
+
+def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
+    """Run the LoadGen process to its end and return what it said last. Raises ServerDied, ServerStuck, RunFailed."""
+    settings = run.settings
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
     console = folder / CONSOLE_LOG
     with console.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder),
-             *(["--answers"] if on_answers else [])],
+             *(["--answers"] if run.on_answers else [])],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
         )
         try:
-            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), alive, shown, settings, on_answers)
+            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), run)
             status = child.wait()
         finally:
             child.kill()
@@ -134,7 +153,7 @@ def _attend(settings: RunSettings, folder: Path, pythonpath: str, alive: Alive, 
     if isinstance(last, Ended) and status == 0:
         return last
     # A server that ends takes its connections along: then its end is the cause, not the failed requests.
-    reason = _end_of_server(alive) if settings.server.owned else None
+    reason = _end_of_server(run.alive) if settings.server.owned else None
     if reason is not None:
         died = _died(settings, reason)
         return Failed(exit_code=died.exit_code, what=died.what, cause=died.cause, remedy=died.remedy,
@@ -152,8 +171,7 @@ def _end_of_server(alive: Alive) -> str | None:
     return reason
 
 
-def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: RunSettings,
-            on_answers: OnAnswers | None) -> Message | None:
+def _follow(output: IO[bytes], log: int, run: _Attended) -> Message | None:
     """Read the child's standard output to its end; return the last message that is not progress."""
     last: Message | None = None
     pending = b""
@@ -168,15 +186,14 @@ def _follow(output: IO[bytes], log: int, alive: Alive, shown: Step, settings: Ru
                     return last
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    last = _take(line, log, shown, on_answers) or last
+                    last = _take(line, log, run) or last
             if time.monotonic() - looked >= ALIVE_INTERVAL_S:
                 looked = time.monotonic()
-                reason = alive()
-                if reason is not None:
-                    raise _died(settings, reason)
+                if (fault := run.fault()) is not None:
+                    raise fault
 
 
-def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> Message | None:
+def _take(line: bytes, log: int, run: _Attended) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -185,14 +202,15 @@ def _take(line: bytes, log: int, shown: Step, on_answers: OnAnswers | None) -> M
     if isinstance(message, Progress):
         total = f" of {message.total:,}" if message.total else ""
         rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
-        shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
+        run.shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
+        run.watch.heartbeat.open_requests = message.waiting
         return None
     if isinstance(message, Note):
         (warn if message.loud else say)(message.text)
         return None
     if isinstance(message, Answers):
-        if on_answers is not None:
-            shown.note = on_answers(message.answers)
+        if run.on_answers is not None:
+            run.shown.note = run.on_answers(message.answers)
         return None
     return message
 
@@ -234,3 +252,12 @@ def _died(settings: RunSettings, reason: str) -> ServerDied:
     log = f"its whole log: {settings.server.log}" if settings.server.log else "its log says why"
     return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
                       remedy="; ".join(part for part in (advice(reason), log) if part))
+
+
+def _stuck(settings: RunSettings, reason: str) -> ServerStuck:
+    log = settings.server.log
+    return ServerStuck(
+        f"the server lives but no longer works: the {settings.scenario} {settings.mode} run is INVALID",
+        cause=f"{reason}\nthe last it wrote: {last_words(Path(log))}" if log else reason,
+        remedy="start it anew and run again" + (f"; its whole log: {log}" if log else ""),
+    )

@@ -204,7 +204,7 @@ def wait_in_foreground(path: str) -> None:
             raise  # another signal, which the caller has to tell of
         say("stopping the server")
         return
-    if "(ended by SIGTERM)" in reason:
+    if reason.startswith("ended by SIGTERM"):
         say("the server was stopped")
         return
     raise ServerDied(f"the server with {record.model_name} ended", cause=reason,

@@ -9,7 +9,7 @@ from pathlib import Path
 from cm4vllm.common.processes import last_lines
 from cm4vllm.serving.signatures import signature
 
-__all__ = ["advice", "progress_line", "telling_lines"]
+__all__ = ["advice", "last_words", "progress_line", "telling_lines"]
 
 _READ_LINES = 400
 _SHOWN = 6
@@ -23,14 +23,23 @@ _STEP = re.compile(r"Loading \w+ checkpoint|Loading weights|Starting to load|Mod
                    r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup", re.IGNORECASE)
 #: vLLM's outer processes only repeat that an inner one failed.
 _REPEATED = ("Engine core initialization failed", "See root cause above", "Worker failed with error", "WorkerProc init")
+#: What it writes because it is being ended.
+_ENDING = ("[shutdown]", "Parent process exited")
 
 def telling_lines(log: Path) -> str:
     """Return the lines of a log that say why the server failed, else its last lines; empty when there are none."""
     lines = [_plain(line) for line in last_lines(log, _READ_LINES).splitlines()]
     told = [_whole(lines, index) for index, line in enumerate(lines) if _EXCEPTION.match(line) or _USAGE.search(line)]
     root = [line for line in told if not any(phrase in line for phrase in _REPEATED)] or told
-    shown = list(dict.fromkeys(root))[-_SHOWN:] or [line for line in lines if line.strip()][-_SHOWN:]
+    rest = [line for line in lines if line.strip() and not line.startswith(_ENDING)]
+    shown = list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]
     return "\n".join(line[:400] for line in shown)
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of a log that holds anything."""
+    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
+    return lines[-1] if lines else "nothing"
 
 
 def _whole(lines: list[str], index: int) -> str:

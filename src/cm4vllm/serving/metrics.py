@@ -21,6 +21,7 @@ import msgspec
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.records import Record
+from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.probe import Site
 
 __all__ = [
@@ -118,9 +119,13 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class MetricsWatch:
-    """The looks at a server, or at several of them together, so far."""
+    """The looks at a server, or at several of them together, so far. `heartbeat` says whether they still work.
 
-    def __init__(self, sites: Sequence[Site], interval_s: float) -> None:
+    `supervisors` are the processes that own those of them that are ours.
+    """
+
+    def __init__(self, sites: Sequence[Site], interval_s: float, supervisors: Sequence[int] = ()) -> None:
+        self.heartbeat = Heartbeat(supervisors, interval_s)
         self._sites = sites
         self._interval_s = interval_s
         self._began = time.monotonic()
@@ -156,24 +161,37 @@ class MetricsWatch:
         while not self._ended.wait(self._interval_s):
             self._look()
 
-    def _look(self) -> None:
-        """Take a look; a server that does not answer is for others to notice, here it is only counted."""
+    def _look(self) -> bool:
+        """Take a look, only counting one that has no answer; tell whether there can be one: not without metrics."""
+        if self.heartbeat.look_at_processes():  # its answer would only be waited for
+            self._missed += 1
+            return True
         try:
-            pages = "\n".join(self._fetched(site) for site in self._sites)
-            self._looks.append(_parsed(pages, round(time.monotonic() - self._began, 3)))
-        except (OSError, http.client.HTTPException, ValueError):
+            pages = [self._page(site) for site in self._sites]
+            self._looks.append(_parsed("\n".join(pages), round(time.monotonic() - self._began, 3)))
+        except (OSError, http.client.HTTPException):
             self._missed += 1
             self._close()
+        except ValueError:
+            self._missed += 1
+            return False
+        return True
 
-    def _fetched(self, site: Site) -> str:
+    def _page(self, site: Site) -> str:
+        """Return what a server says at /metrics. Raises ValueError where it has no such page."""
         if site not in self._connections:
             self._connections[site] = site.connect(_TIMEOUT_S)
-        self._connections[site].request("GET", "/metrics")
-        response = self._connections[site].getresponse()
-        body = response.read()
+        try:
+            self._connections[site].request("GET", "/metrics")
+            response = self._connections[site].getresponse()
+            page = response.read().decode(errors="replace")
+        except TimeoutError:  # one that refuses is not silent: whether its end ends the run is for the client to say
+            self.heartbeat.silent(site.endpoint, _TIMEOUT_S)
+            raise
         if response.status != 200:
             raise ValueError(f"HTTP {response.status}")
-        return body.decode()
+        self.heartbeat.answered(site.endpoint, page)
+        return page
 
     def _close(self) -> None:
         while self._connections:
@@ -181,15 +199,16 @@ class MetricsWatch:
 
 
 @contextmanager
-def sampled(sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S) -> Iterator[MetricsWatch]:
+def sampled(
+    sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Sequence[int] = (),
+) -> Iterator[MetricsWatch]:
     """Look at the servers' metrics before, through and after the block, and write all looks to `path`.
 
     The watch's summary() is whole when the block has ended. A server without such metrics leaves no file.
     """
-    watch = MetricsWatch(sites, interval_s)
-    watch._look()
+    watch = MetricsWatch(sites, interval_s, supervisors)
     thread = threading.Thread(target=watch._run, name="server-metrics", daemon=True)
-    if watch._looks:
+    if watch._look():
         thread.start()
     try:
         yield watch
@@ -198,7 +217,8 @@ def sampled(sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S) -
         if thread.is_alive():
             thread.join(2 * _TIMEOUT_S)
         if watch._looks:
-            watch._look()
+            if not watch.heartbeat.reason:
+                watch._look()
             with contextlib.suppress(CmError):  # a full disk is told of by what the run itself writes
                 write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in watch.samples))
         watch._close()

@@ -56,3 +56,9 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     def endpoints(self) -> list[str]:
         """All servers: `endpoint` and its replicas."""
         return [self.endpoint, *self.replicas]
+
+    @property
+    def supervisors(self) -> list[int]:
+        """The processes that own those of them that are ours."""
+        own = [self.supervisor_pid] if self.owned and self.supervisor_pid is not None else []
+        return [*own, *(pid for member in self.members for pid in member.supervisors)]

@@ -34,7 +34,7 @@ from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.signatures import signature
 from cm4vllm.serving.strays import end_strays, supervisor_spec
-from cm4vllm.serving.supervisor import READY, descendants, parent_of, start_supervised
+from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisor", "start", "stop"]
 
@@ -50,6 +50,8 @@ GRACE_S = 10.0
 READY_TIMEOUT_S = 900.0
 #: A server that answers, but not with a completion as it must be, gets this long to come to it.
 REFUSING_S = 30.0
+#: What is left of a server that has ended gets this long to say why in its log.
+SAYING_S = 0.5
 _LOOK_S = 0.1
 
 #: What the GPUs had in use before each server, by its supervisor.
@@ -113,10 +115,12 @@ def stop(record: ServerRecord) -> None:
 def death_reason(record: ServerRecord) -> str | None:
     """Return why a server of our own has ended, with its log's telling lines; None while it runs or is not ours.
 
-    Of several servers it is the first that has ended.
+    It has ended when its supervisor knows so, which then ends what is left of it. Of several servers it is the first.
     """
-    if record.owned and record.supervisor_pid is not None and not _runs(record.supervisor_pid):
-        return _cause(Path(record.log).parent)
+    if record.owned and record.supervisor_pid is not None:
+        folder = Path(record.log).parent
+        if not _runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
+            return _cause(folder)
     return next((f"the server at {member.endpoint}: {reason}" for member in record.members
                  if (reason := death_reason(member)) is not None), None)
 
@@ -176,11 +180,18 @@ def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
 
 def _cause(folder: Path) -> str:
     state = _state(folder)
-    status = state.get("status")
-    how = exit_in_words(status) if isinstance(status, int) else "its supervisor was killed"
-    if state.get("reason"):
-        how += f" ({state['reason']})"
+    how, status = state.get("reason") or "its supervisor was killed", state.get("status")
+    if isinstance(status, int) and how == OWN_END:  # otherwise the status is only how we ended it
+        how += f": {exit_in_words(status)}"
     return "\n".join(part for part in (how, telling_lines(folder / LOG_FILE)) if part)
+
+
+def _noted_since(folder: Path) -> float:
+    """Return for how many seconds the supervisor has known why the server ends, 0 while it does not."""
+    try:
+        return time.time() - (folder / STATE_FILE).stat().st_mtime if _state(folder).get("reason") else 0.0
+    except OSError:
+        return 0.0
 
 
 def _state(folder: Path) -> dict[str, Any]:

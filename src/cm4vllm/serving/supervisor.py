@@ -13,8 +13,8 @@ output in the log, and ends everything that came of it (SIGTERM, after grace_s s
 It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
 children instead of init's, so that it finds and reaps all of them. When it is killed itself, the kernel kills them:
 each holds the leash that leash/sitecustomize.py describes. The leash's name in their environment is also what tells our
-processes from others (strays.py). In the state file it notes what it started and how that ended. Only the standard
-library is imported.
+processes from others (strays.py). In the state file it notes what it started, why it ends that as soon as it knows, and
+how it ended. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words
 
-__all__ = ["LEASH", "READY", "Supervisor", "descendants", "main", "parent_of", "start_supervised"]
+__all__ = [
+    "LEASH", "OWN_END", "READY", "Supervisor", "descendants", "main", "parent_of", "start_supervised", "title_of",
+]  # fmt: skip
 
 #: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
 LEASH = "CM4VLLM_LEASH"
@@ -48,6 +50,8 @@ _ENGINES = "VLLM::"
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: The reason to end that is the server's own: its exit status says the rest.
+OWN_END = "it ended by itself"
 #: Between two looks for processes that do not end.
 _LOOK_S = 0.05
 #: What the server leaves behind gets this long between SIGTERM and SIGKILL.
@@ -87,6 +91,7 @@ class Supervisor:
                 return 127
         self._note(child.pid, None, "")
         self._wait(child, wake, parent)
+        self._note(child.pid, child.returncode, self.reason)  # at once: to end all of it may take seconds
         self._end_all(child)
         status = child.returncode if child.returncode is not None else 0
         self._note(child.pid, status, self.reason)
@@ -125,7 +130,7 @@ class Supervisor:
                     os.read(wake, 4096)
             _reap(child)
             if child.returncode is not None:
-                self.reason = self.reason or "it ended by itself"
+                self.reason = self.reason or OWN_END
             for descriptor in self._engines.keys() & set(ready):
                 self.reason = self.reason or _end_in_words(*self._engines[descriptor])
             if not self._ready:
@@ -140,7 +145,7 @@ class Supervisor:
         known = {pid for pid, _ in self._engines.values()}
         for pid in set(descendants(os.getpid())) - known:
             with contextlib.suppress(OSError):
-                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                title = title_of(pid)
                 if title.startswith(_ENGINES):
                     self._engines[os.pidfd_open(pid)] = (pid, title)
 
@@ -149,11 +154,13 @@ class Supervisor:
         deadline = time.monotonic() + self.grace_s
         if child.returncode is None:
             _send(child.pid, signal.SIGTERM)
+            _send(child.pid, signal.SIGCONT)  # one that is stopped would only end by being killed
         while child.returncode is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             _reap(child)
         for pid in descendants(os.getpid()):
             _send(pid, signal.SIGTERM)
+            _send(pid, signal.SIGCONT)
         patience = time.monotonic() + min(_LEFTOVERS_S, self.grace_s)
         while left := descendants(os.getpid()):
             if time.monotonic() >= patience:
@@ -190,6 +197,11 @@ def parent_of(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[1])
+
+
+def title_of(pid: int) -> str:
+    """Return a process's command line, or the title that it gave itself. Raises OSError when it is gone."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _end_in_words(pid: int, title: str) -> str:

@@ -1,0 +1,110 @@
+"""Whether the servers of a run, which their supervisors see to live, still work: judged at each look at them.
+
+A server is stuck when, look after look,
+
+- one of its processes is stopped, as by SIGSTOP or a debugger (servers of our own only: their processes are known);
+- it does not answer;
+- it has requests open, and nothing of one of its engines moves: no request, no token, not the use of its KV cache.
+
+Looks are counted, and not seconds: a run that was itself suspended for a while finds its servers as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cm4vllm.serving.supervisor import descendants, title_of
+
+__all__ = ["SILENT_LOOKS", "STANDSTILL_LOOKS", "STOPPED_LOOKS", "Heartbeat", "stopped_process"]
+
+#: Looks in a row at which a process is stopped: a profiler stops one for a moment.
+STOPPED_LOOKS = 3
+#: Looks in a row without an answer, each of which waits for it.
+SILENT_LOOKS = 3
+#: Looks in a row without a move: 300 s at a look every 2 s, which is as long as vLLM lets its workers take for one step
+#: (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) before it ends by itself.
+STANDSTILL_LOOKS = 150
+
+#: What moves while an engine works. The engine is a label: one server may have several.
+_STATE = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_total|generation_tokens_total)"
+    r'\{[^}]*?engine="([^"]*)"[^}]*\} (\S+)', re.MULTILINE)
+_SHOWN_WORDS = 4
+_STOPPED = "T"  # proc(5), /proc/pid/stat: stopped by a signal; "t" is a debugger's, which lasts as long as it looks
+
+
+@dataclass
+class _Engine:
+    state: dict[str, float]
+    still: int = 0
+
+    @property
+    def requests(self) -> int:
+        return int(self.state.get("num_requests_running", 0) + self.state.get("num_requests_waiting", 0))
+
+
+@dataclass
+class Heartbeat:
+    """The servers of a run, by their endpoints. `reason` says why one is stuck, and is empty while all work.
+
+    `open_requests` is the number of requests that the client waits for; whoever knows it sets it.
+    """
+
+    supervisors: Iterable[int] = ()
+    interval_s: float = 2.0
+    open_requests: int = 0
+    reason: str = ""
+    _stopped: dict[str, int] = field(default_factory=dict)
+    _silent: dict[str, int] = field(default_factory=dict)
+    _engines: dict[tuple[str, str], _Engine] = field(default_factory=dict)
+
+    def look_at_processes(self) -> bool:
+        """Tell whether a process of the servers is stopped, and take note of it."""
+        names = [name for name in map(stopped_process, self.supervisors) if name]
+        self._stopped = {name: self._stopped.get(name, 0) + 1 for name in names}
+        for name, looks in self._stopped.items():
+            if looks >= STOPPED_LOOKS:
+                self._stuck(f"its process {name} is stopped, as by SIGSTOP or a debugger")
+        return bool(names)
+
+    def silent(self, endpoint: str, waited_s: float) -> None:
+        """Take note of a server that did not answer."""
+        self._silent[endpoint] = looks = self._silent.get(endpoint, 0) + 1
+        if looks >= SILENT_LOOKS:
+            self._stuck(f"{endpoint} answered none of the last {looks} looks at its /metrics, each of which waited "
+                        f"{waited_s:g} s")
+
+    def answered(self, endpoint: str, page: str) -> None:
+        """Take note of what a server says at /metrics."""
+        self._silent.pop(endpoint, None)
+        states: dict[str, dict[str, float]] = {}
+        for name, engine, value in _STATE.findall(page):
+            states.setdefault(engine, {})[name] = float(value)
+        for number, state in states.items():
+            engine = self._engines.setdefault((endpoint, number), _Engine({}))
+            moved = state != engine.state
+            engine.state = state
+            engine.still = engine.still + 1 if not moved and (engine.requests or self.open_requests) else 0
+        nothing_moves = all(engine.still >= STANDSTILL_LOOKS for engine in self._engines.values())
+        for (where, number), engine in self._engines.items():
+            if engine.still >= STANDSTILL_LOOKS and (engine.requests or nothing_moves):
+                waiting = f"{engine.requests} requests" if engine.requests else f"{self.open_requests} requests open"
+                self._stuck(f"{where}, engine {number}: {waiting}, and nothing has moved for "
+                            f"{engine.still * self.interval_s:.0f} s")
+
+    def _stuck(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
+def stopped_process(supervisor: int) -> str:
+    """Return the name and number of a process of a supervisor's server that is stopped, empty where none is."""
+    for pid in descendants(supervisor):
+        with contextlib.suppress(OSError, ValueError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == _STOPPED:
+                program, *words = title_of(pid).split()[:_SHOWN_WORDS]
+                return f"{' '.join([Path(program).name, *words])} ({pid})"
+    return ""
