@@ -106,6 +106,17 @@ def test_package_goes_into_the_python_that_asks(tmp_path):
     assert list((tmp_path / "venv").glob(f"lib/*/site-packages/{info}"))
 
 
+@pytest.mark.parametrize("left", ["tiny_for_test-1.2.dist-info", "tiny_for_test-1.2.egg-info",
+                                  "tiny_for_test-1.2-py3.11.egg-info"])
+def test_what_any_pip_installed_is_found(left, tmp_path, monkeypatch):
+    file = tmp_path / "requirements.txt"
+    file.write_text("tiny-for-test==1.2\n")
+    (tmp_path / left).mkdir()
+    assert missing_of(file) == ["tiny-for-test==1.2"]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing_of(file) == []
+
+
 def test_where_pip_installed_cm4vllm_nothing_is_missing(tmp_path, monkeypatch):
     file = tmp_path / "requirements.txt"
     file.write_text("no-such-package==1.0\n")

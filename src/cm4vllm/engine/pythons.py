@@ -136,14 +136,15 @@ def listed(requirements: Path) -> Iterator[tuple[str, str]]:
 
 
 def _installed() -> dict[str, str]:
-    """Return all packages of the running Python from the names of their metadata folders, without reading them."""
+    """Return all packages of the running Python from the names of their metadata, without reading them."""
     present: dict[str, str] = {}
     for folder in map(Path, sys.path):
         if not folder.is_dir():
             continue
-        for info in folder.glob("*.dist-info"):
-            name, _, version = info.name.removesuffix(".dist-info").partition("-")
-            present.setdefault(_normalised(name), version)
+        # A pip without the package wheel, as venv gives on Debian 12, leaves egg-info where a package comes as source.
+        for info in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
+            name, _, rest = info.stem.partition("-")
+            present.setdefault(_normalised(name), rest.partition("-py")[0])
     return present
 
 
