@@ -154,6 +154,22 @@ def test_failed_run_leaves_no_entry(home, made):
     assert [path.name for path in cache.iterdir()] == [".locks"]
 
 
+def test_logs_of_a_failed_entry_outlive_it(home, made):
+    home.script("make", META, customize="""
+from pathlib import Path
+from cm4vllm.common.errors import InstallError
+
+def preprocess(i):
+    log = Path.cwd() / "proof.log"
+    log.write_text("why")
+    raise InstallError("it does not run", remedy=f"the whole log: {log}")
+""")
+    error = made()[0]["error"]
+    told = Path(error.partition("the whole log: ")[2].split()[0])
+    assert told.read_text() == "why"
+    assert told.parent == home.path / "logs" and told.name.endswith("-make-proof.log")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed_run_leaves_no_entry_and_the_next_one_makes_it(home, made, signum):
     home.script("make", META, run=COUNT + 'if [ -n "$CM_WAIT" ]; then sleep 60; fi\n')

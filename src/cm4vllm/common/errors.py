@@ -77,6 +77,11 @@ class CmError(Exception):
         self.cause = cause
         self.remedy = remedy
 
+    def moved(self, old: Path, new: Path) -> None:
+        """Tell of a file by the path that it has now."""
+        for part in ("what", "cause", "remedy"):
+            setattr(self, part, getattr(self, part).replace(str(old), str(new)))
+
     @classmethod
     def again(cls, exit_code: int, text: str) -> CmError:
         """Make the error that a nested run told by its exit code and its text."""

@@ -48,7 +48,11 @@ def from_cache(session: Session, task: Task, scope: Scope, fresh: Fresh) -> Outc
                 entry = None
         renews = entry is not None and flag(task.request.inputs, "renew")
         with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
-            return _made(session, task, identity, folder, fresh)
+            try:
+                return _made(session, task, identity, folder, fresh)
+            except CmError as error:
+                session.keep_logs(task.script, folder, error)
+                raise
 
 
 def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:

@@ -95,6 +95,17 @@ class Session:
         name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
         return self._logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log"
 
+    def keep_logs(self, script: ScriptMeta, folder: Path, error: CmError) -> None:
+        """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""
+        import shutil  # costs a hit of the cache more than it takes itself
+
+        for log in sorted(folder.glob("*.log")):
+            kept = self.log_of(script)
+            kept = kept.with_name(f"{kept.stem}-{log.name}")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(log, kept)
+            error.moved(log, kept)
+
     def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
         """Return what public hooks may read of the run as a whole."""
         script = task.script

@@ -18,6 +18,7 @@ from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
+from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
 
 __all__ = ["VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
@@ -221,9 +222,12 @@ def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
         "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     })
-    remedy = f"the whole log: {folder / 'proof.log'}"
+    log = folder / "proof.log"
+    remedy = f"the whole log: {log}"
     if not done.ok:
-        raise InstallError("this vLLM does not generate a token", cause=done.tail(12), remedy=remedy)
+        told = telling_lines(log)
+        raise InstallError("this vLLM does not generate a token", cause=told,
+                           remedy="\n".join(filter(None, (advice(told), remedy))))
     told = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
     if not told:
         raise InstallError("this vLLM did not tell its versions", cause=done.tail(12), remedy=remedy)
