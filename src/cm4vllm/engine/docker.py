@@ -29,6 +29,8 @@ __all__ = ["Container", "container_of", "docker_script", "write_context"]
 _BASE_IMAGE = "python:3.12-slim-bookworm"
 _PACKAGES = ("bash", "build-essential", "ca-certificates", "git", "libnuma1")
 _INSIDE = "/home/cm"
+#: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: What goes in by name alone, so that no value stands in a file or on a command line.
 _PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 #: What nobody wants in an image; applied where a repository is no git checkout.
@@ -95,7 +97,8 @@ def _tags(request: Request, script: ScriptMeta) -> list[str]:
 
 
 def _options(described: Mapping[str, Any]) -> Iterator[str]:
-    if described.get("all_gpus") in (True, "yes"):
+    wanted = described.get("all_gpus")
+    if wanted in (True, "yes") or (wanted == "present" and _NVIDIA_DRIVER.exists()):
         yield "--gpus=all"
     if described.get("shm_size"):
         yield f"--shm-size={described['shm_size']}"

@@ -30,6 +30,11 @@ SIGNATURES = (
     ),
         "free space on the disk, or set TMPDIR to another one",
     ),
+    Signature("shared-memory", (
+        r"Insufficient space in /dev/shm",
+    ),
+        "give the container more shared memory: docker run --shm-size=16g or --ipc=host",
+    ),
     Signature("port", (
         r"address already in use",
     ),
