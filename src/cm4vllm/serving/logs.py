@@ -18,18 +18,21 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
+_DIED = re.compile(r"died unexpectedly \(exit code")
 #: What takes long at a start: bars of tqdm, and the lines that vLLM writes before and after.
 _STEP = re.compile(r"Loading \w+ checkpoint|Loading weights|Starting to load|Model loading took|Capturing|Downloading|"
                    r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup", re.IGNORECASE)
 #: vLLM's outer processes only repeat that an inner one failed.
-_REPEATED = ("Engine core initialization failed", "See root cause above", "Worker failed with error", "WorkerProc init")
+_REPEATED = ("Engine core initialization failed", "See root cause above", "See stack trace (above)",
+             "RuntimeError: cancelled", "Worker failed with error", "WorkerProc init")
 #: What it writes because it is being ended.
 _ENDING = ("[shutdown]", "Parent process exited")
 
 def telling_lines(log: Path) -> str:
     """Return the lines of a log that say why the server failed, else its last lines; empty when there are none."""
     lines = [_plain(line) for line in last_lines(log, _READ_LINES).splitlines()]
-    told = [_whole(lines, index) for index, line in enumerate(lines) if _EXCEPTION.match(line) or _USAGE.search(line)]
+    told = [_whole(lines, index) for index, line in enumerate(lines)
+            if _EXCEPTION.match(line) or _USAGE.search(line) or _DIED.search(line)]
     root = [line for line in told if not any(phrase in line for phrase in _REPEATED)] or told
     rest = [line for line in lines if line.strip() and not line.startswith(_ENDING)]
     shown = list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]

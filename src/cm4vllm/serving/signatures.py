@@ -201,11 +201,14 @@ SIGNATURES = (
     Signature("instruction", (
         r"Illegal instruction",
         r"killed by SIGILL",
+        r"died unexpectedly \(exit code: -4\)",
     ),
-        "take a machine with AVX2 or AVX-512: this processor lacks what this vLLM is built for",
+        "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
+        "instruction (AMX, AVX-512) that this vLLM uses for it; else take another machine",
     ),
     Signature("killed", (
         r"killed by SIGKILL",
+        r"died unexpectedly \(exit code: -9\)",
     ),
         "see whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
         "--kv_cache_space",
