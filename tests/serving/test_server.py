@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +23,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import LOG_FILE, SERVER_FILE, death_reason, start, stop
+from cm4vllm.serving.server import LOG_FILE, SERVER_FILE, death_reason, start, start_all, stop
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 #: Starts a peer, and beside it a process that leaves the session, ignores SIGTERM and loses its parent.
@@ -85,6 +86,45 @@ def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):
     assert gone(processes, 0.1)
     assert "the run that owned it ended" in death_reason(record)
     stop(record)  # twice does no harm
+
+
+def test_servers_start_and_end_at_the_same_time(tmp_path):
+    begin = time.monotonic()
+    parts = [(settings(), tmp_path / str(number)) for number in range(4)]
+    records = start_all(Path(sys.executable), parts, timeout_s=20, argv=[*PEER, "late"])
+    try:
+        assert peer.LATE_S < time.monotonic() - begin < 4 * peer.LATE_S
+        assert len({record.endpoint for record in records}) == 4
+        for record, (_, folder) in zip(records, parts, strict=True):
+            assert read_record(folder / SERVER_FILE, ServerRecord) == record
+            assert death_reason(record) is None
+        processes = [one for record in records for one in family(record.supervisor_pid)]
+    finally:
+        stop(replace(records[0], members=records[1:]))
+    assert gone(processes, 0.1)
+
+
+def test_where_one_of_several_fails_none_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "REFUSING_S", 0.3)
+    parts = [(settings(), tmp_path / "a"), (ServerSettings(model="m", name="other"), tmp_path / "b"),
+             (settings(), tmp_path / "c")]
+    with pytest.raises(ServerNotReady, match="other"):
+        start_all(Path(sys.executable), parts, timeout_s=20, argv=PEER)
+    for _, folder in parts:
+        assert not (folder / SERVER_FILE).exists()
+        assert gone_by_state(folder)
+
+
+def test_one_port_is_not_given_to_two_servers(tmp_path):
+    port = free_port()
+    with pytest.raises(UsageError, match="given to two servers"):
+        start_all(Path(sys.executable), [(settings(port=port), tmp_path / name) for name in "ab"], argv=PEER)
+    assert gone_by_state(tmp_path / "a")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
 
 
 def test_listening_is_not_readiness(tmp_path):

@@ -54,8 +54,11 @@ def advice(settings: AdviceSettings) -> Fit:
     return fit
 
 
-def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> None:
-    """Refuse to load what the host's free memory cannot hold on the CPU backend. Raises ModelError with the sums."""
+def require_host_memory(server: ServerSettings, model: ModelRecord | None, servers: int = 1) -> None:
+    """Refuse to load what the host's free memory cannot hold on the CPU backend. Raises ModelError with the sums.
+
+    Each of several `servers` alike may have its part of the memory.
+    """
     if server.device != "cpu" or model is None or not (Path(model.path) / "config.json").is_file():
         return
     config = _config(Path(model.path))
@@ -66,13 +69,15 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None) -> No
     longest = server.max_model_len or architecture.max_positions or 0
     asked = Asked(
         name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
-        memory_bytes=psutil.virtual_memory().available, weight_bytes=_size(Path(model.path)), max_model_len=longest,
+        memory_bytes=psutil.virtual_memory().available // max(1, servers), weight_bytes=_size(Path(model.path)),
+        max_model_len=longest,
         kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB,
         max_num_seqs=server.max_num_seqs or 0,
     )  # fmt: skip
     fit = advise(asked)
-    say(f"fit: {fit.used_bytes / GIB:.1f} of {asked.memory_bytes / GIB:.1f} GiB free; the KV cache holds "
-        f"{fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}")
+    each = f", its part of {servers}" if servers > 1 else ""
+    say(f"fit: {fit.used_bytes / GIB:.1f} GiB of the {asked.memory_bytes / GIB:.1f} that are free{each}; the KV cache "
+        f"holds {fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}")
 
 
 def _asked(settings: AdviceSettings) -> Asked:

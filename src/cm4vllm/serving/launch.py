@@ -108,24 +108,18 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
 
 
 def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder: Path) -> ServerRecord:
-    """Start the servers one after the other, and return the first's record with those of the others in it."""
+    """Start the servers, and return the first's record with those of the others in it."""
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
         chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
     words = _words(settings, chosen, python, preset)
-    records: list[ServerRecord] = []
-    try:
-        for number, part in enumerate(parts):
-            place = folder / f"replica-{number + 1}" if number else folder
-            record = server.start(python, part, place, timeout_s=settings.ready_timeout_s, argv=words)
-            records.append(record)
-            say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
-    except BaseException:
-        for record in records:
-            server.stop(record)
-        raise
+    places = [folder, *(folder / f"replica-{number}" for number in range(2, len(parts) + 1))]
+    records = server.start_all(python, list(zip(parts, places, strict=True)), timeout_s=settings.ready_timeout_s,
+                               argv=words)
+    for record in records:
+        say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
     first, *members = records
     return replace(first, replicas=[member.endpoint for member in members], members=members)
 
@@ -170,7 +164,7 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
         raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
     server_settings = read_settings(arguments.ServerSettings, given)
-    require_host_memory(server_settings, model)
+    require_host_memory(server_settings, model, settings.replicas)
     return server_settings
 
 

@@ -1,4 +1,4 @@
-"""A vLLM server of our own: started, known to be ready by a completion it served, and ended whatever happens."""
+"""vLLM servers of our own: started, known to be ready by a completion they served, and ended whatever happens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Container, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import exit_in_words, run
-from cm4vllm.common.progress import Step, say, step
+from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
@@ -36,7 +39,7 @@ from cm4vllm.serving.signatures import signature
 from cm4vllm.serving.strays import end_strays, supervisor_spec
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisor", "start", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -60,56 +63,93 @@ _memory_before: dict[int, dict[str, GpuMemory]] = {}
 _owned: dict[int, subprocess.Popen[bytes]] = {}
 
 
+@dataclass(frozen=True)
+class _Starting:
+    """A server that was started and is not known to be ready. `began` is time.monotonic()."""
+
+    settings: ServerSettings
+    folder: Path
+    endpoint: str
+    argv: list[str]
+    env: dict[str, str]
+    supervisor: subprocess.Popen[bytes]
+    began: float
+    started_at: str
+
+
 def start(
     python: Path, settings: ServerSettings, folder: Path, *, timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
 ) -> ServerRecord:
-    """Start a server with the environment of `python` and return its record once it has served a completion.
+    """Start one server, as start_all does."""
+    return start_all(python, [(settings, folder)], timeout_s=timeout_s, argv=argv)[0]
 
-    Writes server.log and server.json to `folder`. The server ends with this process. `argv` takes the place of vLLM's
-    command line, {port} in it that of the port. Raises PortInUse, ServerDied, ServerNotReady, UsageError.
+
+def start_all(
+    python: Path, parts: Sequence[tuple[ServerSettings, Path]], *, timeout_s: float = READY_TIMEOUT_S,
+    argv: list[str] | None = None,
+) -> list[ServerRecord]:
+    """Start servers with the environment of `python`, all at once; return their records once each served a completion.
+
+    Where one fails, all are ended. Writes server.log and server.json to the folder of each. They end with this process.
+    `argv` takes the place of vLLM's command line, {port} in it that of the port. Raises PortInUse, ServerDied,
+    ServerNotReady, UsageError.
     """
-    folder = writable_folder(folder)
     if strays := end_strays():
         say(f"ended what was left of an earlier server: {', '.join(strays)}")
-    port = _free_port(settings.host, settings.port)
-    words = [word.replace("{port}", str(port)) for word in argv or server_argv(python, settings)]
+    memory = gpu_memory()
+    starting: list[_Starting] = []
+    try:
+        for settings, folder in parts:
+            others = {one.endpoint for one in starting}
+            starting.append(_started(python, settings, writable_folder(folder), argv, others))
+            _memory_before[starting[-1].supervisor.pid] = memory
+        ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
+        packages = _packages(python)
+        return [_recorded(one, packages, after_s) for one, after_s in zip(starting, ready_after_s, strict=True)]
+    except BaseException:
+        end_supervisors([one.supervisor.pid for one in starting])
+        raise
+
+
+def _started(
+    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str],
+) -> _Starting:
+    """Start the process of a server, whose address is none of `others`: those may not listen yet."""
+    while (endpoint := f"http://{_reachable(settings.host)}:{_free_port(settings.host, settings.port)}") in others:
+        if settings.port:
+            raise UsageError(f"{endpoint} is given to two servers", remedy="leave --port out")
+    words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     env = server_env(settings)
-    endpoint = f"http://{_reachable(settings.host)}:{port}"
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
-    begin = time.monotonic()
-    started_at = now()
-    memory = gpu_memory()
     supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
                                   state=folder / STATE_FILE, grace_s=GRACE_S)
     _owned[supervisor.pid] = supervisor
-    _memory_before[supervisor.pid] = memory
-    try:
-        with step(f"starting vLLM with {settings.name}") as progress:
-            _wait_until_ready(supervisor, folder, endpoint, settings, begin + timeout_s, progress)
-        found = probe(endpoint, settings.name)
-        record = ServerRecord(
-            endpoint=endpoint, model_name=found.model_name, max_model_len=found.max_model_len, version=found.version,
-            owned=True, argv=words, env=env, packages=_packages(python), log=str(folder / LOG_FILE),
-            supervisor_pid=supervisor.pid, started_at=started_at, ready_after_s=round(time.monotonic() - begin, 1),
-        )  # fmt: skip
-        write_record(folder / SERVER_FILE, record)
-        _say_ready(supervisor)
-    except BaseException:
-        end_supervisor(supervisor.pid)
-        raise
+    return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
+
+
+def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
+    found = probe(one.endpoint, one.settings.name)
+    record = ServerRecord(
+        endpoint=one.endpoint, model_name=found.model_name, max_model_len=found.max_model_len, version=found.version,
+        owned=True, argv=one.argv, env=one.env, packages=packages, log=str(one.folder / LOG_FILE),
+        supervisor_pid=one.supervisor.pid, started_at=one.started_at, ready_after_s=round(ready_after_s, 1),
+    )  # fmt: skip
+    write_record(one.folder / SERVER_FILE, record)
+    _say_ready(one.supervisor)
     return record
 
 
 def stop(record: ServerRecord) -> None:
     """End a server that we started, its members, and all their processes; nothing happens to one that is not ours."""
-    for member in record.members:
-        stop(member)
-    if record.owned and record.supervisor_pid is not None:
-        end_supervisor(record.supervisor_pid)
+    if supervisors := record.supervisors:
+        end_supervisors(supervisors)
         end_strays()
-        wait_until_freed(_memory_before.pop(record.supervisor_pid, {}))
+        before: dict[str, GpuMemory] = {}
+        for supervisor in supervisors:
+            before |= _memory_before.pop(supervisor, {})
+        wait_until_freed(before)
 
 
 def death_reason(record: ServerRecord) -> str | None:
@@ -134,28 +174,47 @@ def _say_ready(supervisor: subprocess.Popen[bytes]) -> None:
             os.write(supervisor.stdin.fileno(), READY)
 
 
-def _wait_until_ready(
-    supervisor: subprocess.Popen[bytes], folder: Path, endpoint: str, settings: ServerSettings, deadline: float,
-    progress: Step,
-) -> None:
-    """Wait until the server has served a completion. Its /health may be good long before it can."""
-    log = folder / LOG_FILE
+def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -> list[float]:
+    """Return the seconds after which each was ready; end all and raise the error of the first that fails."""
+    count, name = len(starting), starting[0].settings.name
+    title = f"starting vLLM with {name}" if count == 1 else f"starting {count} times vLLM with {name}"
+    with step(title) as progress, ThreadPoolExecutor(count, "starting") as threads:
+        ready = [threads.submit(_wait_until_ready, one, one.began + timeout_s) for one in starting]
+        try:
+            while not (failed := [one for one in ready if one.done() and one.exception()]):
+                left = [one for one, future in zip(starting, ready, strict=True) if not future.done()]
+                if not left:
+                    break
+                told = f"{count - len(left)} of {count} are ready; " if count > 1 else ""
+                progress.update(told + progress_line(left[0].folder / LOG_FILE))
+                wait(ready, _LOOK_S, FIRST_EXCEPTION)
+            return [one.result() for one in failed or ready]
+        except BaseException:
+            end_supervisors([one.supervisor.pid for one in starting])  # the other threads see that, and end
+            raise
+
+
+def _wait_until_ready(starting: _Starting, deadline: float) -> float:
+    """Wait until the server has served a completion, and return after how many seconds it had.
+
+    Its /health may be good long before it can.
+    """
+    settings, folder, endpoint = starting.settings, starting.folder, starting.endpoint
     refused_since: float | None = None
     refusal: CmError | None = None
     while True:
-        if supervisor.poll() is not None:
+        if starting.supervisor.poll() is not None:
             raise _died(folder, endpoint, settings)
         if _listens(endpoint):
             try:
                 check_completion(endpoint, settings.name, streamed=True, timeout_s=max(1, deadline - time.monotonic()))
-                return
+                return time.monotonic() - starting.began
             except ServerUnreachable as error:
                 refusal = error
             except ServerUnsuitable as error:
                 refusal, refused_since = error, refused_since or time.monotonic()
         if time.monotonic() > min(deadline, (refused_since or deadline) + REFUSING_S):
             raise _not_ready(folder, settings, refusal)
-        progress.update(progress_line(log))
         time.sleep(_LOOK_S)
 
 
@@ -280,25 +339,31 @@ def _listens(endpoint: str) -> bool:
 # --- end -------------------------------------------------------------------------------------------------------------
 
 
-def end_supervisor(supervisor: int) -> None:
-    """Have a supervisor end its server, and wait for it; kill both when it does not."""
-    owned = _owned.pop(supervisor, None)
-    if owned is not None and owned.stdin is not None:
-        with contextlib.suppress(OSError):
-            owned.stdin.close()
-    elif supervisor_spec(supervisor) is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(supervisor, signal.SIGTERM)
+def end_supervisors(supervisors: Iterable[int]) -> None:
+    """Have supervisors end their servers, all at once, and wait for them; kill those that do not end in time."""
+    owned = {supervisor: _owned.pop(supervisor, None) for supervisor in supervisors}
+    for supervisor, process in owned.items():
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        elif supervisor_spec(supervisor) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S + 5
+    for supervisor, process in owned.items():
+        _see_end(supervisor, process, deadline)
+
+
+def _see_end(supervisor: int, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
     while time.monotonic() < deadline:
-        if (owned.poll() is not None) if owned is not None else not _runs(supervisor):
+        if (process.poll() is not None) if process is not None else not _runs(supervisor):
             return
         time.sleep(_LOOK_S / 2)
-    for pid in [*descendants(supervisor), supervisor] if owned is not None or supervisor_spec(supervisor) else []:
+    for pid in [*descendants(supervisor), supervisor] if process is not None or supervisor_spec(supervisor) else []:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if owned is not None:
-        owned.wait()
+    if process is not None:
+        process.wait()
 
 
 def _runs(pid: int) -> bool:
@@ -308,5 +373,4 @@ def _runs(pid: int) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    for pid in list(_owned):
-        end_supervisor(pid)
+    end_supervisors(list(_owned))

@@ -99,6 +99,6 @@ def stop_one(folder: str, port: int = 0) -> RunningServer:
                          cause=f"there is:\n{listed}" if listed else "none of ours runs on this machine",
                          remedy="name the one with --output_dir=FOLDER or --port" if there else "")
     one = meant[0]
-    server.end_supervisor(one.supervisor)
+    server.end_supervisors([one.supervisor])
     say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")
     return one
