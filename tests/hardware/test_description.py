@@ -18,6 +18,7 @@ from cm4vllm.hardware.description import (
     SystemAsked,
     describe_system,
     folder_name,
+    hints,
     not_stated,
 )
 from cm4vllm.hardware.machine import detect_machine
@@ -27,6 +28,9 @@ ASKED = SystemAsked(submitter="Example", division="open", system_type="datacente
                     packages={"torch": "2.13.0+cpu", "python": "3.11.7", "pip": "25.0"})
 H200 = GpuFacts(name="NVIDIA H200", uuid="GPU-0", memory_bytes=150754820096, max_sm_mhz=1980, pcie_generation=5,
                 pcie_width=16, driver="570.86.15", ecc=True, power_limit_w=600, power_default_w=700)
+#: Of the fixture's processor.
+UNCHECKED = ("Interconnect of the Intel Xeon Platinum 8480+: after Intel ARK, Intel Xeon Platinum 8480+ processor, not "
+             "checked.")
 EIGHT = [replace(H200, uuid=f"GPU-{n}", links={"switch": 18}, link_name="NVLink") for n in range(8)]
 
 
@@ -124,7 +128,19 @@ def test_a_virtual_machines_processor_that_is_known_has_the_cores_it_is_sold_wit
     assert description["host_processor_core_count"] == "24"
     assert description["host_processor_frequency"] == "2.9 GHz, up to 4.15 GHz"
     assert "shown as 10 x 4 cores" in description["hw_notes"]
-    assert "Detected against the table of known hardware: host_processors_per_node" in description["hw_notes"]
+    # What a machine holds at most, no published file says: its owner is told, and nothing of it is published.
+    assert "host_processors_per_node" in hints(description)[0]
+    assert "against the table" not in description["hw_notes"]
+    assert "Frequencies of the AMD EPYC 9254: after AMD EPYC 9254 product page (amd.com), not checked." in (
+        description["hw_notes"])
+
+
+def test_what_is_detected_against_a_published_system_is_remarked(machine):
+    fewer = replace(machine, cpu=replace(machine.cpu, model_name="AMD EPYC 9254 24-Core Processor", cores_per_socket=4))
+    description = describe_system(fewer, ASKED)
+    assert description["host_processor_core_count"] == "4"
+    assert "Detected against the table of known hardware: host_processor_core_count" in description["hw_notes"]
+    assert hints(description) == []
 
 
 def test_what_the_firmware_calls_the_machine_is_remarked(machine):
@@ -146,8 +162,10 @@ def test_gpus_in_use_are_described_and_the_idle_ones_remarked(machine):
     assert description["accelerator_frequency"] == "1.98 GHz"
     assert description["accelerator_host_interconnect"] == "PCIe Gen5 x16"
     assert description["accelerator_interconnect"] == "N/A"
-    assert description["hw_notes"] == ("The machine has 8 GPUs, of which the server uses 1. "
-                                       "GPU: ECC on; power limit 600 W (default 700 W); form factor SXM5.")
+    assert description["hw_notes"] == (
+        f"The machine has 8 GPUs, of which the server uses 1. {UNCHECKED} GPU: ECC on; power limit 600 W (default "
+        "700 W); form factor SXM5. Form factor of the NVIDIA H200: after NVIDIA H200 Tensor Core GPU data sheet, not "
+        "checked.")
     assert "NVIDIA driver 570.86.15" in description["other_software_stack"]
     assert folder_name(description) == "1xNVIDIA-H200_vLLM-0.32.0"
 
@@ -223,7 +241,7 @@ def test_a_rehearsal_of_a_server_elsewhere_says_that_its_numbers_are_not_stated(
 
 def test_a_rehearsals_remarks_say_that_it_is_one(machine):
     description = describe_system(machine, asked(rehearsal=True))
-    assert description["hw_notes"] == REHEARSAL_NOTICE
+    assert description["hw_notes"] == f"{REHEARSAL_NOTICE} {UNCHECKED}"
     assert description["sw_notes"].startswith(REHEARSAL_NOTICE)
 
 

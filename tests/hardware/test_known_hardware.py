@@ -86,6 +86,20 @@ def test_every_row_has_a_source_and_no_name_stands_twice():
     names += [row.name for row in known_hardware._processors()]
     assert len(names) == len(set(names))
     assert all(re.search(r" .*systems/.*\.json$", row.published) for row in rows if row.published)
+    # Only what a published file says is confirmed, and only by a row that names the file.
+    assert all(bool(row.published) == bool(row.confirmed) for row in rows)
+    assert all(getattr(row, field, None) for row in rows for field in row.confirmed)
+
+
+def test_a_row_that_nothing_confirms_gives_a_hint_and_no_contradiction():
+    said = {"accelerator_model_name": "NVIDIA A10", "accelerator_memory_configuration": "HBM2",
+            "host_processor_model_name": "AMD EPYC 9754", "host_processor_core_count": "64"}
+    found = contradictions(said)
+    assert len(found) == 2
+    assert all(one.is_hint and "no published system confirms" in str(one) for one in found)
+    l40s, = contradictions({**said, "accelerator_model_name": "NVIDIA L40S", "host_processor_core_count": "128"})
+    assert not l40s.is_hint
+    assert "no published system confirms" not in str(l40s)
 
 
 def test_a_row_that_a_published_file_confirms_agrees_with_it(published):
@@ -97,4 +111,5 @@ def test_a_row_that_a_published_file_confirms_agrees_with_it(published):
     for cpu in known_hardware._processors():
         if system := files.get(Path(cpu.published).name):
             assert processor(system["host_processor_model_name"]) == cpu
-            assert int(system["host_processor_core_count"]) == cpu.cores
+            own_name = re.search(r"(\d+)-Core", system["host_processor_model_name"])
+            assert cpu.cores in (int(system["host_processor_core_count"]), int(own_name[1]) if own_name else 0)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cm4vllm.hardware.interconnect import interconnect
-from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.hardware.known_hardware import accelerator, unconfirmed_note
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.units import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
@@ -65,7 +65,20 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
         told.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
     told += [f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the {gpu.name} "
              f"is sold with ({row.source})." for gpu in gpus[:1] if (row := accelerator(gpu.name)) and not _fits(gpu)]
-    return told
+    return told + _unconfirmed(gpus)
+
+
+def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
+    """Return a remark on what of the first GPU is only known from a row of the table that nothing confirms."""
+    row = accelerator(gpus[0].name) if gpus else None
+    if row is None:
+        return []
+    words = {"memory_type": "kind of memory", "memory_gb": "memory as sold", "links": "kind of its links",
+             "links_gb_per_s": "their rate", "form_factor": "form factor"}
+    linked = len(gpus) > 1 and all(gpu.links for gpu in gpus)
+    fields = row.unconfirmed(memory_type=row.memory_type, memory_gb=_fits(gpus[0]), links=linked and row.links,
+                             links_gb_per_s=linked and row.links_gb_per_s, form_factor=row.form_factor)
+    return [unconfirmed_note(gpus[0].name, [words[field] for field in fields], row.source)] if fields else []
 
 
 def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:

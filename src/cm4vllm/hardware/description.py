@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
-from cm4vllm.hardware.known_hardware import Processor, contradictions, processor
+from cm4vllm.hardware.known_hardware import Processor, contradictions, processor, unconfirmed_note
 from cm4vllm.hardware.machine import memory_env, network_env, storage_env
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
 from cm4vllm.hardware.summary import modules
 from cm4vllm.hardware.units import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 
-__all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "not_stated"]
+__all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "hints",
+           "not_stated"]
 
 NOT_STATED = "not stated"
 #: Said where the submitter states no availability: the checker wants one of three words.
@@ -101,6 +102,11 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     return {key: merged.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in KEYS}
 
 
+def hints(description: Mapping[str, str]) -> list[str]:
+    """Return what a description says against rows of the table that nothing confirms: for its owner to look at."""
+    return [str(wrong) for wrong in contradictions(description) if wrong.is_hint]
+
+
 def not_stated(description: Mapping[str, str]) -> list[str]:
     """Return the keys of which the description says nothing, in its order; remarks are not missed."""
     open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
@@ -169,6 +175,8 @@ def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[st
     """Return a remark for what is detected, or confirmed by its owner, against the table; raise for what nobody did."""
     notes = []
     for wrong in contradictions(merged):
+        if wrong.is_hint:
+            continue
         if wrong.key not in asked.stated:  # as in a virtual machine that shows ten sockets
             notes.append(f"Detected against the table of known hardware: {wrong}.")
             continue
@@ -220,7 +228,18 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
         notes.append(f"The machine has {there} GPUs, of which the server uses {used}.")
     if there and not parts:
         notes.append(f"The machine's GPUs ({there}) are not used: the model is served by the CPU.")
-    return notes + accelerator_notes(parts)
+    return notes + _unconfirmed(facts) + accelerator_notes(parts)
+
+
+def _unconfirmed(facts: MachineFacts) -> list[str]:
+    """Return a remark on what of the processor is only known from a row of the table that nothing confirms."""
+    row = processor(facts.cpu.model_name)
+    if row is None:
+        return []
+    words = {"cores": "number of cores", "ghz": "frequencies", "interconnect": "interconnect"}
+    fields = row.unconfirmed(cores=facts.host.virtualised, ghz=row.ghz and not facts.cpu.max_mhz,
+                             interconnect=_interconnect(facts, row) not in ("", _NONE))
+    return [unconfirmed_note(row.name, [words[field] for field in fields], row.source)] if fields else []
 
 
 def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:

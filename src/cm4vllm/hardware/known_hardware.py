@@ -1,12 +1,13 @@
 """The table of known hardware: what accelerators and processors of published rounds are, each row with its source.
 
-It fills what detection cannot see, and contradicts a description that says otherwise: a published L40S with HBM2.
+It fills what detection cannot see, and contradicts a description that says otherwise: a published L40S with HBM2. Only
+what a published system file confirms contradicts; the rest are hints, and are told as such.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,7 +18,8 @@ import yaml
 
 from cm4vllm.common.records import Record
 
-__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor"]
+__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor",
+    "unconfirmed_note"]
 
 R = TypeVar("R", bound=Record)
 
@@ -26,45 +28,55 @@ _MEMORY_TOLERANCE = 0.01
 _MEMORY_TYPE = re.compile(r"\b(?:HBM\d?[eE]?|GDDR\dX?|LPDDR\dX?|DDR\d)\b", re.IGNORECASE)
 
 
-class Accelerator(Record, frozen=True, kw_only=True):
+class Known(Record, frozen=True, kw_only=True):
+    """A row of the table: the vendor's document it follows, and the fields that the file `published` confirms."""
+
+    source: str
+    published: str = ""
+    confirmed: list[str] = []
+
+    def unconfirmed(self, **used: object) -> list[str]:
+        """Return the fields that are used (a true value) and that no published file confirms."""
+        return [name for name, is_used in used.items() if is_used and name not in self.confirmed]
+
+
+class Accelerator(Known, frozen=True, kw_only=True):
     """A row of accelerators.yaml. `links` is "none" where it has none, and empty where the table does not know."""
 
     names: list[str]
     memory_gb: list[int]
     memory_type: str
-    source: str
     pcie: int | None = None
     links: str = ""
     links_gb_per_s: int | None = None
     form_factor: str = ""
-    published: str = ""
 
 
-class Processor(Record, frozen=True, kw_only=True):
+class Processor(Known, frozen=True, kw_only=True):
     """A row of processors.yaml. `ghz` holds the base and the highest frequency."""
 
     name: str
     cores: int
-    source: str
     sockets: int | None = None
     ghz: list[float] = []
     l3_mb: float | None = None
     interconnect: str = ""
     memory: str = ""
-    published: str = ""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A key of a description, what it says, and what the table knows instead."""
+    """A key of a description, what it says, and what the table knows instead; a hint where nothing confirms that."""
 
     key: str
     said: str
     known: str
     source: str
+    is_hint: bool
 
     def __str__(self) -> str:
-        return f"{self.key} says {self.said!r}, but {self.known} ({self.source})"
+        doubt = ", which no published system confirms" if self.is_hint else ""
+        return f"{self.key} says {self.said!r}, but {self.known} ({self.source}{doubt})"
 
 
 def accelerator(name: str) -> Accelerator | None:
@@ -89,18 +101,23 @@ def contradictions(description: Mapping[str, str]) -> list[Contradiction]:
     return found
 
 
+def unconfirmed_note(name: str, what: Sequence[str], source: str) -> str:
+    """Return the remark that these words on a product are a document's, as the table has it, and no more."""
+    return f"{', '.join(what).capitalize()} of the {name}: after {source}, not checked."
+
+
 def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Contradiction]:
     name = row.names[0]
     wrong = []
-    for key, is_wrong, known in (
-        ("accelerator_memory_configuration", _other_type, f"the {name} has {row.memory_type}"),
-        ("accelerator_memory_capacity", _other_size, f"the {name} has {row.memory_gb[0]} GB"),
-        ("accelerator_host_interconnect", _faster_pcie, f"the {name} has PCIe Gen{row.pcie}"),
-        ("accelerator_interconnect", _links_of_none, f"the {name} has no direct links to others"),
+    for key, field, is_wrong, known in (
+        ("accelerator_memory_configuration", "memory_type", _other_type, f"the {name} has {row.memory_type}"),
+        ("accelerator_memory_capacity", "memory_gb", _other_size, f"the {name} has {row.memory_gb[0]} GB"),
+        ("accelerator_host_interconnect", "pcie", _faster_pcie, f"the {name} has PCIe Gen{row.pcie}"),
+        ("accelerator_interconnect", "links", _links_of_none, f"the {name} has no direct links to others"),
     ):
         said = str(description.get(key, ""))
         if is_wrong(said, row):
-            wrong.append(Contradiction(key, said, known, row.source))
+            wrong.append(Contradiction(key, said, known, row.source, field not in row.confirmed))
     return wrong
 
 
@@ -129,16 +146,17 @@ def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contra
     cores = str(description.get("host_processor_core_count", ""))
     if cores.isdigit() and int(cores) != row.cores:
         known = f"the {row.name} has {row.cores} cores"
-        found.append(Contradiction("host_processor_core_count", cores, known, row.source))
+        found.append(Contradiction("host_processor_core_count", cores, known, row.source, "cores" not in row.confirmed))
     count = str(description.get("host_processors_per_node", ""))
     if count.isdigit() and row.sockets and int(count) > row.sockets:
         known = f"a machine holds at most {row.sockets} of the {row.name}"
-        found.append(Contradiction("host_processors_per_node", count, known, row.source))
+        found.append(Contradiction("host_processors_per_node", count, known, row.source,
+                                   "sockets" not in row.confirmed))
     said = str(description.get("host_processor_frequency", ""))
     stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
     if row.ghz and stated and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE):
         known = f"the {row.name} reaches {row.ghz[-1]:g} GHz"
-        found.append(Contradiction("host_processor_frequency", said, known, row.source))
+        found.append(Contradiction("host_processor_frequency", said, known, row.source, "ghz" not in row.confirmed))
     return found
 
 

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, not_stated
+from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, hints, not_stated
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.records import ServerRecord
@@ -82,6 +83,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         confirmed=file.confirmed,
     )
     description = describe_system(facts, asked)
+    for hint in hints(description):
+        say(f"system description: look whether it is right: {hint}")
     write_record(folder / MACHINE_FILE, facts)
     write_json(folder / SYSTEM_FILE, description)
     blank = None
