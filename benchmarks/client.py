@@ -28,6 +28,7 @@ from pathlib import Path
 from clients.programs import Stamps, compiled, floor, mock, wrk
 from clients.real_vllm import RealVllm, bench_serve
 from clients.task import Result, Task, perform
+from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
 
 SECONDS_OF_LATENCY = 6
@@ -106,7 +107,9 @@ def paced(bench: Bench) -> Iterator[Figure]:
     queries = bench.queries(2_000)
     task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=min(500, queries), warm=True)
     pace = {"ttft_ms": 20.0, "interval_ms": 20.0}
-    cases = {"ours": _case(bench, "ours", "alone", task, **pace), "floor": _floor(bench, task, **pace)}
+    coarse = f"ours, {SERVER_STREAM_INTERVAL} tokens a chunk"
+    cases = {"ours": _case(bench, "ours", "alone", task, **pace), "floor": _floor(bench, task, **pace),
+             coarse: _case(bench, "ours", "alone", replace(task, interval=SERVER_STREAM_INTERVAL), **pace)}
     if _has_aiohttp():
         cases["aiohttp"] = _case(bench, "aiohttp", "alone", task, **pace)
     measured = interleaved(cases, bench.rounds)

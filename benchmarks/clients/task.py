@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["PROMPTS", "Meter", "Result", "Task", "bodies", "cpu_seconds", "perform", "pinned", "prompt", "told", "tree"]
 
@@ -30,7 +31,7 @@ class Task:
 
     `qps` is the rate of a Server run, None where queries follow each other as fast as they are answered. `more_ports`
     and `workers` are for ours alone: further servers, and worker processes. `warm` has `in_flight` queries answered
-    before anything is measured, so that the connections are open.
+    before anything is measured, so that the connections are open. A stream has `interval` tokens a chunk.
     """
 
     port: int
@@ -44,6 +45,7 @@ class Task:
     workers: int = 1
     vocabulary: int = 128_000
     warm: bool = False
+    interval: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,9 @@ class Result:
 
 def bodies(task: Task) -> list[bytes]:
     """Return the JSON bodies that are sent in turn."""
-    more = {"stream": True, "stream_options": {"include_usage": True}} if task.streamed else {}
+    more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if task.streamed else {}
+    if task.interval > 1:
+        more["stream_interval"] = task.interval
     return [
         json.dumps({"model": "mock", "prompt": prompt(index, task.prompt_tokens, task.vocabulary),
                     "max_tokens": task.tokens, "min_tokens": task.tokens, "temperature": 0, "top_p": 1, "top_k": 1,

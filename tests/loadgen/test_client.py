@@ -264,6 +264,7 @@ def test_the_token_only_endpoint(stream_interval):
 def test_streams_that_are_looked_through_on_the_way_lose_nothing(monkeypatch):
     monkeypatch.setattr(client_module, "SWEEP_S", 0.001)
     monkeypatch.setattr(client_module, "ROUND_S", 0.002)
+    monkeypatch.setattr(client_module, "MUCH", 4)
     with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
         _, ledger = drive(server, range(30))
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}

@@ -33,6 +33,8 @@ REST_S = 2.0
 #: Seconds between two turns of looking through what streams have gathered, and in which all have had theirs: bounds the
 #: memory of long answers, a few streams at a time, so that none waits for the others.
 SWEEP_S, ROUND_S = 0.01, 0.5
+#: Pieces of a stream (of some 250 bytes) that are worth being reduced to their tokens before the stream ends.
+MUCH = 16
 #: Seconds without a byte from any server, with requests open, after which they are taken for stuck: nothing comes of a
 #: whole answer before its last token.
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
@@ -231,8 +233,7 @@ class Client:
             if exchange is None:
                 self._round = iter(list(self._open))
                 return
-            if exchange.connection is not None:
-                exchange.connection.hand_over()
+            exchange.look_through()
 
     def _look_around(self) -> None:
         """Drop connections that servers have closed, and give up what is open when nothing comes any more."""
@@ -307,6 +308,13 @@ class _Exchange:
             self.first_token_seen = True
             self._client.sink.first_token(self.key, first)
         return self.first_token_seen
+
+    def look_through(self) -> None:
+        """Reduce what has been gathered to its tokens, where it is much."""
+        connection, reader = self.connection, self._reader
+        if connection is not None and reader is not None and connection.gathered >= MUCH:
+            connection.hand_over()
+            reader.compact()
 
     def ended(self, connection: Connection, status: int) -> None:
         self._leave()

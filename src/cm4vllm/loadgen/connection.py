@@ -107,6 +107,11 @@ class Connection(asyncio.Protocol):
         """The number of pieces that have come so far."""
         return self._handed_over + len(self._pieces)
 
+    @property
+    def gathered(self) -> int:
+        """The number of pieces that have not been handed over."""
+        return len(self._pieces)
+
     def send(self, exchange: Exchange, request: bytes) -> None:
         """Send `request`, which is of `exchange`: its methods are called with what comes back."""
         self._exchange = exchange

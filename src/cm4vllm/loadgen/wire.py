@@ -23,8 +23,6 @@ from cm4vllm.serving.records import Api
 
 __all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "whole_answer"]
 
-#: Raw bytes of a stream that are kept before they are reduced to token ids: bounds memory over thousands of streams.
-COMPACT_BYTES = 4 * 1024
 #: Bytes at the end of what has come that are left as they are: more than the events with usage and [DONE] have.
 TAIL_BYTES = 1024
 
@@ -149,27 +147,36 @@ class StreamReader:
         self._buffer += data
         if not self._has_first:
             return self._first()
-        if len(self._buffer) > COMPACT_BYTES:
-            self._compact()
         return None
+
+    def compact(self) -> None:
+        """Reduce whole events to their tokens, but for the last ones: what counts and ends the stream is among them."""
+        end = self._end_of_events(len(self._buffer) - TAIL_BYTES)
+        if end > 0:
+            self._reduce(end)
+            del self._buffer[:end]
 
     def finish(self, prompt_tokens: int) -> array[int]:
         """Return all token ids as int32. Raises AnswerError when the stream is not whole or does not add up."""
         rest = self._buffer
         self._reduce(len(rest))
-        error = self._error or error_message(bytes(rest))
-        if error:
-            raise AnswerError(error)
-        if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
-            raise AnswerError("the stream ended without [DONE]")
-        counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
-        return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
+        try:
+            if self._error:
+                raise AnswerError(self._error)
+            if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
+                raise AnswerError("the stream ended without [DONE]")
+            counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
+            return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
+        except AnswerError as error:
+            # What the server says of an answer that does not add up tells more than that.
+            raise AnswerError(error_message(bytes(rest)) or str(error)) from None
 
     def _first(self) -> int | None:
         """Return the first token's id if it has come."""
         found = _FIRST.search(self._buffer)
         if found is not None:
             token = int(found[1])
+            self._plain = self._finds_all(_IDS.findall(self._buffer), len(self._buffer))
         else:
             end = self._end_of_events(len(self._buffer))
             whole = bytes(self._buffer[:end])
@@ -182,12 +189,9 @@ class StreamReader:
         self._has_first = True
         return token
 
-    def _compact(self) -> None:
-        """Reduce whole events to their tokens, but for the last ones: what counts and ends the stream is among them."""
-        end = self._end_of_events(len(self._buffer) - TAIL_BYTES)
-        if end:
-            self._reduce(end)
-            del self._buffer[:end]
+    def _finds_all(self, lists: list[bytes], end: int) -> bool:
+        """Tell whether `lists`, found by the pattern in the first `end` bytes, are all that are there."""
+        return self._buffer.count(_KEY, 0, end) == len(lists)
 
     def _end_of_events(self, limit: int) -> int:
         """Return where the last whole event before `limit` ends, 0 where there is none."""
@@ -202,7 +206,7 @@ class StreamReader:
         raw = self._buffer
         lists = _IDS.findall(raw, 0, end)
         if not self._plain and lists:
-            self._plain = raw.count(_KEY, 0, end) == len(lists)
+            self._plain = self._finds_all(lists, end)
         try:
             if self._plain:
                 self._tokens.extend(_decode_list(b"[%b]" % b",".join(filter(None, lists))))
