@@ -1,14 +1,14 @@
 """What cmind loads for `cm <action> cache`: a shell over cm4vllm.engine."""
 
 import importlib.util
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
-_SRC = Path(__file__).resolve().parents[2] / "src"
+_SRC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "src")
 # A folder that is merely named cm4vllm, such as the checkout itself, is found too, but has no origin.
-if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and _SRC.is_dir():
-    sys.path.insert(0, str(_SRC))
+if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and os.path.isdir(_SRC):
+    sys.path.insert(0, _SRC)
 
 from cm4vllm.engine.automation import CacheAutomation  # noqa: E402
 

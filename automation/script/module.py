@@ -6,15 +6,14 @@ cmind executes this file anew on every call, and shows the docstrings of these m
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 # A checkout that is registered but not installed: what recipes start finds the package by PYTHONPATH.
-_SRC = Path(__file__).resolve().parents[2] / "src"
+_SRC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "src")
 # A folder that is merely named cm4vllm, such as the checkout itself, is found too, but has no origin.
-if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and _SRC.is_dir():
-    sys.path.insert(0, str(_SRC))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SRC), os.environ.get("PYTHONPATH", "")]))
+if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and os.path.isdir(_SRC):
+    sys.path.insert(0, _SRC)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SRC, os.environ.get("PYTHONPATH", "")]))
 
 from cm4vllm.engine.automation import ScriptAutomation  # noqa: E402
 

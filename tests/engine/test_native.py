@@ -62,10 +62,11 @@ def test_flavour_of_the_machine_chooses_the_file(tmp_path):
     for name in ("run", "run-ubuntu", "run-ubuntu-x86_64", "run-aarch64"):
         (tmp_path / f"{name}.sh").touch()
     env = {"CM_HOST_OS_FLAVOR": "ubuntu", "CM_HOST_OS_VERSION": "24.04", "CM_HOST_PLATFORM_FLAVOR": "x86_64"}
-    assert find_native(tmp_path, "", env).name == "run-ubuntu-x86_64.sh"
-    assert find_native(tmp_path, "", {**env, "CM_HOST_PLATFORM_FLAVOR": "other"}).name == "run-ubuntu.sh"
-    assert find_native(tmp_path, "", {"CM_HOST_PLATFORM_FLAVOR": "aarch64"}).name == "run-aarch64.sh"
-    assert find_native(tmp_path, "", {}).name == "run.sh"
+    folder = str(tmp_path)
+    assert find_native(folder, "", env) == f"{folder}/run-ubuntu-x86_64.sh"
+    assert find_native(folder, "", {**env, "CM_HOST_PLATFORM_FLAVOR": "other"}) == f"{folder}/run-ubuntu.sh"
+    assert find_native(folder, "", {"CM_HOST_PLATFORM_FLAVOR": "aarch64"}) == f"{folder}/run-aarch64.sh"
+    assert find_native(folder, "", {}) == f"{folder}/run.sh"
 
 
 def test_named_script_must_exist(home):

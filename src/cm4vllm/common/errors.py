@@ -30,9 +30,9 @@ The number is the exit code of `cm`. 1, 2 and 16 are those of the public script 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 __all__ = [
     "CheckerFailed",
@@ -209,7 +209,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 @contextmanager
-def translated_os_errors(action: str, path: Path, elsewhere: str = "--output_dir") -> Iterator[None]:
+def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: str = "--output_dir") -> Iterator[None]:
     """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy.
 
     `elsewhere` is what the user sets to have another folder.
@@ -218,9 +218,10 @@ def translated_os_errors(action: str, path: Path, elsewhere: str = "--output_dir
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            top = "/".join(os.fspath(path).split("/", 2)[:2])
             raise DiskFull(
-                f"cannot {action} {path}", cause="no space left on the device", remedy=f"free space on {path.anchor}"
-                f"{'/'.join(path.parts[1:2])} or choose another folder with {elsewhere}"
+                f"cannot {action} {path}", cause="no space left on the device",
+                remedy=f"free space on {top} or choose another folder with {elsewhere}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NotWritable(

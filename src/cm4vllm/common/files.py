@@ -1,19 +1,22 @@
 """Files that appear whole or not at all, digests and free space.
 
-`shutil` and `tempfile` are imported where they are used: a command that only reads starts a tenth faster without.
+`hashlib`, `pathlib`, `shutil` and `tempfile` are imported where they are used: to load them takes longer than all else
+that `cm` does where the cache answers.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import DiskFull, NotWritable, translated_os_errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "free_bytes",
@@ -41,10 +44,11 @@ def write_bytes(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes files for the owner alone; results are read by others too.
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(path)
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
             raise
 
 
@@ -90,29 +94,33 @@ def staged_folder(target: Path) -> Iterator[Path]:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_tree(folder: Path) -> str:
     """Return one SHA-256 for the names and contents of all files under `folder`, in hexadecimal."""
+    import hashlib
+
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
 
 
-def free_bytes(folder: Path) -> int:
+def free_bytes(folder: str | os.PathLike[str]) -> int:
     """Return what the file system of `folder` has free for an ordinary user."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
-def require_space(folder: Path, needed_bytes: int, purpose: str) -> None:
+def require_space(folder: str | os.PathLike[str], needed_bytes: int, purpose: str) -> None:
     """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`."""
-    probe = folder.absolute()
-    while not probe.exists():
-        probe = probe.parent
+    probe = os.path.abspath(folder)
+    while not os.path.exists(probe):
+        probe = os.path.dirname(probe)
     free = free_bytes(probe)
     if free < needed_bytes:
         raise DiskFull(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import NotFoundError
@@ -26,7 +25,7 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
     if not artifact and not i.get("tags"):
         return catalogue.all()
     if i.get("tags") or " " in artifact:
-        return _fitting(catalogue, Request.of(i, Path()))
+        return _fitting(catalogue, Request.of(i, ""))
     repo, _, name = artifact.rpartition(":")
     if "*" in name:
         found = [script for script in catalogue.all() if fnmatch.fnmatchcase(script.alias, name)
@@ -35,11 +34,11 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
             raise NotFoundError(f"no scripts were found with the name {artifact!r}")
         return found
     try:
-        return _fitting(catalogue, Request.of(i, Path()))
+        return _fitting(catalogue, Request.of(i, ""))
     except NotFoundError:
         if repo:
             raise
-        return _fitting(catalogue, Request.of({"tags": name}, Path()))
+        return _fitting(catalogue, Request.of({"tags": name}, ""))
 
 
 def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:

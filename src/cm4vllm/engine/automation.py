@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cmind.automation import Automation
@@ -48,13 +48,13 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
 
     def _nested(self, session: Session, i: Result) -> Result:
         try:
-            return run(session, Request.of(i, Path.cwd())).as_result()
+            return run(session, Request.of(i, os.getcwd())).as_result()
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
         session = Session(self, i)
-        folder = Path.cwd()
+        folder = os.getcwd()
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
         try:
@@ -145,7 +145,7 @@ def _unforeseen(error: Exception, session: Session) -> Result:
         traceback.print_exception(error)
     if isinstance(error, OSError):
         try:
-            with translated_os_errors("use", Path(str(error.filename or frame.filename))):
+            with translated_os_errors("use", str(error.filename or frame.filename)):
                 raise error
         except CmError as known:
             return {"return": known.exit_code, "error": str(known)}
@@ -156,7 +156,7 @@ def _unforeseen(error: Exception, session: Session) -> Result:
     return {"return": told.exit_code, "error": session.explained(told)}
 
 
-def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: Path) -> Result:
+def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
     with contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext():
         if flag(i, *PROVENANCE_FLAGS):
@@ -183,7 +183,7 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_befo
     if flag(i, "time"):
         session.tell(f"took {time.monotonic() - session.started:.1f} s")
     if flag(i, "space"):
-        used = free_before - free_bytes(Path.cwd())
+        used = free_before - free_bytes(os.getcwd())
         session.tell(f"disk space used: {max(used, 0) / 1e6:.1f} MB")
     for name in sorted(NOT_DONE.keys() & i.keys()):
         session.tell(f"note: --{name} is accepted and ignored" + (f": {NOT_DONE[name]}" if NOT_DONE[name] else ""))

@@ -11,20 +11,18 @@ entry whose files were deleted or altered since is not used again.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
+import contextlib
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import write_json
-from cm4vllm.engine import index
-from cm4vllm.engine.fingerprint import changed, observed
+from cm4vllm.engine.fingerprint import changed, digest_of, observed
+from cm4vllm.engine.value import Value
 from cm4vllm.engine.versions import Wanted
 
 __all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "Identity"]
@@ -38,7 +36,7 @@ _KEY = "cm4vllm_key"
 _UID, _STEM = 16, 12
 
 
-class Identity(NamedTuple):
+class Identity(Value):
     """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
 
     script: str
@@ -50,13 +48,13 @@ class Identity(NamedTuple):
     def key(self) -> str:
         """Return the digest of all of it."""
         parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return digest_of(json.dumps(parts, sort_keys=True).encode())
 
 
-class Entry(NamedTuple):
+class Entry(Value):
     """One entry. `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own."""
 
-    folder: Path
+    folder: str
     key: str
     version: str
     asked: str
@@ -72,12 +70,12 @@ class Entry(NamedTuple):
     def result(self) -> dict[str, Any]:
         """Return what the run gave: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
         try:
-            saved = json.loads((self.folder / STATE_FILE).read_bytes())
+            saved = _read(self.folder, STATE_FILE)
         except (OSError, ValueError):
-            raise Damaged(str(self.folder / STATE_FILE)) from None
+            raise Damaged(os.path.join(self.folder, STATE_FILE)) from None
         old = saved.get("folder", "")
-        if old and old != str(self.folder):
-            saved = _rebased(saved, old, str(self.folder))
+        if old and old != self.folder:
+            saved = _rebased(saved, old, self.folder)
         if path := changed(saved.get("files", {})):
             raise Damaged(path)
         return dict(saved)
@@ -97,21 +95,31 @@ def _rebased(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
+def _read(folder: str, name: str) -> Any:
+    with open(os.path.join(folder, name), "rb") as file:
+        return json.loads(file.read())
 
 
-def _restore(folder: Path) -> None:
+def _is_finished(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, _META_FILE))
+
+
+def _aside(folder: str) -> str:
+    parent, name = os.path.split(folder)
+    return os.path.join(parent, f".{name}.old")
+
+
+def _restore(folder: str) -> None:
     """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
     old = _aside(folder)
-    if (folder / _META_FILE).exists():
+    if _is_finished(folder):
         _remove(old)
         return
-    if old.exists():
+    if os.path.exists(old):
         _remove(folder)
-        old.rename(folder)
-    if (folder / _META_ASIDE).exists():
-        (folder / _META_ASIDE).rename(folder / _META_FILE)
+        os.rename(old, folder)
+    if os.path.exists(aside := os.path.join(folder, _META_ASIDE)):
+        os.rename(aside, os.path.join(folder, _META_FILE))
 
 
 class Cache:
@@ -119,7 +127,7 @@ class Cache:
 
     def __init__(self, cmind: Any) -> None:
         self._cmind = cmind
-        self.root = Path(cmind.repos_path) / "repos" / "local" / "cache"
+        self.root = os.path.join(cmind.repos_path, "repos", "local", "cache")
         self._held: set[str] = set()
 
     def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
@@ -129,9 +137,13 @@ class Cache:
         return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
 
     def _entries(self, key: str) -> Iterator[Entry]:
-        for folder in sorted(self.root.glob(f"{key[:_STEM]}*")):
+        try:
+            names = os.listdir(self.root)
+        except FileNotFoundError:
+            return
+        for folder in sorted(os.path.join(self.root, name) for name in names if name.startswith(key[:_STEM])):
             try:
-                meta = json.loads((folder / _META_FILE).read_bytes())
+                meta = _read(folder, _META_FILE)
             except (OSError, ValueError):
                 continue
             if isinstance(meta, dict) and meta.get(_KEY) == key:
@@ -147,10 +159,12 @@ class Cache:
         key = identity.key()
         if key in self._held:
             raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
-        locks = self.root / ".locks"
+        import fcntl  # what only reads takes no lock
+
+        locks = os.path.join(self.root, ".locks")
         with translated_os_errors("lock the cache in", locks):
-            locks.mkdir(parents=True, exist_ok=True)
-            handle = os.open(locks / key[:16], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.makedirs(locks, exist_ok=True)
+            handle = os.open(os.path.join(locks, key[:16]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,27 +181,27 @@ class Cache:
             os.close(handle)
 
     @contextmanager
-    def new_folder(self, identity: Identity) -> Iterator[Path]:
+    def new_folder(self, identity: Identity) -> Iterator[str]:
         """Give the empty folder of a further entry. To be called with the lock held."""
         number = 0
-        while (folder := self._folder(identity, number)).joinpath(_META_FILE).exists():
+        while _is_finished(folder := self._folder(identity, number)):
             number += 1
         with translated_os_errors("make a cache entry in", self.root):
             _remove(folder)
-            folder.mkdir(parents=True)
+            os.makedirs(folder)
         with self._removed_unless_finished(folder):
             yield folder
 
     @contextmanager
-    def renewed_folder(self, entry: Entry) -> Iterator[Path]:
+    def renewed_folder(self, entry: Entry) -> Iterator[str]:
         """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
         folder, old = entry.folder, _aside(entry.folder)
         with translated_os_errors("renew a cache entry in", self.root):
             _remove(old)
             # Without its meta it is no artifact: nobody shall find it under the other name.
-            (folder / _META_FILE).rename(folder / _META_ASIDE)
-            folder.rename(old)
-            folder.mkdir()
+            os.rename(os.path.join(folder, _META_FILE), os.path.join(folder, _META_ASIDE))
+            os.rename(folder, old)
+            os.mkdir(folder)
         try:
             with self._removed_unless_finished(folder):
                 yield folder
@@ -195,11 +209,11 @@ class Cache:
             _restore(folder)
 
     @contextmanager
-    def _removed_unless_finished(self, folder: Path) -> Iterator[None]:
+    def _removed_unless_finished(self, folder: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if not (folder / _META_FILE).exists():
+            if not _is_finished(folder):
                 _remove(folder)
 
     def recover(self, identity: Identity) -> None:
@@ -208,17 +222,18 @@ class Cache:
         while True:
             folder = self._folder(identity, number)
             _restore(folder)
-            if not folder.exists():
+            if not os.path.exists(folder):
                 return
             number += 1
 
     def drop(self, entry: Entry) -> None:
         """Remove an entry whose parts vanished. With the lock held."""
-        (entry.folder / _META_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(entry.folder, _META_FILE))
         _remove(entry.folder)
 
     def finish(
-        self, folder: Path, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
+        self, folder: str, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
         result: Mapping[str, Any], depends_on: str = "",
     ) -> None:
         """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
@@ -226,51 +241,55 @@ class Cache:
         `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without.
         Raises RecipeError when the state cannot be written as JSON.
         """
+        from pathlib import Path
+
+        from cm4vllm.engine import index
+
         named = {value for value in (*result["new_env"].values(), depends_on)
                  if isinstance(value, str) and value.startswith("/")}
         files = observed(folder, named)
         with translated_os_errors("write a cache entry in", folder):
             _sync(folder)
         try:
-            write_json(folder / STATE_FILE, {**result, "folder": str(folder), "files": files})
+            write_json(Path(folder, STATE_FILE), {**result, "folder": folder, "files": files})
         except TypeError as error:
             raise RecipeError(f"{script[0]} hands back what a cache entry cannot keep", cause=str(error),
                               remedy="new_env and new_state may hold texts, numbers, lists and mappings") from error
         meta = {
-            "alias": "", "uid": folder.name, "automation_alias": CACHE_AUTOMATION[0],
+            "alias": "", "uid": os.path.basename(folder), "automation_alias": CACHE_AUTOMATION[0],
             "automation_uid": CACHE_AUTOMATION[1], "tags": list(dict.fromkeys(tags)),
             "associated_script_artifact": f"{script[0]},{script[1]}", "associated_script_artifact_uid": script[1],
             "version": result.get("version", ""), "asked_version": asked, "made_at": time.time(), _KEY: identity.key(),
         }
-        write_json(folder / _META_FILE, meta)
+        write_json(Path(folder, _META_FILE), meta)
         _sync_folder(folder)
         index.add(self._cmind, meta, folder)
 
-    def _folder(self, identity: Identity, number: int) -> Path:
-        return self.root / f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}"
+    def _folder(self, identity: Identity, number: int) -> str:
+        return os.path.join(self.root, f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}")
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: str) -> None:
     import shutil  # a hit of the cache removes nothing, and need not pay for it
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
+def _sync(folder: str) -> None:
     """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
     import ctypes
 
     handle = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(handle):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
     except AttributeError:
         os.sync()  # no Linux
     finally:
         os.close(handle)
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,13 +7,14 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.documents import has_meta
 from cm4vllm.engine.meta import ScriptMeta, load_script
-from cm4vllm.engine.summaries import Summary, summaries
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.summaries import Summary
 
 __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
@@ -26,31 +27,33 @@ class Catalogue:
 
     def __init__(self, cmind: Any) -> None:
         self._cmind = cmind
-        self._read: dict[Path, ScriptMeta] = {}
+        self._read: dict[str, ScriptMeta] = {}
 
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
         """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
         wanted = set(tags)
-        indexed = [self.script(Path(path), repo) for path, repo in self.indexed(wanted)]
+        indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
         return [script for script in indexed if wanted <= set(script.tags)] or [
-            self.script(Path(one.path), one.repo) for one in self.summaries if wanted <= set(one.tags)]
+            self.script(one.path, one.repo) for one in self.summaries if wanted <= set(one.tags)]
 
     def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
         """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
-        return [self.script(Path(one.path), one.repo) for one in self.summaries if name in (one.alias, one.uid)
+        return [self.script(one.path, one.repo) for one in self.summaries if name in (one.alias, one.uid)
                 and (not repo or repo in self._repo_names(one.repo))]
 
     def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
         """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
         narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=self._entries)
         return [(str(entry["path"]), str((entry.get("repo") or [""])[0])) for entry in narrowest
-                if wanted <= set(entry.get("tags") or ()) and has_meta(Path(entry["path"]))]
+                if wanted <= set(entry.get("tags") or ()) and has_meta(entry["path"])]
 
     @cached_property
     def summaries(self) -> list[Summary]:
         """What every readable script is called; of two with one UID the first in the order of the repositories."""
+        from cm4vllm.engine.summaries import summaries  # most runs find what they need in the index
+
         found: dict[str, Summary] = {}
-        for one in summaries(self._candidates(), Path(self._cmind.repos_path) / _SUMMARIES):
+        for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
             if one.automation_uid == SCRIPT_AUTOMATION[1]:
                 found.setdefault(one.uid or one.path, one)
         return list(found.values())
@@ -60,14 +63,14 @@ class Catalogue:
         found = []
         for one in self.summaries:
             with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it tells what is wrong
-                found.append(self.script(Path(one.path), one.repo))
+                found.append(self.script(one.path, one.repo))
         return found
 
-    def script(self, path: Path, repo: str) -> ScriptMeta:
+    def script(self, folder: str, repo: str) -> ScriptMeta:
         """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
-        if path not in self._read:
-            self._read[path] = load_script(path, repo)
-        return self._read[path]
+        if folder not in self._read:
+            self._read[folder] = load_script(folder, repo)
+        return self._read[folder]
 
     @cached_property
     def _entries(self) -> list[dict[str, Any]]:
@@ -84,19 +87,18 @@ class Catalogue:
                 found[tag].append(entry)
         return found
 
-    def folders(self) -> Iterator[tuple[Path, str]]:
+    def folders(self) -> Iterator[tuple[str, str]]:
         """Yield the folders of all scripts, those of one UID included, each with the alias of its repository."""
-        for name, repo in self._candidates():
-            path = Path(name)
-            if has_meta(path):
-                yield path, repo
+        return (found for found in self._candidates() if has_meta(found[0]))
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
         for repo in self._cmind.repos.lst:
-            for automation in sorted(Path(repo.path_with_prefix).glob("script*")):
-                if automation.is_dir():
-                    for name in sorted(os.listdir(automation)):
-                        yield f"{automation}/{name}", str(repo.meta.get("alias", ""))
+            top = os.path.normpath(repo.path_with_prefix)
+            for automation in sorted(name for name in os.listdir(top) if name.startswith("script")):
+                folder = os.path.join(top, automation)
+                if os.path.isdir(folder):
+                    for name in sorted(os.listdir(folder)):
+                        yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
 
     def _repo_names(self, alias: str) -> set[str]:
         return {alias, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst

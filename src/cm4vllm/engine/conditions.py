@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from cm4vllm.engine.value import Value
 
 __all__ = ["CONDITION_KEYS", "Clause", "Conditions", "is_no", "matches", "says_no", "says_yes"]
 
@@ -20,7 +22,7 @@ def is_no(value: Any) -> bool:
     return str(value).strip().lower() in _NO
 
 
-class Conditions(NamedTuple):
+class Conditions(Value):
     """All clauses of one entry. A clause maps an environment key to the values that match it."""
 
     enable_all: Clause | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
@@ -73,7 +72,7 @@ def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mappin
 
 def request_for(
     dependency: Dependency, *, script: ScriptMeta, variations: Resolution, env: Mapping[str, Any],
-    const: Mapping[str, Any], state: Mapping[str, Any], adr: tuple[Amendment, ...], phase: str, folder: Path,
+    const: Mapping[str, Any], state: Mapping[str, Any], adr: tuple[Amendment, ...], phase: str, folder: str,
     const_state: Mapping[str, Any] | None = None,
 ) -> Request:
     """Return what a dependency is asked for, given its parent's environment at this moment."""
@@ -132,5 +131,5 @@ def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any
 
 def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
     wanted = dependency.wanted
-    return wanted._replace(**{name: substitute(getattr(wanted, name), env)
+    return wanted.but(**{name: substitute(getattr(wanted, name), env)
                               for name in ("version", "minimum", "maximum", "max_usable")})

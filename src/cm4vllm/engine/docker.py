@@ -55,7 +55,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
     checkout = Path(automation.path).parents[1]
     try:
         catalogue = Catalogue(automation.cmind)
-        script = select(catalogue, Request.of(i, Path.cwd()), checkout / "script")
+        script = select(catalogue, Request.of(i, os.getcwd()), str(checkout / "script"))
         container = container_of(script, i)
         folder = Path(str(i.get("docker_folder") or f"docker-{script.alias}")).absolute()
         write_context(container, folder, _repositories(automation.cmind, checkout, script))
@@ -77,7 +77,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
 
 def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
     """Return the container for a script as it is asked for; `docker` of its meta and variations is heeded."""
-    request = Request.of(i, Path.cwd())
+    request = Request.of(i, os.getcwd())
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
         described = merged(described, dict(variation.layer.docker))

@@ -80,7 +80,7 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
     yield from _scripts(catalogue, scripts)
     yield _packages(checkout)
     yield _disk(home, scripts)
-    yield from _cache(Cache(cmind).root)
+    yield from _cache(Path(Cache(cmind).root))
 
 
 def _python() -> Symptom:
@@ -214,7 +214,7 @@ def _cache(root: Path) -> Iterator[Symptom]:
                           f"cm rm cache {entry.folder.name} -f")
             continue
         try:
-            Entry(entry.folder, "", entry.version, "", entry.made_at).result()
+            Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
         except Damaged as damage:
             sound = False
             yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) is broken: {damage} is gone or altered;"

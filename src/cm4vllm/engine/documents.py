@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
@@ -13,19 +13,22 @@ __all__ = ["META_NAMES", "has_meta", "lines_of", "merged", "read_json", "read_me
 
 META_NAMES = ("_cm.yaml", "_cm.json")
 
+AnyPath = str | os.PathLike[str]
 
-def read_yaml(path: Path) -> Any:
+
+def read_yaml(path: AnyPath) -> Any:
     """Return what a YAML file holds. Raises RecipeError naming file and line when it is not YAML."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506 both are safe loaders
+        with open(path, "rb") as file:
+            return yaml.load(file.read(), Loader=loader)  # noqa: S506 both are safe loaders
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not YAML", cause=str(error)) from error
 
 
-def lines_of(path: Path) -> dict[tuple[str | int, ...], int]:
+def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     """Return the line on which each key and list item of a YAML file begins, by its path of keys from the top.
 
     A file that cannot be read, or that is not YAML, has none.
@@ -45,26 +48,28 @@ def lines_of(path: Path) -> dict[tuple[str | int, ...], int]:
                 visit(item, (*place, number))
 
     try:
-        visit(yaml.compose(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
+        with open(path, "rb") as file:
+            visit(yaml.compose(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
     except (OSError, yaml.YAMLError):
         return {}
     return found
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: AnyPath) -> Any:
     """Return what a JSON file holds. Raises RecipeError naming the file when it is not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            return json.loads(file.read())
     except ValueError as error:
         raise RecipeError(f"{path} is not JSON", cause=str(error)) from error
 
 
-def has_meta(folder: Path) -> bool:
+def has_meta(folder: AnyPath) -> bool:
     """Tell whether `folder` is a CM artifact."""
-    return any((folder / name).is_file() for name in META_NAMES)
+    return any(os.path.isfile(os.path.join(folder, name)) for name in META_NAMES)
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: AnyPath) -> dict[str, Any]:
     """Return the meta of the artifact in `folder`: `_cm.yaml`, updated by `_cm.json` where both exist.
 
     Raises RecipeError when there is none or it is not a mapping.
@@ -72,8 +77,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     found = False
     for name in META_NAMES:
-        path = folder / name
-        if not path.is_file():
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
             continue
         found = True
         part = read_yaml(path) if name.endswith(".yaml") else read_json(path)

@@ -6,10 +6,10 @@ deps -> preprocess -> prehook_deps -> run.sh -> posthook_deps -> postprocess -> 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 from cm4vllm.common.errors import CmError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
@@ -17,13 +17,13 @@ from cm4vllm.engine import dependencies
 from cm4vllm.engine.conditions import is_no
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import Env, as_text, merge_into
-from cm4vllm.engine.hooks import hook_input, working_in
 from cm4vllm.engine.meta import Dependency
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.scope import Outcome, Scope, remarks
 from cm4vllm.engine.selection import select
 from cm4vllm.engine.session import Session
 from cm4vllm.engine.task import Task
+from cm4vllm.engine.value import Value
 
 __all__ = ["Outcome", "Run", "run"]
 
@@ -59,7 +59,7 @@ def perform(session: Session, task: Task, scope: Scope) -> Outcome:
     return fresh(session, task, task.request.folder)
 
 
-def fresh(session: Session, task: Task, folder: Path) -> Outcome:
+def fresh(session: Session, task: Task, folder: str) -> Outcome:
     """Run a script step by step in `folder`. A step that returns an outcome is the last one."""
     task = task.settled()
     scope = Scope.of(task)
@@ -73,7 +73,7 @@ def fresh(session: Session, task: Task, folder: Path) -> Outcome:
     return scope.outcome(task)
 
 
-class Run(NamedTuple):
+class Run(Value):
     """What every step gets: the session, what is settled, and what changes."""
 
     session: Session
@@ -95,25 +95,29 @@ class Run(NamedTuple):
         hooks, scope = self.session.hooks_of(self.task.script), self.scope
         if hooks.get(name) is None:
             return {}
+        from cm4vllm.engine.hooks import hook_input, working_in
+
         # The folder of a cached script that failed is gone when its cleanup is called.
-        with working_in(scope.folder if scope.folder.is_dir() else self.task.request.folder):
+        with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
             given = hook_input(self)
             result = hooks.call(name, given)
         for key, value in scope.env.items():
             if not isinstance(value, (str, list, dict)):
                 scope.env[key] = as_text(value)
         scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
-        scope.extra_tags += [tag for tag in result.get("add_extra_cache_tags") or [] if tag not in scope.extra_tags]
+        scope.extra_tags = tuple(dict.fromkeys((*scope.extra_tags, *(result.get("add_extra_cache_tags") or ()))))
         dependencies.update_from(given["meta"], scope.phases)
         self.session.vault.learn(scope.env)
         return result
 
     def detect_version(self) -> Mapping[str, Any]:
         """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
+        from cm4vllm.engine.hooks import hook_input
+
         hooks = self.session.hooks_of(self.task.script)
         return hooks.call("detect_version", hook_input(self)) if hooks.get("detect_version") else {}
 
-    def native(self, name: str, env: dict[str, Any], folder: Path) -> bool:
+    def native(self, name: str, env: dict[str, Any], folder: str) -> bool:
         """Run a shell file of the script, and merge what it writes into `env` and the state.
 
         An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
@@ -123,15 +127,17 @@ class Run(NamedTuple):
         from cm4vllm.engine.shelltext import shell_keys
 
         session, script, scope = self.session, self.task.script, self.scope
-        path = find_native(script.path, name, env)
+        path = find_native(script.folder, name, env)
         if path is None:
             return False
-        out, state_out = folder / _ENV_OUT, folder / _STATE_OUT
+        out, state_out = os.path.join(folder, _ENV_OUT), os.path.join(folder, _STATE_OUT)
         with translated_os_errors("run a script in", folder):
             for leftover in (out, state_out):
-                leftover.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(leftover)
             if scope.state:
-                (folder / _STATE_IN).write_text(json.dumps(session.vault.cleaned(scope.state), default=str))
+                with open(os.path.join(folder, _STATE_IN), "w") as file:
+                    file.write(json.dumps(session.vault.cleaned(scope.state), default=str))
         prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
         if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
             from cm4vllm.engine.provenance import debug_script
@@ -145,7 +151,7 @@ class Run(NamedTuple):
                    output=session.output, clean=session.vault.clean, prefix=prefix)
         merge_into(env, read_assignments(out))
         session.vault.learn(env)
-        if state_out.exists():
+        if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))
         return True
 
@@ -172,16 +178,16 @@ def prepare_folder(run: Run) -> None:
     """Tell the script where it is, and make the folder that CM_OUTDIRNAME asks for."""
     scope, script = run.scope, run.task.script
     scope.env.update({
-        "CM_TMP_CURRENT_PATH": str(run.task.request.folder), "CM_TMP_CURRENT_SCRIPT_PATH": str(script.path),
-        "CM_TMP_CURRENT_SCRIPT_WORK_PATH": str(scope.folder)})
+        "CM_TMP_CURRENT_PATH": run.task.request.folder, "CM_TMP_CURRENT_SCRIPT_PATH": script.folder,
+        "CM_TMP_CURRENT_SCRIPT_WORK_PATH": scope.folder})
     if run.session.fake:
         scope.env["CM_TMP_FAKE_RUN"] = "yes"
     if run.task.is_cached and flag(run.task.request.inputs, "renew"):
         scope.env["CM_RENEW_CACHE_ENTRY"] = "yes"
     if scope.env.get("CM_OUTDIRNAME"):
-        scope.folder = scope.folder / str(scope.env["CM_OUTDIRNAME"])
+        scope.folder = os.path.join(scope.folder, str(scope.env["CM_OUTDIRNAME"]))
         with translated_os_errors("make", scope.folder):
-            scope.folder.mkdir(parents=True, exist_ok=True)
+            os.makedirs(scope.folder, exist_ok=True)
     if not run.is_fake:
         _remove(scope.folder, (*script.clean_files, *script.clean_output_files))
 
@@ -229,13 +235,13 @@ def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
     task, scope = current.task, current.scope
     other = result.get("script")
     if not other:
-        return replace(scope.outcome(task), skipped=True)
+        return scope.outcome(task).but(skipped=True)
     given: dict[str, Any] = {"tags": other} if isinstance(other, str) else dict(other)
     request = Request.of({**given, "env": {**scope.env, **(given.get("env") or {})}}, scope.folder)
-    outcome = run(current.session, replace(request, const=scope.const, state=scope.state, adr=task.adr))
+    outcome = run(current.session, request.but(const=scope.const, state=scope.state, adr=task.adr))
     scope.deps.append(request.title())
     merge_into(scope.env, outcome.new_env)
-    return replace(outcome, env=scope.env, deps=scope.deps)
+    return outcome.but(env=scope.env, deps=scope.deps)
 
 
 def native(run: Run) -> None:
@@ -280,33 +286,39 @@ _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
 
 # --- parts of steps --------------------------------------------------------------------------------------------------
 
-def _native_state(path: Path, title: str) -> dict[str, Any]:
+def _native_state(path: str, title: str) -> dict[str, Any]:
     try:
-        state = json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            state = json.loads(file.read())
     except ValueError as error:
-        raise RecipeError(f"run.sh of {title} wrote a {path.name} that is not JSON", cause=str(error)) from error
+        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not JSON", cause=str(error)) from error
     if not isinstance(state, dict):
-        raise RecipeError(f"run.sh of {title} wrote a {path.name} that is not a mapping")
+        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not a mapping")
     return state
 
 
-def _remove(folder: Path, names: tuple[str, ...]) -> None:
+def _remove(folder: str, names: tuple[str, ...]) -> None:
     """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""
     for name in names:
-        path = folder / name
+        path = os.path.join(folder, name)
         # A plain name cannot lead out; to resolve a path is to look at each folder on the way.
-        if name != path.name and not path.parent.resolve().is_relative_to(folder.resolve()):
+        if name != os.path.basename(name) and not _is_inside(os.path.dirname(path), folder):
             raise RecipeError(f"the meta asks to remove {name!r}", cause=f"it is not inside {folder}")
-        if path.is_file():
+        if os.path.isfile(path):
             with translated_os_errors("remove", path):
-                path.unlink()
+                os.unlink(path)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def _show_files(run: Run) -> None:
     for name in run.task.script.files_on_error:
-        path = run.scope.folder / name
-        if path.is_file():
-            run.session.tell(f"{path}:\n{path.read_text(errors='replace')}")
+        path = os.path.join(run.scope.folder, name)
+        if os.path.isfile(path):
+            with open(path, errors="replace") as file:
+                run.session.tell(f"{path}:\n{file.read()}")
 
 
 def check_version(task: Task, version: str) -> None:
@@ -320,7 +332,7 @@ def _check_promises(task: Task, new_env: Env) -> None:
     for key in task.promised_env_keys:
         if is_no(new_env.get(key, "")):
             raise RecipeError(f"{task.script.title()} ended without {key}, which its meta promises",
-                              remedy=f"set it in {task.script.path}, or take it out of promised_env_keys")
+                              remedy=f"set it in {task.script.folder}, or take it out of promised_env_keys")
 
 
 def _tell_exported(session: Session, task: Task, outcome: Outcome) -> None:

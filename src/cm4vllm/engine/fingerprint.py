@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from cm4vllm.engine.meta import ScriptMeta
 
-__all__ = ["changed", "observed", "recipe_digest"]
+try:
+    from _blake2 import blake2b  # what hashlib gives by this name, without loading OpenSSL at every start
+except ImportError:
+    from hashlib import blake2b
+
+__all__ = ["changed", "digest_of", "observed", "recipe_digest"]
 
 # Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
 _DESCRIPTIVE = frozenset({
@@ -31,6 +34,11 @@ MOST_FILES = 2000
 Record = list[Any]
 
 
+def digest_of(data: bytes) -> str:
+    """Return the BLAKE2b digest of `data`, 256 bits in hexadecimal."""
+    return str(blake2b(data, digest_size=32).hexdigest())
+
+
 def recipe_digest(script: ScriptMeta, variations: Collection[str]) -> str:
     """Return a digest of what a script does with these variations: its effective meta and the files beside it.
 
@@ -38,25 +46,24 @@ def recipe_digest(script: ScriptMeta, variations: Collection[str]) -> str:
     """
     meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
     meta["variations"] = {name: script.variations.get(name) for name in variations}
-    digest = hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode())
-    for path in sorted(_recipe_files(script.path)):
-        digest.update(os.fsencode(f"\n{os.path.relpath(path, script.path)}\0"))
-        digest.update(_content_digest(path).encode())
-    return digest.hexdigest()
+    parts = [json.dumps(meta, sort_keys=True, default=str)]
+    parts += [f"{os.path.relpath(path, script.folder)}\0{_content_digest(path)}"
+              for path in sorted(_recipe_files(script.folder))]
+    return digest_of(os.fsencode("\n".join(parts)))
 
 
-def _recipe_files(folder: Path) -> Iterator[str]:
+def _recipe_files(folder: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name in _NO_PART_OF_A_RECIPE or entry.name.endswith((".md", ".pyc")) or entry.name[0] == ".":
                 continue
             if entry.is_dir():
-                yield from _recipe_files(Path(entry.path))
+                yield from _recipe_files(entry.path)
             elif entry.is_file():
                 yield entry.path
 
 
-def observed(folder: Path, exported: Iterable[str]) -> dict[str, Record | None]:
+def observed(folder: str, exported: Iterable[str]) -> dict[str, Record | None]:
     """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths
     that only must exist.
 
@@ -66,13 +73,13 @@ def observed(folder: Path, exported: Iterable[str]) -> dict[str, Record | None]:
     """
     exported = set(exported)
     records: dict[str, Record | None] = {}
-    for path in sorted({*exported, *(str(path) for path in folder.iterdir() if _stays(path.name))}):
-        if os.path.isfile(path) and Path(path).is_relative_to(folder):
+    for path in sorted({*exported, *(os.path.join(folder, name) for name in os.listdir(folder) if _stays(name))}):
+        if os.path.isfile(path) and path.startswith(f"{folder}{os.sep}"):
             records[path] = _record(path)
         elif os.path.exists(path):
             records[path] = None
     for path in sorted(exported):
-        if os.path.isdir(path) and Path(path).is_relative_to(folder):
+        if os.path.isdir(path) and f"{path}{os.sep}".startswith(f"{folder}{os.sep}"):
             records.update(_tree(path))
     return records
 
@@ -117,7 +124,7 @@ def _record(path: str) -> Record:
 
 
 def _content_digest(path: str) -> str:
-    digest = hashlib.sha256()
+    digest = blake2b(digest_size=32)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _WHOLE_BYTES:
@@ -127,4 +134,4 @@ def _content_digest(path: str) -> str:
             digest.update(file.read(_END_BYTES))
             file.seek(-_END_BYTES, os.SEEK_END)
             digest.update(file.read())
-    return digest.hexdigest()
+    return str(digest.hexdigest())

@@ -176,10 +176,10 @@ def run_native_script(i: Answer) -> Answer:
     name = str(i.get("script_name") or "")
     state = copy.deepcopy(run.scope.state)
     own = run.scope.env
-    env.update({"CM_TMP_CURRENT_SCRIPT_PATH": str(run.task.script.path),
+    env.update({"CM_TMP_CURRENT_SCRIPT_PATH": run.task.script.folder,
                 "CM_TMP_CURRENT_SCRIPT_WORK_PATH": os.getcwd()})
     try:
-        run.native(name if name not in ("", "run") else run.task.script_name, env, Path.cwd())
+        run.native(name if name not in ("", "run") else run.task.script_name, env, os.getcwd())
         run.scope.env = env
         result = run.detect_version() if i.get("detect_version") else {}
     finally:

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ def hook_input(run: Run) -> dict[str, Any]:
     meta = copy.deepcopy({key: value for key, value in task.script.raw.items() if key not in PHASES})
     meta.update({phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
                  for phase in PHASES if scope.phases[phase] or phase in task.script.raw})
-    path = str(task.script.path)
+    path = task.script.folder
     run_state = session.run_state(task, scope.deps)
     shared = {"path": path, "env": scope.env, "state": scope.state, "const": scope.const, "meta": meta,
               "os_info": copy.deepcopy(dict(OS_INFO)), "recursion_spaces": "  " * (len(session.scripts) - 1),
@@ -65,9 +64,9 @@ def hook_input(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def working_in(folder: Path) -> Iterator[None]:
+def working_in(folder: str) -> Iterator[None]:
     """Make `folder` the working directory for a while: hooks and helpers of the public format rely on it."""
-    before = Path.cwd()
+    before = os.getcwd()
     os.chdir(folder)
     try:
         yield
@@ -80,11 +79,12 @@ class Hooks:
 
     def __init__(self, script: ScriptMeta) -> None:
         self._title = script.title()
-        self._path = script.path / "customize.py"
-        self._module = self._load() if self._path.is_file() else None
+        self._name = os.path.basename(script.folder)
+        self._path = os.path.join(script.folder, "customize.py")
+        self._module = self._load() if os.path.isfile(self._path) else None
 
     def _load(self) -> ModuleType:
-        name = f"customize_{self._path.parent.name.replace('-', '_')}"
+        name = f"customize_{self._name.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, self._path)
         if spec is None or spec.loader is None:
             raise RecipeError(f"{self._path} cannot be loaded")
@@ -123,11 +123,11 @@ class Hooks:
         except CmError:
             raise
         except (Exception, SystemExit) as error:
-            raise RecipeError(f"{self._path.parent.name}: {what}", cause=self._where(error)) from error
+            raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
 
     def _where(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename) == self._path]
+        own = [frame for frame in frames if frame.filename == self._path]
         places = []
         if own:
             places.append(f"{self._path}:{own[-1].lineno}")

@@ -23,7 +23,7 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = sec
     """
     bare = task.of_version(Wanted())
     if len(bare.layers) != len(task.layers):
-        scope = Scope.of(task._replace(layers=bare.layers))
+        scope = Scope.of(task.but(layers=bare.layers))
     script = task.script
     declared = set(script.input_mapping.values())
     for layer in bare.layers:
@@ -31,7 +31,7 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = sec
     inputs = {key: scope.env[key] for key in declared if key in scope.env and not is_secret(key)
               and not key.startswith(("CM_TMP_", "CM_VERSION"))}
     extra = [tag for tag in cache_tags(task, scope.env) if tag not in script.tags and not tag.startswith("_")]
-    return Identity(script.uid or str(script.path), recipe_digest(script, task.variations.names),
+    return Identity(script.uid or script.folder, recipe_digest(script, task.variations.names),
                     task.variations.names, inputs, tuple(extra))
 
 

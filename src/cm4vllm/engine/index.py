@@ -6,15 +6,16 @@ leave half a file, and the later of two runs would forget the entries of the ear
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.files import write_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["add", "protect"]
 
@@ -29,17 +30,19 @@ def protect(cmind: Any) -> None:
         index.save = lambda: _save(index)
 
 
-def add(cmind: Any, meta: Mapping[str, Any], folder: Path) -> None:
+def add(cmind: Any, meta: Mapping[str, Any], folder: str) -> None:
     """Add a cache entry to the index, in memory and on disk."""
     index = getattr(cmind, "index", None)
     if index is None or not cmind.use_index:
         return
-    index.add(meta, str(folder), _LOCAL, update=True)
+    index.add(meta, folder, _LOCAL, update=True)
     _save(index)
     index.updated = False
 
 
 def _save(index: Any) -> dict[str, int]:
+    from pathlib import Path
+
     path = Path(index.full_path_to_index)
     with _locked(path):
         _take_over(index.meta, _read(path))
@@ -49,6 +52,8 @@ def _save(index: Any) -> dict[str, int]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

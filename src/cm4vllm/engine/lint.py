@@ -91,16 +91,16 @@ class Linter:
 
     def duplicates(self) -> list[Finding]:
         """Return a finding for each folder whose UID another one before it has, or whose meta cannot be read."""
-        first: dict[str, Path] = {}
+        first: dict[str, str] = {}
         found = []
         for path, repo in self.catalogue.folders():
             try:
                 uid = self.catalogue.script(path, repo).uid
             except CmError as error:
-                found.append(Finding(f"{error.what}: {error.cause}" if error.cause else error.what, path=path))
+                found.append(Finding(f"{error.what}: {error.cause}" if error.cause else error.what, path=Path(path)))
                 continue
             if uid and uid in first:
-                found.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=path))
+                found.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=Path(path)))
             first.setdefault(uid, path)
         return found
 

@@ -1,18 +1,18 @@
-"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint.
-
-They are named tuples because to define a dataclass of so many fields takes ten times as long, at every start.
-"""
+"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.documents import merged, read_meta
+from cm4vllm.engine.value import Value
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS", "STEPS", "STEP_KEYS",
            "VARIATION_KEYS", "Amendment", "Bring", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of",
@@ -36,7 +36,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(str(item) for item in value or ())
 
 
-class Dependency(NamedTuple):
+class Dependency(Value):
     """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
 
     For steps only: `only_if` says in words what decides whether it is taken, where no environment key tells it;
@@ -108,7 +108,7 @@ DEPENDENCY_KEYS = frozenset({
 })
 
 
-class Amendment(NamedTuple):
+class Amendment(Value):
     """A change to the dependencies that carry a name, under conditions of its own."""
 
     name: str
@@ -130,7 +130,7 @@ def amendments_of(raw: Any) -> tuple[Amendment, ...]:
     return tuple(found)
 
 
-class ConditionalUpdate(NamedTuple):
+class ConditionalUpdate(Value):
     """One entry of update_meta_if_env."""
 
     conditions: Conditions
@@ -138,7 +138,7 @@ class ConditionalUpdate(NamedTuple):
     state: Raw
 
 
-class Bring(NamedTuple):
+class Bring(Value):
     """Something that a script's own code brings onto the machine; declared for the plan.
 
     `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
@@ -164,7 +164,7 @@ class Bring(NamedTuple):
 BRING_KEYS = frozenset(Bring._fields)
 
 
-class Layer(NamedTuple):
+class Layer(Value):
     """What the meta itself, each variation and each version can say alike."""
 
     env: Raw
@@ -209,7 +209,7 @@ LAYER_KEYS = frozenset({
 })
 
 
-class Variation(NamedTuple):
+class Variation(Value):
     """One variation as it is written; in a dynamic one (`name.#`) the value already stands for `#`."""
 
     name: str
@@ -251,12 +251,12 @@ def _filled(raw: Any, value: str) -> Any:
     return raw
 
 
-class ScriptMeta(NamedTuple):
-    """A script: its meta, where it lies and whose it is. `variations` stay raw until one is chosen."""
+class ScriptMeta(Value):
+    """A script: its meta, the folder where it lies and whose it is. `variations` stay raw until one is chosen."""
 
     alias: str
     uid: str
-    path: Path
+    folder: str
     repo: str
     tags: tuple[str, ...]
     layer: Layer
@@ -287,6 +287,13 @@ class ScriptMeta(NamedTuple):
     unknown: tuple[str, ...]
     raw: Raw
 
+    @property
+    def path(self) -> Path:
+        """The folder, for those who do more with it than most runs do."""
+        from pathlib import Path
+
+        return Path(self.folder)
+
     def title(self) -> str:
         """Return what people call it: its tags_help without the command, or its alias."""
         return self.tags_help.strip().strip('"') or self.alias or self.uid
@@ -304,18 +311,18 @@ SCRIPT_KEYS = LAYER_KEYS | {
 }
 
 
-def load_script(path: Path, repo: str) -> ScriptMeta:
-    """Read the script in folder `path`. Raises RecipeError naming the file when a part has the wrong shape."""
-    raw = read_meta(path)
+def load_script(folder: str, repo: str) -> ScriptMeta:
+    """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
+    raw = read_meta(folder)
     try:
-        return _script(raw, path, repo)
+        return _script(raw, folder, repo)
     except (AttributeError, TypeError, ValueError) as error:
-        raise RecipeError(f"the meta of {path} has a part of the wrong shape", cause=str(error)) from error
+        raise RecipeError(f"the meta of {folder} has a part of the wrong shape", cause=str(error)) from error
 
 
-def _script(raw: Raw, path: Path, repo: str) -> ScriptMeta:
+def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
     return ScriptMeta(
-        alias=str(raw.get("alias") or ""), uid=str(raw.get("uid") or ""), path=path, repo=repo,
+        alias=str(raw.get("alias") or ""), uid=str(raw.get("uid") or ""), folder=folder, repo=repo,
         tags=split_tags(raw.get("tags")), layer=Layer.of(raw), variations={
             str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
         default_variation=str(raw.get("default_variation") or ""),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import IO, Any
 
 from cm4vllm.common.errors import NativeCommandError, RecipeError, UsageError
@@ -28,23 +28,23 @@ _TAIL_LINES = 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def find_native(folder: Path, name: str, env: Mapping[str, Any]) -> Path | None:
+def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
     """Return the shell file for this machine: the most special `<name>-<flavor>-<version>-<platform>.sh` there is.
 
     Raises RecipeError when a `name` other than the usual one is asked for and missing.
     """
-    if name and Path(name).name != name:
+    if os.path.basename(name) != name:
         raise RecipeError(f"script_name {name!r} is not the name of a file",
                           cause="it leads out of the script's folder")
     flavor, version, platform = (str(env.get(f"CM_HOST_{key}") or "")
                                  for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR"))
     suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
     for parts in suffixes:
-        path = folder / f"{'-'.join((name or 'run', *parts))}.sh"
-        if all(parts) and path.is_file():
+        path = os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")
+        if all(parts) and os.path.isfile(path):
             return path
-    path = folder / f"{name or 'run'}.sh"
-    if path.is_file():
+    path = os.path.join(folder, f"{name or 'run'}.sh")
+    if os.path.isfile(path):
         return path
     if name:
         raise RecipeError(f"{path} is missing", cause=f"the script_name {name!r} is asked for")
@@ -87,10 +87,11 @@ def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool)
     full[name] = separator.join([*items, *([full[name]] if full.get(name) else [])])
 
 
-def read_assignments(path: Path) -> dict[str, str]:
+def read_assignments(path: str) -> dict[str, str]:
     """Return the KEY=VALUE lines of a file; only the first `=` of a line separates. A missing file holds none."""
     try:
-        text = path.read_bytes().decode(errors="surrogateescape")
+        with open(path, "rb") as file:
+            text = file.read().decode(errors="surrogateescape")
     except FileNotFoundError:
         return {}
     pairs = (line.partition("=") for line in text.split("\n"))
@@ -100,7 +101,7 @@ def read_assignments(path: Path) -> dict[str, str]:
 class _Output:
     """What a command prints: passed on line by line, kept in a log, and its last lines remembered."""
 
-    def __init__(self, stream: IO[str], log: Path, clean: Callable[[str], str]) -> None:
+    def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.log = log
         self._stream = stream
@@ -113,8 +114,8 @@ class _Output:
                 text = self._clean(line)
                 self.tail.append(text.rstrip("\n"))
                 if log is None:
-                    self.log.parent.mkdir(parents=True, exist_ok=True)
-                    log = self.log.open("w")
+                    os.makedirs(os.path.dirname(self.log), exist_ok=True)
+                    log = open(self.log, "w")  # noqa: SIM115 closed below
                 log.write(text)
                 self._stream.write(text)
                 self._stream.flush()
@@ -123,7 +124,7 @@ class _Output:
 
 
 def run_native(
-    script: Path, env: Mapping[str, str], folder: Path, *, title: str, log: Path, guardian: Guardian,
+    script: str, env: Mapping[str, str], folder: str, *, title: str, log: str, guardian: Guardian,
     prefix: Sequence[str] = (), output: IO[str] | None = None, clean: Callable[[str], str] = str,
 ) -> None:
     """Run a shell file, sourced by bash in `folder` with exactly `env`, and pass on what it prints, cleaned.
@@ -136,11 +137,11 @@ def run_native(
     try:
         guardian.start()
         process = subprocess.Popen(
-            ["bash", "-c", command, str(script)], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+            ["bash", "-c", command, script], cwd=folder, env=env, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
         )
     except OSError as error:
-        raise NativeCommandError(f"{script.name} of {title} cannot be started", cause=str(error),
+        raise NativeCommandError(f"{os.path.basename(script)} of {title} cannot be started", cause=str(error),
                                  remedy=_start_remedy(error, env)) from error
     assert process.stdout is not None  # noqa: S101 it is a pipe
     printed = _Output(output or sys.stdout, log, clean)
@@ -157,7 +158,8 @@ def run_native(
             reader.join(timeout=1.0)
     if status:
         raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
-    log.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(log)
 
 
 def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
@@ -167,11 +169,11 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
     return "install bash, or put it on PATH" if error.filename == "bash" else ""
 
 
-def _failure(script: Path, title: str, folder: Path, status: int, printed: _Output) -> NativeCommandError:
+def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
     return NativeCommandError(
-        f"{script.name} of {title} ended with {exit_in_words(status)}",
+        f"{os.path.basename(script)} of {title} ended with {exit_in_words(status)}",
         cause="\n".join(filter(None, [f"command: bash {script}", f"folder:  {folder}", where, tail])),
         remedy=likely_remedy(status, tail) or f"read the log and {script}, or run it again with -v")
 

@@ -7,8 +7,9 @@ exports what its meta says, and a cache entry what it holds: those are known.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -136,7 +137,7 @@ class _Planner:
                 node.open_facts = self.words(facts)
                 node.brings = self.possibly_brought(request)
                 return Exports.of_patterns(self.patterns_of_any(request))
-            near = self.stack[-1].script.path.parent if self.stack else self.session.near
+            near = os.path.dirname(self.stack[-1].script.folder) if self.stack else self.session.near
             node.script = select(self.session.catalogue, request, near)
             return self.filled(node, asked, certain=certain)
         except CmError as error:
@@ -257,7 +258,8 @@ class _Planner:
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Tell whether the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
-        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(self.session.cache.root))
+        return script.uid in made or any(
+            entry.script_uid == script.uid for entry in stored(Path(self.session.cache.root)))
 
     # --- what is below -----------------------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class _Planner:
             if isinstance(holds, frozenset):
                 truth = both(truth, holds)
             elif holds:
-                changes.append(change._replace(conditions=Conditions()))
+                changes.append(change.but(conditions=Conditions()))
         return amended(dependency, changes, frame.env), truth
 
     def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:
@@ -348,7 +350,7 @@ class _Planner:
             return frame.asked_of(dependency, phase)
         # As a hook asks: with its whole environment, and without what a dependency inherits beside it.
         asked = frame.asked_of(dependency, "post_deps")
-        return replace(asked, const={}, state={}, adr=(), wanted=Wanted(), is_dependency=False,
+        return asked.but(const={}, state={}, adr=(), wanted=Wanted(), is_dependency=False,
                        inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
     def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 from cm4vllm.common.errors import CmError
@@ -23,7 +23,7 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """
     session = Session(automation, i)
     try:
-        root = plan(session, Request.of(i, Path.cwd(), from_person=bool(i.get("cmd"))))
+        root = plan(session, Request.of(i, os.getcwd(), from_person=bool(i.get("cmd"))))
     except CmError as error:
         return {"return": error.exit_code, "error": session.explained(error)}
     data = as_json(root)

@@ -26,8 +26,12 @@ _DEBUG_FILE = "tmp-run-without-cm.sh"
 _VERSION_FILES = ("cm-run-script-versions.json", "version_info.json")
 
 
-def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], folder: Path) -> None:
-    """Write what the flags of the top-level run ask for. `result` is what it returned, failed or not."""
+def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], place: str) -> None:
+    """Write into the folder `place` what the flags of the top-level run ask for.
+
+    `result` is what that run returned, failed or not.
+    """
+    folder = Path(place)
     if flag(i, "dump_version_info"):
         for name in _VERSION_FILES:
             write_json(folder / name, session.versions)
@@ -68,11 +72,11 @@ def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ())
     return "\n".join(lines) + "\n"
 
 
-def debug_script(session: Session, script: Path, env: Mapping[str, Any], folder: Path, prefix: Iterable[str]) -> None:
+def debug_script(session: Session, script: str, env: Mapping[str, Any], folder: str, prefix: Iterable[str]) -> None:
     """Write a shell file that runs a script's shell file without CM."""
-    path = folder / _DEBUG_FILE
-    write_text(path, shell_text(env, session.vault, prefix) + f"\ncd {shlex.quote(str(folder))}\n"
-                                                              f". {shlex.quote(str(script))}\n")
+    path = Path(folder, _DEBUG_FILE)
+    write_text(path, shell_text(env, session.vault, prefix) + f"\ncd {shlex.quote(folder)}\n"
+                                                              f". {shlex.quote(script)}\n")
     session.tell(f"to run it without CM: bash {path}")
 
 
@@ -110,7 +114,7 @@ def _command(i: Mapping[str, Any]) -> str:
         artifact = str(i.get("artifact") or "")
         named = [artifact] if artifact and artifact not in typed else []
         return shlex.join(["cm", str(i.get("action") or "run"), "script", *named, *typed])
-    return f"cm run script --tags={Request.of(i, Path()).title()}"
+    return f"cm run script --tags={Request.of(i, '').title()}"
 
 
 def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -> str:

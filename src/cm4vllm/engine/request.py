@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.conditions import is_no
 from cm4vllm.engine.environment import as_text
 from cm4vllm.engine.meta import Amendment, ScriptMeta, amendments_of, split_tags
+from cm4vllm.engine.value import Value
 from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 
 __all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs",
@@ -74,36 +74,38 @@ def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(kind) for kind in kinds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Request(Value):
     """One run of one script. `inputs` is all that was given, as given; `folder` is where it works unless cached.
 
     `explicit` names the environment keys that a person gave on the command line.
     """
 
+    folder: str
     tags: tuple[str, ...] = ()
     excluded_tags: tuple[str, ...] = ()
     variations: tuple[str, ...] = ()
     excluded_variations: tuple[str, ...] = ()
     name: str = ""
     repo: str = ""
-    env: Mapping[str, Any] = field(default_factory=dict)
-    const: Mapping[str, Any] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
-    const_state: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, Any] = _NOTHING
+    const: Mapping[str, Any] = _NOTHING
+    state: Mapping[str, Any] = _NOTHING
+    const_state: Mapping[str, Any] = _NOTHING
     adr: tuple[Amendment, ...] = ()
     ad: tuple[Amendment, ...] = ()
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: Wanted = Wanted()
     extra_cache_tags: tuple[str, ...] = ()
     force_new_env_keys: tuple[str, ...] = ()
     explicit: frozenset[str] = frozenset()
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path
+    inputs: Mapping[str, Any] = _NOTHING
     is_dependency: bool = False
     from_person: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], folder: Path, *, from_person: bool = False) -> Request:
+    def of(cls, given: Mapping[str, Any], folder: str, *, from_person: bool = False) -> Request:
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
         tags, name, repo = given.get("tags"), "", ""
         parsed = given.get("parsed_artifact") or []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache import Damaged, Entry, Identity
@@ -20,7 +19,7 @@ from cm4vllm.engine.task import Task
 
 __all__ = ["from_cache"]
 
-Fresh = Callable[[Session, Task, Path], Outcome]
+Fresh = Callable[[Session, Task, str], Outcome]
 
 _VALIDATE = "validate_cache"
 #: Set by public scripts whose entry is of no use without a path elsewhere.
@@ -58,8 +57,8 @@ def from_cache(session: Session, task: Task, scope: Scope, fresh: Fresh) -> Outc
 def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
     """Return what an entry holds: only dynamic dependencies run. Raises Damaged."""
     saved = entry.result()
-    current = Run(session, task, replace(scope, env=dict(scope.env), deps=[], folder=entry.folder))
-    if (task.script.path / f"{_VALIDATE}.sh").is_file():
+    current = Run(session, task, scope.but(env=dict(scope.env), deps=[], folder=entry.folder))
+    if os.path.isfile(os.path.join(task.script.folder, f"{_VALIDATE}.sh")):
         _validate(current, str(saved.get("version", "")), entry)
     session.tell(f"{task.script.title()} (from the cache: {entry.folder})", detail=task.request.is_dependency)
     for phase in PHASES:
@@ -77,7 +76,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
     trial = Run(current.session, current.task, Scope.of(current.task))
     trial.scope.folder = entry.folder
     script = current.task.script
-    trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = str(script.path)
+    trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = script.folder
     run_phase(trial, "deps")
     try:
         trial.native(_VALIDATE, trial.scope.env, entry.folder)
@@ -88,7 +87,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
         raise Damaged(f"it is of version {version}, and {_VALIDATE}.sh sees {seen}")
 
 
-def _made(session: Session, task: Task, identity: Identity, folder: Path, fresh: Fresh) -> Outcome:
+def _made(session: Session, task: Task, identity: Identity, folder: str, fresh: Fresh) -> Outcome:
     """Run the script in the folder of its entry, and finish the entry when it ends well."""
     outcome = fresh(session, task, folder)
     check_version(task, outcome.version)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cm4vllm.engine import dependencies
@@ -16,21 +14,21 @@ from cm4vllm.engine.environment import Env, as_text, compose, exported, merge_in
 from cm4vllm.engine.request import mapped_inputs
 from cm4vllm.engine.secrets import secret_key
 from cm4vllm.engine.task import Task
+from cm4vllm.engine.value import Record, Value
 
 __all__ = ["Outcome", "Scope", "remarks"]
 
 
-@dataclass
-class Outcome:
+class Outcome(Value):
     """What a script handed back. `new_env` and `new_state` are what its caller gets."""
 
-    env: Env = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-    new_env: Env = field(default_factory=dict)
-    new_state: dict[str, Any] = field(default_factory=dict)
-    deps: list[str] = field(default_factory=list)
-    version: str = ""
-    extra_tags: list[str] = field(default_factory=list)
+    env: Env
+    state: dict[str, Any]
+    new_env: Env
+    new_state: dict[str, Any]
+    deps: list[str]
+    version: str
+    extra_tags: tuple[str, ...] = ()
     cached: bool = False
     skipped: bool = False
 
@@ -60,8 +58,7 @@ def _from_outside(task: Task) -> Env:
             if os.environ.get(key)}
 
 
-@dataclass
-class Scope:
+class Scope(Record):
     """The explicit state of one run: its own copies, which no other run sees.
 
     `const` are the keys that keep their values in this script and its dependencies; `folder` is where hooks and run.sh
@@ -73,10 +70,10 @@ class Scope:
     state: dict[str, Any]
     const_state: dict[str, Any]
     phases: dependencies.Phases
-    folder: Path
+    folder: str
+    deps: list[str]
     version: str = ""
-    extra_tags: list[str] = field(default_factory=list)
-    deps: list[str] = field(default_factory=list)
+    extra_tags: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: Task, holds: Callable[[Conditions, Env], bool] = Conditions.hold) -> Scope:
@@ -100,7 +97,7 @@ class Scope:
                 state = merged(state, update.state)
         substitute_all(env)
         scope = cls(env, const, merged(state, const_state), const_state, dependencies.collect(task.layers),
-                    request.folder, task.wanted.version)
+                    request.folder, [], task.wanted.version)
         dependencies.check_names(task.script, scope.phases, task.ad)
         return scope
 

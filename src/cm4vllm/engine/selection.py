@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from cm4vllm.engine.catalogue import Catalogue
-from cm4vllm.engine.hints import no_script, no_variation
 from cm4vllm.engine.meta import ScriptMeta
 from cm4vllm.engine.request import Request
 from cm4vllm.engine.variations import known
@@ -13,7 +12,7 @@ from cm4vllm.engine.variations import known
 __all__ = ["candidates", "select"]
 
 
-def select(catalogue: Catalogue, request: Request, near: Path) -> ScriptMeta:
+def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
 
     `near` holds the scripts beside the one that asks: a recipe is made for those of its own repository.
@@ -22,7 +21,9 @@ def select(catalogue: Catalogue, request: Request, near: Path) -> ScriptMeta:
     scripts = candidates(catalogue, request)
     fitting = [script for script in scripts if known(script, request.variations)]
     if fitting:
-        return next((script for script in fitting if script.path.parent == near), fitting[0])
+        return next((script for script in fitting if os.path.dirname(script.folder) == near), fitting[0])
+    from cm4vllm.engine.hints import no_variation
+
     raise no_variation(scripts, request)
 
 
@@ -32,5 +33,7 @@ def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     scripts = [script for script in found
                if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)]
     if not scripts:
+        from cm4vllm.engine.hints import no_script
+
         raise no_script(catalogue, request)
-    return sorted(scripts, key=lambda script: (script.sort, str(script.path)))
+    return sorted(scripts, key=lambda script: (script.sort, script.folder))

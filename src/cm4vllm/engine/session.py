@@ -9,21 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, Interrupted
 from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.guardian import Guardian
-from cm4vllm.engine.hooks import Hooks
 from cm4vllm.engine.index import protect
 from cm4vllm.engine.meta import ScriptMeta, split_tags
 from cm4vllm.engine.request import flag
 from cm4vllm.engine.secrets import Vault
 from cm4vllm.engine.task import Task
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.hooks import Hooks
 
 __all__ = ["Session", "Stopped"]
 
@@ -63,9 +64,10 @@ class Session:
         self.scripts: list[ScriptMeta] = []
         #: One entry for each script that ended well: its tags -> UID, alias, variations, version and parent.
         self.versions: list[dict[str, dict[str, str | None]]] = []
-        self._logs = Path(automation.cmind.repos_path) / "logs"
+        self._logs = os.path.join(automation.cmind.repos_path, "logs")
         self._log_count = 0
-        self._own_scripts = Path(automation.path).parents[1] / SCRIPT_AUTOMATION[0]
+        repository = os.path.dirname(os.path.dirname(automation.path))
+        self._own_scripts = os.path.join(repository, SCRIPT_AUTOMATION[0])
         self._hooks: dict[str, Hooks] = {}
         self._cleanups: list[tuple[str, Callable[[], object]]] = []
         self._failure: tuple[str, list[str]] = ("", [])
@@ -82,18 +84,19 @@ class Session:
         say("  " * max(len(self.scripts) - 1, 0) + text)
 
     @property
-    def near(self) -> Path:
+    def near(self) -> str:
         """The folder of scripts to prefer: that of the script under way, or of this engine's own repository."""
-        return self.scripts[-1].path.parent if self.scripts else self._own_scripts
+        return os.path.dirname(self.scripts[-1].folder) if self.scripts else self._own_scripts
 
-    def log_of(self, script: ScriptMeta) -> Path:
+    def log_of(self, script: ScriptMeta) -> str:
         """Return where a shell file's output is kept if it fails; of many logs the newest stay."""
-        if not self._log_count and self._logs.is_dir():
-            for old in sorted(self._logs.iterdir(), key=lambda path: path.name)[:-_MOST_LOGS]:
-                old.unlink(missing_ok=True)
+        if not self._log_count and os.path.isdir(self._logs):
+            for old in sorted(os.listdir(self._logs))[:-_MOST_LOGS]:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._logs, old))
         self._log_count += 1
         name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
-        return self._logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log"
+        return os.path.join(self._logs, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log")
 
     def keep_logs(self, script: ScriptMeta, folder: Path, error: CmError) -> None:
         """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""
@@ -129,10 +132,11 @@ class Session:
 
     def hooks_of(self, script: ScriptMeta) -> Hooks:
         """Return a script's hooks; its customize.py is loaded once a session."""
-        key = str(script.path)
-        if key not in self._hooks:
-            self._hooks[key] = Hooks(script)
-        return self._hooks[key]
+        if script.folder not in self._hooks:
+            from cm4vllm.engine.hooks import Hooks
+
+            self._hooks[script.folder] = Hooks(script)
+        return self._hooks[script.folder]
 
     @contextmanager
     def under_way(self, script: ScriptMeta) -> Iterator[None]:

@@ -11,13 +11,13 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.engine.documents import META_NAMES, read_meta
 from cm4vllm.engine.meta import split_tags
+from cm4vllm.engine.value import Value
 
 __all__ = ["Summary", "summaries"]
 
@@ -26,7 +26,7 @@ _SETTLED_S = 2.0
 _MAY_NOT_BE_KEPT = CmError, OSError
 
 
-class Summary(NamedTuple):
+class Summary(Value):
     """A folder with a meta, by whose repository, and what it is called."""
 
     path: str
@@ -38,7 +38,7 @@ class Summary(NamedTuple):
     tags_help: str
 
 
-def summaries(folders: Iterable[tuple[str, str]], store: Path) -> list[Summary]:
+def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
     """Return the summaries of the folders that hold a readable meta; `folders` are paths, each with its repository.
 
     `store` is the file that remembers them; where it cannot be written, the next run reads the metas again.
@@ -60,13 +60,16 @@ def summaries(folders: Iterable[tuple[str, str]], store: Path) -> list[Summary]:
             kept[path] = [signature, *words]
     if kept != known:
         with contextlib.suppress(*_MAY_NOT_BE_KEPT):
-            write_bytes(store, json.dumps(kept).encode())
+            from pathlib import Path
+
+            write_bytes(Path(store), json.dumps(kept).encode())
     return found
 
 
-def _remembered(store: Path) -> dict[str, Any]:
+def _remembered(store: str) -> dict[str, Any]:
     try:
-        known = json.loads(store.read_bytes())
+        with open(store, "rb") as file:
+            known = json.loads(file.read())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -90,7 +93,7 @@ def _signature(folder: str) -> tuple[list[int], float]:
 def _words(folder: str) -> list[Any] | None:
     """Return automation UID, alias, UID, tags and tags_help of a meta; None when it cannot be read."""
     try:
-        raw = read_meta(Path(folder))
+        raw = read_meta(folder)
     except _MAY_NOT_BE_KEPT:
         return None  # one broken meta must not hide the others; choosing it tells what is wrong
     return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")), list(split_tags(raw.get("tags"))),

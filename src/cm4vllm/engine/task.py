@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cm4vllm.engine.meta import Amendment, Layer, ScriptMeta
 from cm4vllm.engine.request import Request, check_flags, flag
+from cm4vllm.engine.value import Value
 from cm4vllm.engine.variations import Resolution, resolve
 from cm4vllm.engine.versions import Wanted
 
 __all__ = ["Task"]
 
 
-class Task(NamedTuple):
+class Task(Value):
     """A script to run, immutable. `layers` are its meta, its variations in order, and the meta of its version."""
 
     request: Request
@@ -42,7 +42,7 @@ class Task(NamedTuple):
         """Return this task when `wanted` is asked for: what the meta says of that version is its last layer."""
         layers = (self.script.layer, *(variation.layer for variation in self.variations.layers))
         raw = self.script.versions.get(wanted.version)
-        return self._replace(wanted=wanted, layers=(*layers, Layer.of(raw)) if raw is not None else layers)
+        return self.but(wanted=wanted, layers=(*layers, Layer.of(raw)) if raw is not None else layers)
 
     def settled(self) -> Task:
         """Return this task with the default version where none was asked for: it counts only when nothing is cached."""

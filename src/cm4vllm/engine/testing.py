@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 from cm4vllm.common.errors import CmError
@@ -19,12 +19,12 @@ def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     catalogue = Catalogue(automation.cmind)
     try:
         named = split_tags(i.get("tags")) or i.get("artifact")
-        scripts = candidates(catalogue, Request.of(i, Path.cwd())) if named else catalogue.all()
+        scripts = candidates(catalogue, Request.of(i, os.getcwd())) if named else catalogue.all()
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
     done: list[str] = []
     for script in scripts:
-        print(script.path)
+        print(script.folder)
         for given in _run_inputs(script):
             result = automation.run({"quiet": True, **given, "artifact": script.uid})
             if result["return"]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.engine.meta import ScriptMeta, Variation
+from cm4vllm.engine.value import Value
 
 __all__ = ["Resolution", "definition", "known", "resolve"]
 
 
-class Resolution(NamedTuple):
+class Resolution(Value):
     """The variations that are on, in the order of application, combinations of them last.
 
     `groups` maps each group to its one variation that is on.

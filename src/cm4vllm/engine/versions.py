@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from cm4vllm.engine.value import Value
 
 __all__ = ["VERSION_KEYS", "Wanted", "version_key"]
 
@@ -29,7 +31,7 @@ def _part(word: str) -> tuple[int, int, str]:
     return (0, 1, "") if word == "post" else (-1, 0, word)
 
 
-class Wanted(NamedTuple):
+class Wanted(Value):
     """The versions that a request accepts; empty strings stand for no limit."""
 
     version: str = ""
@@ -73,7 +75,7 @@ class Wanted(NamedTuple):
             default = self.minimum
         elif self.maximum and key > version_key(self.maximum):
             default = self.max_usable or self.maximum
-        return self._replace(version=default)
+        return self.but(version=default)
 
     def environment(self) -> dict[str, str]:
         """Return the CM_VERSION* keys and the limits in pip's notation."""

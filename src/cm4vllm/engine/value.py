@@ -1,0 +1,64 @@
+"""Types of named fields that take next to nothing to define: every `cm` defines all of the engine's anew.
+
+A named tuple of ten fields takes 0.2 ms to define, a frozen dataclass 0.7 ms, one of these 0.01 ms. Fields are what the
+class annotates, in order; a default must be immutable, for all instances share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self, dataclass_transform
+
+__all__ = ["Record", "Value"]
+
+
+class _Fields:
+    _fields: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = (*cls._fields, *cls.__annotations__)
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        own = self.__dict__
+        own.update(zip(self._fields, values, strict=False))
+        own.update(named)
+        if len(values) != len(self._fields):
+            self._check(len(values), named)
+
+    def _check(self, count: int, named: dict[str, Any]) -> None:
+        name, left = type(self).__name__, self._fields[count:]
+        if count > len(self._fields):
+            raise TypeError(f"{name} has {len(self._fields)} fields, not {count}")
+        if strange := named.keys() - set(left):
+            raise TypeError(f"{name} has no field {min(strange)!r}, or is given it twice")
+        if len(named) < len(left) and (missing := [field for field in left if not hasattr(self, field)]):
+            raise TypeError(f"{name} lacks its field {missing[0]!r}")
+
+    def but(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        if strange := changes.keys() - set(self._fields):
+            raise TypeError(f"{type(self).__name__} has no field {min(strange)!r}")
+        other = object.__new__(type(self))
+        other.__dict__.update({key: value for key, value in self.__dict__.items() if key in self._fields}, **changes)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and all(
+            getattr(self, field) == getattr(other, field) for field in self._fields)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{field}={getattr(self, field)!r}' for field in self._fields)})"
+
+
+@dataclass_transform(frozen_default=True)
+class Value(_Fields):
+    """An immutable type."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+
+@dataclass_transform()
+class Record(_Fields):
+    """A type whose fields may be set."""
