@@ -20,6 +20,8 @@ __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
 _SUMMARIES = "cm4vllm-scripts.json"
+#: To sort all scripts by their tags takes as long as so many looks at each of them.
+_FEW_LOOKUPS = 8
 
 
 class Catalogue:
@@ -28,6 +30,7 @@ class Catalogue:
     def __init__(self, cmind: Any) -> None:
         self._cmind = cmind
         self._read: dict[str, ScriptMeta] = {}
+        self._lookups = 0
 
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
         """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
@@ -43,9 +46,12 @@ class Catalogue:
 
     def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
         """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
-        narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=self._entries)
+        self._lookups += 1
+        narrowest = self._entries
+        if self._lookups > _FEW_LOOKUPS:
+            narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=narrowest)
         return [(str(entry["path"]), str((entry.get("repo") or [""])[0])) for entry in narrowest
-                if wanted <= set(entry.get("tags") or ()) and has_meta(entry["path"])]
+                if wanted.issubset(entry.get("tags") or ()) and has_meta(entry["path"])]
 
     @cached_property
     def summaries(self) -> list[Summary]:

@@ -56,14 +56,14 @@ def perform(session: Session, task: Task, scope: Scope) -> Outcome:
         from cm4vllm.engine.reuse import from_cache
 
         return from_cache(session, task, scope, fresh)
-    return fresh(session, task, task.request.folder)
+    return fresh(session, task, scope)
 
 
-def fresh(session: Session, task: Task, folder: str) -> Outcome:
-    """Run a script step by step in `folder`. A step that returns an outcome is the last one."""
-    task = task.settled()
-    scope = Scope.of(task)
-    scope.folder = folder
+def fresh(session: Session, task: Task, scope: Scope) -> Outcome:
+    """Run a script step by step, from the scope of its task. A step that returns an outcome is the last one."""
+    settled = task.settled()
+    if settled is not task:  # a version more has its own say
+        task, scope = settled, Scope.of(settled).but(folder=scope.folder)
     current = Run(session, task, scope)
     for step in _STEPS:
         outcome = step(current)

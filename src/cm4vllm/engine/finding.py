@@ -1,7 +1,7 @@
 """`cm find script --tags=...`: what cmind's own search finds, without its cost.
 
-cmind compares each of its index's artifacts with all before it, and reads every meta of every repository when nothing
-has the tags.
+cmind compares each of its index's artifacts with all before it, reads the metas that it finds with YAML's slow parser,
+and reads every meta of every repository when nothing has the tags.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cm4vllm.common.errors import CmError
 from cm4vllm.engine.catalogue import Catalogue
+from cm4vllm.engine.documents import read_meta
 from cm4vllm.engine.pages import page
 
 __all__ = ["find_scripts"]
@@ -30,10 +32,16 @@ def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result)
     excluded = {word[1:] for word in words if word.startswith("-")}
     found: list[Any] = []
     for folder, repo in _folders(Catalogue(automation.cmind), wanted):
+        try:
+            meta = read_meta(folder)
+        except CmError as error:
+            return {"return": error.exit_code, "error": str(error)}
         artifact = _artifact(automation.cmind, folder, repo)
-        loaded: Result = artifact.load(ignore_inheritance=bool(i.get("ignore_inheritance")))
-        if loaded["return"]:
-            return loaded
+        artifact.original_meta, artifact.meta = meta, dict(meta)
+        if meta.get("_base"):
+            loaded: Result = artifact.load(ignore_inheritance=bool(i.get("ignore_inheritance")))
+            if loaded["return"]:
+                return loaded
         if excluded.isdisjoint(tags := artifact.meta.get("tags") or ()) and wanted <= set(tags):
             found.append(artifact)
     if i.get("out") == "con":

@@ -19,7 +19,7 @@ from cm4vllm.engine.task import Task
 
 __all__ = ["from_cache"]
 
-Fresh = Callable[[Session, Task, str], Outcome]
+Fresh = Callable[[Session, Task, Scope], Outcome]
 
 _VALIDATE = "validate_cache"
 #: Set by public scripts whose entry is of no use without a path elsewhere.
@@ -48,7 +48,7 @@ def from_cache(session: Session, task: Task, scope: Scope, fresh: Fresh) -> Outc
         renews = entry is not None and flag(task.request.inputs, "renew")
         with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
             try:
-                return _made(session, task, identity, folder, fresh)
+                return _made(session, task, identity, scope.but(folder=folder), fresh)
             except CmError as error:
                 session.keep_logs(task.script, folder, error)
                 raise
@@ -87,9 +87,9 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
         raise Damaged(f"it is of version {version}, and {_VALIDATE}.sh sees {seen}")
 
 
-def _made(session: Session, task: Task, identity: Identity, folder: str, fresh: Fresh) -> Outcome:
-    """Run the script in the folder of its entry, and finish the entry when it ends well."""
-    outcome = fresh(session, task, folder)
+def _made(session: Session, task: Task, identity: Identity, scope: Scope, fresh: Fresh) -> Outcome:
+    """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
+    outcome = fresh(session, task, scope)
     check_version(task, outcome.version)
     vault, script = session.vault, task.script
     versions = [f"version-{version}" for version in dict.fromkeys((task.wanted.version, outcome.version)) if version]
@@ -98,7 +98,7 @@ def _made(session: Session, task: Task, identity: Identity, folder: str, fresh: 
     for key in sorted(outcome.new_env.keys() - kept.keys()):
         session.tell(f"note: {key} is or holds a secret, and is not kept in the cache")
     session.cache.finish(
-        folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
+        scope.folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
         tags=[tag for tag in tags if not vault.holds(tag)], depends_on=str(outcome.env.get(_DEPENDENT, "")),
         result={"new_env": kept, "new_state": vault.cleaned(outcome.new_state), "deps": outcome.deps,
                 "version": outcome.version})

@@ -16,7 +16,6 @@ from cm4vllm.common.errors import CmError, Interrupted
 from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
-from cm4vllm.engine.guardian import Guardian
 from cm4vllm.engine.index import protect
 from cm4vllm.engine.meta import ScriptMeta, split_tags
 from cm4vllm.engine.request import flag
@@ -24,6 +23,7 @@ from cm4vllm.engine.secrets import Vault
 from cm4vllm.engine.task import Task
 
 if TYPE_CHECKING:
+    from cm4vllm.engine.guardian import Guardian
     from cm4vllm.engine.hooks import Hooks
 
 __all__ = ["Session", "Stopped"]
@@ -49,7 +49,7 @@ class Session:
         protect(automation.cmind)
         self.catalogue = Catalogue(automation.cmind)
         self.cache = Cache(automation.cmind)
-        self.guardian = Guardian()
+        self._guardian: Guardian | None = None
         self.started = time.monotonic()
         self.verbose = flag(inputs, "v", "verbose")
         self.silent = flag(inputs, "s", "silent") and not self.verbose
@@ -71,6 +71,15 @@ class Session:
         self._hooks: dict[str, Hooks] = {}
         self._cleanups: list[tuple[str, Callable[[], object]]] = []
         self._failure: tuple[str, list[str]] = ("", [])
+
+    @property
+    def guardian(self) -> Guardian:
+        """What ends the native commands under way if this process is killed."""
+        if self._guardian is None:
+            from cm4vllm.engine.guardian import Guardian  # a hit of the cache starts no command
+
+            self._guardian = Guardian()
+        return self._guardian
 
     @property
     def output(self) -> IO[str]:
@@ -98,14 +107,14 @@ class Session:
         name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
         return os.path.join(self._logs, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log")
 
-    def keep_logs(self, script: ScriptMeta, folder: Path, error: CmError) -> None:
+    def keep_logs(self, script: ScriptMeta, folder: str, error: CmError) -> None:
         """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""
         import shutil  # costs a hit of the cache more than it takes itself
 
-        for log in sorted(folder.glob("*.log")):
-            kept = self.log_of(script)
-            kept = kept.with_name(f"{kept.stem}-{log.name}")
-            kept.parent.mkdir(parents=True, exist_ok=True)
+        for name in sorted(name for name in os.listdir(folder) if name.endswith(".log")):
+            log = os.path.join(folder, name)
+            kept = f"{self.log_of(script).removesuffix('.log')}-{name}"
+            os.makedirs(self._logs, exist_ok=True)
             shutil.move(log, kept)
             error.moved(log, kept)
 
@@ -175,7 +184,8 @@ class Session:
                 raise _interrupted(signal.SIGINT) from None
             finally:
                 self._clean_up()
-                self.guardian.close()
+                if self._guardian is not None:
+                    self._guardian.close()
 
     def _clean_up(self) -> None:
         while self._cleanups:
