@@ -54,28 +54,37 @@ def test_recipes_of_this_repository_are_clean():
     ({"brings": [{"wat": "x"}]}, "unknown key 'wat'; did you mean 'what'?"),
     ({"new_env_keys": ["CM_ABC"], "promised_env_keys": ["CM_ABD"]}, "did you mean 'CM_ABC'?"),
     ({"script_name": "run2"}, "run2.sh is not there"),
+    ({"cache": True, "made_by": ["cm4vllm.engine.nothing"]}, "there is no module cm4vllm.engine.nothing"),
     ({"variations": {"a": {"env": ["CM_X"]}}}, "env must be a mapping"),
 ])
 def test_findings(home, meta, finding):
     home.script("leaf")
     home.script("target", {"variations": {"y": {}}, "deps": [{"tags": "leaf", "names": ["deep"]}]})
     folder = home.script("one", meta)
-    findings = linter_of(home.repo).findings(load_script(folder, ""))
+    findings = linter_of(home.repo).findings(load_script(str(folder), ""))
     assert len(findings) == 1
     assert finding in str(findings[0])
+
+
+def test_a_cached_script_says_which_of_our_code_makes_what_is_kept(home):
+    code = "def preprocess(i):\n    from cm4vllm.common import units\n    return {'return': 0}\n"
+    folder = home.script("one", {"cache": True}, customize=code)
+    assert "made_by is missing" in str(linter_of(home.repo).findings(load_script(str(folder), ""))[0])
+    folder = home.script("two", {"cache": True, "made_by": []}, customize=code)
+    assert linter_of(home.repo).findings(load_script(str(folder), "")) == []
 
 
 def test_a_finding_has_its_line(home):
     folder = home.script("one")
     (folder / "_cm.yaml").write_text((folder / "_cm.yaml").read_text() + "variations:\n  a:\n    alis: b\n")
     line = len((folder / "_cm.yaml").read_text().splitlines())
-    assert str(linter_of(home.repo).findings(load_script(folder, ""))[0]).startswith(f"{folder}/_cm.yaml:{line}: ")
+    assert str(linter_of(home.repo).findings(load_script(str(folder), ""))[0]).startswith(f"{folder}/_cm.yaml:{line}: ")
 
 
 def test_names_below_code_that_runs_scripts_are_not_called_dead(home):
     home.script("target", customize="def preprocess(i): return i['automation'].run({'tags': 'x'})\n")
     folder = home.script("one", {"deps": [{"tags": "target"}], "adr": {"anything": {"tags": "_y"}}})
-    assert linter_of(home.repo).findings(load_script(folder, "")) == []
+    assert linter_of(home.repo).findings(load_script(str(folder), "")) == []
 
 
 def test_lint_on_the_command_line(home):

@@ -13,7 +13,7 @@ def script(tmp_path: Path):
     def make(variations, **meta):
         tmp_path.joinpath("_cm.yaml").write_text(yaml.safe_dump({"alias": "s", "variations": variations, **meta},
                                                                 sort_keys=False))
-        return load_script(tmp_path, "repo")
+        return load_script(str(tmp_path), "repo")
     return make
 
 

@@ -27,7 +27,7 @@ def declared(tmp_path, variations, flags):
     cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
     session = Session(SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script")), {})
     session.catalogue = Catalogue(cmind)
-    request = Request.of({"tags": f"run-mlperf,inference,{variations}", **flags}, tmp_path)
+    request = Request.of({"tags": f"run-mlperf,inference,{variations}", **flags}, str(tmp_path))
     root = plan(session, request)
     assert root.failure() is None
     steps = [(node.tags, tuple(node.env.get(key, "") for key in WATCHED), not node.only_if)
@@ -114,7 +114,7 @@ def environment_of(request):
     from cm4vllm.engine.scope import Scope
     from cm4vllm.engine.task import Task
 
-    env = Scope.of(Task.of(load_script(ROOT / "script" / "run-mlperf-inference-app", "cm4vllm"), request)).env
+    env = Scope.of(Task.of(load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm"), request)).env
     if env.get("CM_DATASET_FILE"):
         env["CM_DATASET_SOURCE"] = f"_path.{env['CM_DATASET_FILE']}"
     return env

@@ -11,7 +11,7 @@ from cm4vllm.engine.environment import LOCAL_KEYS, Env, as_text, matching, merge
 from cm4vllm.engine.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, split_tags
 from cm4vllm.engine.request import Request, parse_tags
 from cm4vllm.engine.variations import Resolution
-from cm4vllm.engine.versions import Wanted
+from cm4vllm.engine.versions import ANY, Wanted
 
 __all__ = ["Phases", "amended", "check_names", "collect", "request_for", "update_from"]
 
@@ -131,5 +131,5 @@ def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any
 
 def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
     wanted = dependency.wanted
-    return wanted.but(**{name: substitute(getattr(wanted, name), env)
+    return wanted if wanted is ANY else wanted.but(**{name: substitute(getattr(wanted, name), env)
                               for name in ("version", "minimum", "maximum", "max_usable")})

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.meta import ScriptMeta
 
 try:
@@ -14,7 +15,7 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-__all__ = ["changed", "digest_of", "observed", "recipe_digest"]
+__all__ = ["changed", "digest_of", "module_file", "observed", "recipe_digest"]
 
 # Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
 _DESCRIPTIVE = frozenset({
@@ -28,6 +29,7 @@ _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs",
 # Up to this size all of a file counts, above it both ends: a model's weights are not read again at every run.
 _WHOLE_BYTES = 8 << 20
 _END_BYTES = 1 << 20
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: An entry with more files than this is watched at its top only.
 MOST_FILES = 2000
 
@@ -39,17 +41,36 @@ def digest_of(data: bytes) -> str:
     return str(blake2b(data, digest_size=32).hexdigest())
 
 
-def recipe_digest(script: ScriptMeta, variations: Collection[str]) -> str:
-    """Return a digest of what a script does with these variations: its effective meta and the files beside it.
+def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iterable[str] = ()) -> str:
+    """Return a digest of what a script does with these variations: its effective meta, the files beside it, and the
+    modules of this package that make what it keeps.
 
-    Texts for people (README, descriptions) and variations that are off do not count.
+    Texts for people (README, descriptions) and variations that are off do not count. Raises RecipeError when a module
+    is not there.
     """
     meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
     meta["variations"] = {name: script.variations.get(name) for name in variations}
     parts = [json.dumps(meta, sort_keys=True, default=str)]
     parts += [f"{os.path.relpath(path, script.folder)}\0{_content_digest(path)}"
               for path in sorted(_recipe_files(script.folder))]
+    parts += [f"{module}\0{_code_digest(module, script)}" for module in made_by]
     return digest_of(os.fsencode("\n".join(parts)))
+
+
+def module_file(module: str) -> str:
+    """Return the file of a module of this package, whether it is there or not."""
+    return os.path.join(_PACKAGE, *module.removeprefix("cm4vllm.").split(".")) + ".py"
+
+
+def _code_digest(module: str, script: ScriptMeta) -> str:
+    """Return a digest of a module's lines; empty ones and comments do not count."""
+    try:
+        with open(module_file(module), "rb") as file:
+            lines = [line for line in file if not line.isspace() and not line.lstrip().startswith(b"#")]
+    except OSError as error:
+        raise RecipeError(f"made_by of {script.title()} names {module}, which cannot be read",
+                          cause=str(error)) from error
+    return digest_of(b"".join(lines))
 
 
 def _recipe_files(folder: str) -> Iterator[str]:

@@ -30,8 +30,9 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = sec
         declared |= {*layer.env, *layer.default_env, *layer.const}
     inputs = {key: scope.env[key] for key in declared if key in scope.env and not is_secret(key)
               and not key.startswith(("CM_TMP_", "CM_VERSION"))}
+    made_by = dict.fromkeys(module for layer in bare.layers for module in layer.made_by)
     extra = [tag for tag in cache_tags(task, scope.env) if tag not in script.tags and not tag.startswith("_")]
-    return Identity(script.uid or script.folder, recipe_digest(script, task.variations.names),
+    return Identity(script.uid or script.folder, recipe_digest(script, task.variations.names, made_by),
                     task.variations.names, inputs, tuple(extra))
 
 

@@ -15,6 +15,7 @@ from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.code import code_of, runs_scripts
 from cm4vllm.engine.conditions import CONDITION_KEYS
 from cm4vllm.engine.documents import lines_of
+from cm4vllm.engine.fingerprint import module_file
 from cm4vllm.engine.meta import (
     BRING_KEYS,
     DEPENDENCY_KEYS,
@@ -42,6 +43,7 @@ _MAPPINGS = frozenset({"env", "default_env", "const", "state", "const_state", "a
                        "add_deps", "docker", "variations", "versions", "input_mapping", "input_description",
                        "default_variations", "print_env_at_the_end"})
 _LISTS = frozenset({*_ANY_PHASE, "brings", "update_meta_if_env", "invalid_variation_combinations"})
+_OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
 #: How many choices are listed where none is near.
 _LISTED = 8
 
@@ -323,7 +325,13 @@ def _code(script: ScriptMeta) -> Iterator[Finding]:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", 0) or 0
         yield Finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
+    if script.cache and _OWN_CODE.search(code_of(script)) and not any(
+            "made_by" in _at(script.raw, place) for place, _ in _layers(script)):
+        yield Finding("made_by is missing: which modules of cm4vllm make what the cache keeps? [] if none does")
     for place, layer in _layers(script):
+        for module in layer.made_by:
+            if not Path(module_file(module)).is_file():
+                yield Finding(f"made_by: there is no module {module}", (*place, "made_by"))
         if layer.script_name and not (script.path / f"{layer.script_name}.sh").is_file() and not any(
                 script.path.glob(f"{layer.script_name}-*.sh")):
             yield Finding(f"script_name: {layer.script_name}.sh is not there", (*place, "script_name"))

@@ -183,6 +183,7 @@ class Layer(Value):
     docker: Raw
     brings: tuple[Bring, ...]
     promised_env_keys: tuple[str, ...]
+    made_by: tuple[str, ...]
 
     @classmethod
     def of(cls, raw: Raw) -> Layer:
@@ -198,14 +199,14 @@ class Layer(Value):
                           for entry in raw.get("update_meta_if_env") or ()),
             script_name=str(raw.get("script_name") or ""), default_version=str(raw.get("default_version") or ""),
             docker=raw.get("docker") or {}, brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
-            promised_env_keys=_texts(raw.get("promised_env_keys")),
+            promised_env_keys=_texts(raw.get("promised_env_keys")), made_by=_texts(raw.get("made_by")),
         )
 
 
 LAYER_KEYS = frozenset({
     "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
     "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
-    STEPS, "brings", "promised_env_keys",
+    STEPS, "brings", "promised_env_keys", "made_by",
 })
 
 

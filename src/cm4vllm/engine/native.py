@@ -40,8 +40,7 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
                                  for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR"))
     suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
     for parts in suffixes:
-        path = os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")
-        if all(parts) and os.path.isfile(path):
+        if all(parts) and os.path.isfile(path := os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")):
             return path
     path = os.path.join(folder, f"{name or 'run'}.sh")
     if os.path.isfile(path):

@@ -11,7 +11,7 @@ from cm4vllm.engine.conditions import is_no
 from cm4vllm.engine.environment import as_text
 from cm4vllm.engine.meta import Amendment, ScriptMeta, amendments_of, split_tags
 from cm4vllm.engine.value import Value
-from cm4vllm.engine.versions import VERSION_KEYS, Wanted
+from cm4vllm.engine.versions import ANY, VERSION_KEYS, Wanted
 
 __all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs",
            "parse_tags"]
@@ -96,7 +96,7 @@ class Request(Value):
     const_state: Mapping[str, Any] = _NOTHING
     adr: tuple[Amendment, ...] = ()
     ad: tuple[Amendment, ...] = ()
-    wanted: Wanted = Wanted()
+    wanted: Wanted = ANY
     extra_cache_tags: tuple[str, ...] = ()
     force_new_env_keys: tuple[str, ...] = ()
     explicit: frozenset[str] = frozenset()

@@ -54,7 +54,9 @@ def _from_outside(task: Task) -> Env:
     A secret that comes this way shows in no list of processes.
     """
     named = {key for key in task.script.input_mapping.values() if secret_key(key)}
-    return {key: os.environ[key] for key in (*_OUTSIDE, *sorted(named), *task.script.secret_env_keys)
+    # A dependency gets the proxies from its parent, as that one has them.
+    outside = () if task.request.is_dependency else _OUTSIDE
+    return {key: os.environ[key] for key in (*outside, *sorted(named), *task.script.secret_env_keys)
             if os.environ.get(key)}
 
 

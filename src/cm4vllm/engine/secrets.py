@@ -6,13 +6,15 @@ value is learnt when it is first seen; from then on every text that leaves the r
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TextIO, cast
+
+from cm4vllm.engine.environment import matching
 
 __all__ = ["HIDDEN", "Vault", "secret_key"]
 
@@ -24,6 +26,7 @@ _SHORTEST = 6
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
+@cache
 def secret_key(key: str) -> bool:
     """Tell whether a key's name says that its value is a secret; such values are never written to a file."""
     return bool(_SECRET.search(key))
@@ -43,7 +46,7 @@ class Vault:
 
     def is_secret(self, key: str) -> bool:
         """Tell whether the value of a key must not be written anywhere."""
-        return secret_key(key) or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)
+        return secret_key(key) or bool(self._patterns and matching((key,), self._patterns))
 
     def learn(self, env: Mapping[str, Any]) -> None:
         """Take note of the values of the secret keys of `env`, and of each line of those that have several."""

@@ -13,15 +13,18 @@ __all__ = ["Record", "Value"]
 
 class _Fields:
     _fields: tuple[str, ...] = ()
+    _names: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
         cls._fields = (*cls._fields, *cls.__annotations__)
+        cls._names = frozenset(cls._fields)
 
     def __init__(self, *values: Any, **named: Any) -> None:
         own = self.__dict__
         own.update(zip(self._fields, values, strict=False))
         own.update(named)
-        if len(values) != len(self._fields):
+        # All are given, each once and by its name: most are made so, and need no further look.
+        if not len(self._fields) == len(own) == len(values) + len(named) or not self._names.issuperset(named):
             self._check(len(values), named)
 
     def _check(self, count: int, named: dict[str, Any]) -> None:
@@ -35,10 +38,10 @@ class _Fields:
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""
-        if strange := changes.keys() - set(self._fields):
+        if strange := changes.keys() - self._names:
             raise TypeError(f"{type(self).__name__} has no field {min(strange)!r}")
         other = object.__new__(type(self))
-        other.__dict__.update({key: value for key, value in self.__dict__.items() if key in self._fields}, **changes)
+        other.__dict__.update(self.__dict__, **changes)
         return other
 
     def __eq__(self, other: object) -> bool:

@@ -35,6 +35,9 @@ class Resolution(Value):
         return tuple(v.name for v in self.active if v.group not in without_groups or not v.group)
 
 
+_NONE = Resolution((), (), {})
+
+
 def definition(variations: Mapping[str, Any], name: str) -> str:
     """Return the key under which `name` is defined: itself, or `stem.#`; empty when nobody defines it."""
     if name.endswith(".#"):
@@ -59,6 +62,8 @@ def resolve(script: ScriptMeta, chosen: Sequence[str], excluded: Collection[str]
 
     Raises UsageError for one that nobody defines, two of one group, a forbidden base and a forbidden combination.
     """
+    if not script.variations and not chosen:
+        return _NONE
     resolver = _Resolver(script, frozenset(excluded))
     for name in chosen:
         resolver.add(name)

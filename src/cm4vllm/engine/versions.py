@@ -8,10 +8,11 @@ from typing import Any
 
 from cm4vllm.engine.value import Value
 
-__all__ = ["VERSION_KEYS", "Wanted", "version_key"]
+__all__ = ["ANY", "VERSION_KEYS", "Wanted", "version_key"]
 
 #: Input and meta keys, in the order of Wanted's fields; in the environment they are CM_<UPPER>.
 VERSION_KEYS = ("version", "version_min", "version_max", "version_max_usable")
+_ENV_KEYS = tuple(f"CM_{key.upper()}" for key in VERSION_KEYS)
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -42,15 +43,17 @@ class Wanted(Value):
     @classmethod
     def of(cls, source: Mapping[str, Any]) -> Wanted:
         """Read the version keys of an input, a dependency or a meta."""
-        return cls(*(_text(source.get(key)) for key in VERSION_KEYS))
+        return cls(*(_text(source.get(key)) for key in VERSION_KEYS)) if any(map(source.get, VERSION_KEYS)) else ANY
 
     @classmethod
     def from_environment(cls, env: Mapping[str, Any]) -> Wanted:
         """Read the CM_VERSION* keys."""
-        return cls(*(_text(env.get(f"CM_{key.upper()}")) for key in VERSION_KEYS))
+        return cls(*(_text(env.get(key)) for key in _ENV_KEYS)) if any(map(env.get, _ENV_KEYS)) else ANY
 
     def or_else(self, other: Wanted) -> Wanted:
         """Return this with what it leaves open taken from `other`."""
+        if other is ANY or self is ANY:
+            return self if other is ANY else other
         return Wanted(self.version or other.version, self.minimum or other.minimum, self.maximum or other.maximum,
                       self.max_usable or other.max_usable)
 
@@ -79,8 +82,10 @@ class Wanted(Value):
 
     def environment(self) -> dict[str, str]:
         """Return the CM_VERSION* keys and the limits in pip's notation."""
-        env = {f"CM_{key.upper()}": value for key, value in zip(
-            VERSION_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True) if value}
+        if self is ANY:
+            return {}
+        env = {key: value for key, value in zip(
+            _ENV_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True) if value}
         if pip := self.pip_text():
             env["CM_TMP_PIP_VERSION_STRING"] = pip
         return env
@@ -96,6 +101,10 @@ class Wanted(Value):
 
     def __str__(self) -> str:
         return self.pip_text() or "any"
+
+
+#: No version in particular.
+ANY = Wanted()
 
 
 def _text(value: Any) -> str:
