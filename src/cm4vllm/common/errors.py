@@ -77,10 +77,10 @@ class CmError(Exception):
         self.cause = cause
         self.remedy = remedy
 
-    def moved(self, old: Path, new: Path) -> None:
+    def moved(self, old: str, new: str) -> None:
         """Tell of a file by the path that it has now."""
         for part in ("what", "cause", "remedy"):
-            setattr(self, part, getattr(self, part).replace(str(old), str(new)))
+            setattr(self, part, getattr(self, part).replace(old, new))
 
     @classmethod
     def again(cls, exit_code: int, text: str) -> CmError:
