@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.serving import metrics
-from cm4vllm.serving.heartbeat import SILENT_LOOKS, STANDSTILL_LOOKS, STOPPED_LOOKS, Heartbeat, stopped_process
+from cm4vllm.serving.heartbeat import (
+    SILENT_LOOKS,
+    SLOW_LOOKS,
+    STANDSTILL_LOOKS,
+    STOPPED_LOOKS,
+    Heartbeat,
+    stopped_process,
+)
 from cm4vllm.serving.metrics import METRICS_FILE, sampled
 from cm4vllm.serving.probe import Site
 
@@ -80,6 +87,15 @@ def test_silence_counts_only_while_it_lasts():
     for _ in range(SILENT_LOOKS):
         heartbeat.silent("http://a", 10)
     assert "http://a answered none of the last 3 looks" in heartbeat.reason
+
+
+def test_a_server_that_is_only_slow_with_its_page_has_more_time():
+    heartbeat = Heartbeat()
+    for look in range(SLOW_LOOKS):
+        assert not heartbeat.reason
+        heartbeat.silent("http://a", 10)
+        heartbeat.tokens = 100 * (look + 1)
+    assert f"none of the last {SLOW_LOOKS} looks" in heartbeat.reason
 
 
 @pytest.fixture

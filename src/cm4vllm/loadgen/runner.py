@@ -203,7 +203,7 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
         total = f" of {message.total:,}" if message.total else ""
         rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
         run.shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
-        run.watch.heartbeat.open_requests = message.waiting
+        run.watch.heartbeat.open_requests, run.watch.heartbeat.tokens = message.waiting, message.tokens
         return None
     if isinstance(message, Note):
         (warn if message.loud else say)(message.text)

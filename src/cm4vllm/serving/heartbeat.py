@@ -19,12 +19,13 @@ from pathlib import Path
 
 from cm4vllm.serving.supervisor import descendants, title_of
 
-__all__ = ["SILENT_LOOKS", "STANDSTILL_LOOKS", "STOPPED_LOOKS", "Heartbeat", "stopped_process"]
+__all__ = ["SILENT_LOOKS", "SLOW_LOOKS", "STANDSTILL_LOOKS", "STOPPED_LOOKS", "Heartbeat", "stopped_process"]
 
 #: Looks in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3
-#: Looks in a row without an answer, each of which waits for it.
-SILENT_LOOKS = 3
+#: Looks in a row without an answer, each of which waits for it; and of a server that is only slow with this page, since
+#: the client goes on receiving tokens (of several servers: from any).
+SILENT_LOOKS, SLOW_LOOKS = 3, 15
 #: Looks in a row without a move: 300 s at a look every 2 s, which is as long as vLLM lets its workers take for one step
 #: (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) before it ends by itself.
 STANDSTILL_LOOKS = 150
@@ -51,15 +52,17 @@ class _Engine:
 class Heartbeat:
     """The servers of a run, by their endpoints. `reason` says why one is stuck, and is empty while all work.
 
-    `open_requests` is the number of requests that the client waits for; whoever knows it sets it.
+    `open_requests` is the number of requests that the client waits for, `tokens` of those that it has received; whoever
+    knows them sets them.
     """
 
     supervisors: Iterable[int] = ()
     interval_s: float = 2.0
     open_requests: int = 0
+    tokens: int = 0
     reason: str = ""
     _stopped: dict[str, int] = field(default_factory=dict)
-    _silent: dict[str, int] = field(default_factory=dict)
+    _silent: dict[str, tuple[int, int]] = field(default_factory=dict)
     _engines: dict[tuple[str, str], _Engine] = field(default_factory=dict)
 
     def look_at_processes(self) -> bool:
@@ -73,8 +76,10 @@ class Heartbeat:
 
     def silent(self, endpoint: str, waited_s: float) -> None:
         """Take note of a server that did not answer."""
-        self._silent[endpoint] = looks = self._silent.get(endpoint, 0) + 1
-        if looks >= SILENT_LOOKS:
+        looks, tokens_before = self._silent.get(endpoint, (0, self.tokens))
+        looks += 1
+        self._silent[endpoint] = looks, tokens_before
+        if looks >= (SILENT_LOOKS if self.tokens == tokens_before else SLOW_LOOKS):
             self._stuck(f"{endpoint} answered none of the last {looks} looks at its /metrics, each of which waited "
                         f"{waited_s:g} s")
 
