@@ -88,6 +88,16 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(hub, entry, monkey
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_others_altered_in_the_hubs_cache_is_refused_and_removed(hub, entry, name):
+    path = Path(from_hub(entry).path) / name
+    content = path.read_bytes()
+    path.resolve().write_bytes(content[:-1] + b"!")
+    with pytest.raises(DownloadError, match="wrong digest"):
+        from_hub(entry)
+    assert (Path(from_hub(entry).path) / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_file_with_a_wrong_digest_is_refused_and_removed(hub, entry, name):
     from huggingface_hub import constants
 

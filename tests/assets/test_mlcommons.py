@@ -12,9 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Storage, mounted, serving
 
-from cm4vllm.assets import mlcommons, transfer
+from cm4vllm.assets import mlcommons, proofs, transfer
 from cm4vllm.assets.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
+from cm4vllm.assets.transfer import digest_of
 from cm4vllm.common.errors import DiskFull, DownloadError, UsageError
 
 SIZE = 2**23
@@ -100,6 +101,47 @@ def test_a_wrong_digest_is_refused_and_removed(storage, target):
         download(found, target, {"big.pkl": ""})
     assert found.digests["big.pkl"] in caught.value.cause
     assert not list(target.rglob("big*"))
+
+
+def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage, target, monkeypatch):
+    found = manifest(storage)
+    target.mkdir()
+    (target / "big.pkl").write_bytes((storage.folder / "big.pkl").read_bytes())  # put there by hand
+    (target / "acc").mkdir()
+    (target / "acc" / "small file.json").write_text("[ ]")  # another file of that name
+    read = []
+    monkeypatch.setattr(proofs, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind))
+    download(found, target, everything(found))
+    assert sorted(read) == ["big.pkl", "small file.json"]
+    assert (target / "acc" / "small file.json").read_text() == "[]"
+
+    read.clear()
+    download(found, target, everything(found))
+    assert read == []
+    download(found, target, everything(found), again=True)
+    assert sorted(read) == ["big.pkl", "small file.json"]
+
+    read.clear()
+    status = (target / "big.pkl").stat()
+    altered = bytearray((target / "big.pkl").read_bytes())
+    altered[7] ^= 1
+    (target / "new").write_bytes(altered)
+    os.utime(target / "new", ns=(status.st_atime_ns, status.st_mtime_ns))  # same size and time, another inode
+    (target / "new").replace(target / "big.pkl")
+    download(found, target, everything(found))
+    assert read == ["big.pkl"]
+    assert (target / "big.pkl").read_bytes() == (storage.folder / "big.pkl").read_bytes()
+
+
+def test_what_was_proved_for_another_digest_is_read_again(storage, target):
+    found = manifest(storage)
+    download(found, target, everything(found))
+    (storage.folder / "acc" / "small file.json").write_text('["published anew"]')
+    anew = manifest(storage)
+    assert anew.digests != found.digests
+    download(anew, target, everything(anew))
+    assert (target / "acc" / "small file.json").read_text() == '["published anew"]'
+    assert sorted(path.name for path in target.iterdir()) == [".lock", "acc", "big.pkl"]
 
 
 def test_a_manifest_that_names_another_digest_than_the_catalogue_is_refused(storage, target):

@@ -64,7 +64,7 @@ def snapshot(name: str, revision: str) -> Snapshot:
             _large(name, str(info.sha), missing, token, home / "blobs")
             folder = Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
                                             ignore_patterns=_LEFT_OUT))
-        _prove(name, folder, missing)
+        _prove(name, folder, wanted)
         return Snapshot(folder, folder.name)
     except CmError:
         raise
@@ -113,7 +113,10 @@ def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
 
 
 def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
-    """Compare new files with the hub's own digests: SHA-256 of large files, git's SHA-1 of the others."""
+    """Compare files with the hub's own digests: SHA-256 of large files, git's SHA-1 of the others.
+
+    All of them: others put files into the hub's cache, too.
+    """
     for file in files:
         path = folder / file.rfilename
         large = getattr(file.lfs, "sha256", None) if file.lfs else None
@@ -129,7 +132,7 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
         if got != expected:
             path.resolve().unlink()
             path.unlink(missing_ok=True)
-            raise DownloadError(f"{file.rfilename} of {name} has arrived with a wrong digest, and was removed",
+            raise DownloadError(f"{file.rfilename} of {name} has a wrong digest, and was removed",
                                 cause=f"it is {got}, the hub names {expected}",
                                 remedy="run again; if that does not help, something on the way changes it")
 

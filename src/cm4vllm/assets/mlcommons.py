@@ -13,17 +13,18 @@ import http.client
 import os
 import re
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from cm4vllm.assets.proofs import Proofs
 from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space
-from cm4vllm.common.progress import step
+from cm4vllm.common.progress import step, warn
 
 __all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
 
@@ -72,10 +73,11 @@ def read_manifest(url: str) -> Manifest:
     return Manifest(PurePosixPath(parts.path).stem, base, digests)
 
 
-def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str]) -> list[Path]:
+def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, again: bool = False) -> list[Path]:
     """Have the files `wanted` (path to the digest published for it, empty for any) in `folder`; return their paths.
 
-    Files that are there already and whole are left. Each appears under its name only when its digest is right. Raises
+    Each appears under its name only when its digest is right. Those that are there are read, unless they were found
+    right before and have not changed since; with `again` all are. Wrong ones are removed and downloaded. Raises
     DownloadError, DiskFull, NotWritable.
     """
     for name, digest in wanted.items():
@@ -88,16 +90,34 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str]) -> lis
                                 cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
                                 remedy="compare with the benchmark's page; a file of your own is used with _path.#")
     with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
+        proofs = Proofs(folder)
+        _prove(manifest, folder, wanted, proofs, again=again)
         missing = [name for name in wanted if not (folder / name).exists()]
         sizes = {name: _size(_address(manifest, name)) for name in missing}
         there = {name: present(part_of(folder / name)) for name in missing}
         require_space(folder, sum(sizes.values()) - sum(there.values()), f"{manifest.name}")
         if missing:
-            _all(manifest, folder, sizes)
+            _all(manifest, folder, sizes, proofs)
     return [folder / name for name in wanted]
 
 
-def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int]) -> None:
+def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], proofs: Proofs, *, again: bool) -> None:
+    """Hold the files that are there against the manifest, and remove those that are others."""
+    names = [name for name in wanted if (folder / name).exists()
+             and (again or not proofs.knows(name, manifest.digests[name]))]
+    if not names:
+        return
+    total = amount(sum((folder / name).stat().st_size for name in names))
+    with step(f"checking what is there of {manifest.name}: {total}, {len(names)} files") as progress:
+        for number, name in enumerate(names, start=1):
+            progress.update(f"{name} ({number} of {len(names)})")
+            if (got := proofs.prove(name, manifest.digests[name])) != manifest.digests[name]:
+                (folder / name).unlink()
+                warn(f"{folder / name} was not the published file, {manifest.digests[name]}, but {got}: removed, and "
+                     "downloaded anew")
+
+
+def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], proofs: Proofs) -> None:
     with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
         for number, (name, size) in enumerate(sizes.items(), start=1):
             def tell(text: str, what: str = f"{name} ({number} of {len(sizes)})") -> None:
@@ -108,6 +128,7 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int]) -> None:
                 fetch(address, folder / name, size, manifest.digests[name], _credentials(address), tell)
             except urllib.error.HTTPError as error:
                 raise _refused(address, error) from error
+            proofs.remember(name, manifest.digests[name])
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------

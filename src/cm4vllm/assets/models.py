@@ -36,13 +36,14 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """Which model: `source` is tiny, path, hf, catalogue or mlcommons.
 
     `location` is the folder, the hub id, the catalogue's name or the manifest; `name` a name of the catalogue, which
-    goes before all others. `python` is one that has torch, to train
-    the tiny model with.
+    goes before all others. With `verify` files that were proved before are read again. `python` is one that has torch,
+    to train the tiny model with.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
     location: Annotated[str, Key("CM_ML_MODEL_LOCATION")] = ""
     name: Annotated[str, Key("CM_ML_MODEL_CATALOGUE_NAME")] = ""
+    verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
 
@@ -58,7 +59,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
         "path": lambda: _local(Path(where).expanduser().absolute()),
         "hf": lambda: _hub(where, settings.revision),
         "catalogue": lambda: _catalogued(where, settings.revision),
-        "mlcommons": lambda: _mlcommons(where),
+        "mlcommons": lambda: _mlcommons(where, again=settings.verify),
     }
     if source not in sources:
         raise UsageError(f"unknown model source {source!r}", remedy=nearest(source, sources))
@@ -73,13 +74,13 @@ def tokenizer_sha256(record: ModelRecord) -> str:
 
 
 def check_unchanged(record: ModelRecord) -> None:
-    """Raise ModelError when files of a local model are not those its record was made from."""
+    """Raise ModelError when a model's files are not those its record was made from, by their sizes and times."""
     noted = record.recipe.get("files", "")
     if noted and fingerprint(Path(record.path)) != noted:
         raise ModelError(
             f"the files of {record.path} have changed since they were read",
             cause="the record of its digest and data types is older than the files",
-            remedy=f"read them again: cm run script --tags=get,ml-model,_path.{record.path} --renew",
+            remedy="read them again: cm run script --tags=get,ml-model with the same variation and --renew",
         )
 
 
@@ -98,8 +99,7 @@ def _tiny(python: str, folder: Path) -> ModelRecord:
 
 def _local(folder: Path) -> ModelRecord:
     read_checkpoint(folder)  # before the name: a missing folder has none
-    return _described(folder, _published_name(folder), f"local folder {folder.name}",
-                      recipe={"files": fingerprint(folder)})
+    return _described(folder, _published_name(folder), f"local folder {folder.name}", recipe={})
 
 
 def _hub(name: str, revision: str) -> ModelRecord:
@@ -119,7 +119,7 @@ def _catalogued(name: str, revision: str) -> ModelRecord:
     return msgspec.structs.replace(record, recipe={**record.recipe, "catalogue": name})
 
 
-def _mlcommons(name: str) -> ModelRecord:
+def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     """Take a model from MLCommons' storage: one of the catalogue, or that of any manifest."""
     model = catalogue().models.get(name)
     if model is not None and not model.mlcommons:
@@ -130,7 +130,7 @@ def _mlcommons(name: str) -> ModelRecord:
     wanted = published or {path: "" for path in manifest.digests
                            if not any(fnmatch.fnmatch(path, pattern) for pattern in _LEFT_OUT)}
     folder = mlcommons.downloads_folder(manifest.name)
-    mlcommons.download(manifest, folder, wanted)
+    mlcommons.download(manifest, folder, wanted, again=again)
     root = folder / (model.mlcommons_folder if model else "")
     recipe = {"mlcommons": manifest.base, **({"catalogue": name} if model else {})}
     return _described(root, _safe(name if model else manifest.name), f"MLCommons, {manifest.base}", recipe=recipe)
@@ -141,7 +141,7 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str], 
     return ModelRecord(
         name=name, path=str(folder), source=source, sha256=sha256_of_tree(folder), parameters=checkpoint.parameters,
         architecture=checkpoint.architecture, weight_data_types=checkpoint.weight_data_types, min_tokens=min_tokens,
-        recipe=dict(recipe),
+        recipe={**recipe, "files": fingerprint(folder)},
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint, unset_scales
+from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
@@ -101,9 +101,9 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
         name=name, path=str(folder / name), source=f"{base.name} quantised here by llm-compressor; {base.source}",
         sha256=sha256_of_tree(folder / name), parameters=base.parameters, architecture=checkpoint.architecture,
         weight_data_types=checkpoint.weight_data_types, weight_transformations=_transformations(quantization),
-        min_tokens=base.min_tokens, recipe=base.recipe | {"scheme": settings.scheme}, quantization=quantization,
+        min_tokens=base.min_tokens, quantization=quantization,
+        recipe=base.recipe | {"scheme": settings.scheme, "files": fingerprint(folder / name)},
     )  # fmt: skip
-    record.recipe.pop("files", None)
     write_record(folder / MODEL_FILE, record)
     return record
 

@@ -92,7 +92,9 @@ def settings_sha256(settings: RunSettings) -> str:
     Where files lie, and when and where a server of our own was started, do not count; a server that is not ours is
     known by its address alone.
     """
-    stable = replace(settings, server=_stable(settings.server), model=replace(settings.model, path=""),
+    model = replace(settings.model, path="",
+                    recipe={key: value for key, value in settings.model.recipe.items() if key != "files"})
+    stable = replace(settings, server=_stable(settings.server), model=model,
                      dataset=replace(settings.dataset, path=""))
     return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
 

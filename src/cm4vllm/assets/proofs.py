@@ -1,0 +1,48 @@
+"""Which files of a folder have the digests that are published for them: a file that stays as it was is read once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cm4vllm.assets.transfer import digest_of
+from cm4vllm.common.files import write_json
+
+__all__ = ["Proofs"]
+
+
+class Proofs:
+    """The digests that files below `folder` were found to have, each with the file's size, time and inode then.
+
+    They are remembered beside the folder, as <folder>.proofs.json: what is in it is the publisher's alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder.with_name(f"{folder.name}.proofs.json")
+        try:
+            found = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            found = {}
+        self._known: dict[str, list[object]] = found if isinstance(found, dict) else {}
+
+    def knows(self, name: str, digest: str) -> bool:
+        """Tell whether a file was found to have this digest and has not changed since."""
+        return self._known.get(name) == [digest, *self._state(name)]
+
+    def prove(self, name: str, digest: str) -> str:
+        """Read a file, remember it where it has this digest, `<kind>:<hex>`, and return the one that it has."""
+        state = self._state(name)
+        got = digest_of(self._folder / name, digest.partition(":")[0])
+        if got == digest:
+            self.remember(name, digest, state)
+        return got
+
+    def remember(self, name: str, digest: str, state: list[int] | None = None) -> None:
+        """Take note of a file that was proved as it is, or as it was in `state`."""
+        self._known[name] = [digest, *(state or self._state(name))]
+        write_json(self._file, self._known)
+
+    def _state(self, name: str) -> list[int]:
+        status = (self._folder / name).stat()
+        return [status.st_size, status.st_mtime_ns, status.st_ino]
