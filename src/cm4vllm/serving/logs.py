@@ -46,7 +46,10 @@ def last_words(log: Path) -> str:
 
 
 def _whole(lines: list[str], index: int) -> str:
-    """Return a line with the indented ones that belong to it: pydantic says there what is wrong."""
+    """Return a line with those that belong to it: what pydantic says below it, or the code that raised it wordless."""
+    if lines[index].strip() == "AssertionError":
+        code = next((line.strip() for line in reversed(lines[:index]) if line.strip(" ^~")), "")
+        return f"AssertionError: {code}"
     more = [line.strip() for line in itertools.takewhile(lambda line: line.startswith(" "), lines[index + 1:index + 4])]
     return " ".join([lines[index], *(line for line in more if line and not line.startswith(("File ", "For further")))])
 

@@ -34,7 +34,8 @@ def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[
 def _bindings(settings: ServerSettings, servers: int) -> list[str]:
     if (settings.pp_size or 1) > 1:
         raise UsageError("vLLM's CPU backend has no pipeline parallelism",
-                         cause="vLLM 0.32.0 starts with it, and its engine dies at the first request",
+                         cause="vLLM 0.32.0 starts with it, and its second stage dies at the first request: "
+                         "`assert self.intermediate_tensors is not None`",
                          remedy="leave --pp_size out; --tp_size and --dp_size work")
     if settings.ray_address:
         raise UsageError("vLLM's CPU backend cannot be placed by Ray",
