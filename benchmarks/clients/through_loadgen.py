@@ -26,7 +26,7 @@ from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules.benchmarks import benchmark_named
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 
 __all__ = ["ours", "peer"]
 
@@ -84,12 +84,12 @@ def _settings(task: Task, folder: Path) -> RunSettings:
                      test_query_count=task.queries, dataset_samples=len(rows))
     return run_settings(
         conf, benchmark, "v6.1", target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
-        stream_interval=int(task.streamed), self_check=False,
+        stream_interval=task.interval if task.streamed else 0, self_check=False,
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
         dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
                               samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
-        server=ServerRecord(endpoint=f"http://127.0.0.1:{task.port}", model_name="mock", max_model_len=131_072,
-                            version="0.32.0", owned=False),
+        server=ServerRecord(endpoint=task.endpoint or f"http://127.0.0.1:{task.port}", api=Api(task.api),
+                            model_name="mock", max_model_len=131_072, version="0.32.0", owned=False),
     )
 
 

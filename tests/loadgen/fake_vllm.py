@@ -51,7 +51,8 @@ def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list
 class Behaviour:
     """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes.
 
-    `metrics` gives the page at /metrics: there is none where it is empty.
+    `metrics` gives the page at /metrics: there is none where it is empty. Each connection is accepted (with TLS: its
+    handshake begins) after `accept_s`.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -63,6 +64,7 @@ class Behaviour:
     metrics: Callable[[], str] = str
     unix: str = ""
     certificate: str = ""
+    accept_s: float = 0.0
 
 
 @dataclass
@@ -110,16 +112,20 @@ class FakeVllm:
             # Not asyncio.start_server: it loses connections that are being accepted while it closes.
             while True:
                 conn, _ = await self._loop.sock_accept(listener)
-                try:
-                    reader, writer = await self._accepted(conn)
-                except (asyncio.CancelledError, OSError):
-                    conn.close()
-                    raise
                 self.connections += 1
-                writers.append(writer)
-                task = asyncio.create_task(self._talk(reader, writer))
+                task = asyncio.create_task(begin(conn))
                 talks.add(task)
                 task.add_done_callback(talks.discard)
+
+        async def begin(conn: socket.socket) -> None:
+            try:
+                await asyncio.sleep(self.behaviour.accept_s)
+                reader, writer = await self._accepted(conn)
+            except (asyncio.CancelledError, OSError):
+                conn.close()
+                return
+            writers.append(writer)
+            await self._talk(reader, writer)
 
         with self._listener() as listener:
             listener.setblocking(False)

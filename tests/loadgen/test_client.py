@@ -252,6 +252,44 @@ def test_tls(certificate, stream_interval):
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
 
 
+def test_no_handshake_counts_as_time_to_the_first_token(certificate, monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
+    waits = []
+
+    async def script(send, client):
+        await client.prepare()
+        for key in range(3):
+            begin = time.monotonic()
+            await send([key])
+            waits.append(time.monotonic() - begin)
+            await asyncio.sleep(1.0)  # what is ready then has been opened meanwhile
+
+    with FakeVllm(Behaviour(certificate=str(certificate), accept_s=0.3)) as server:
+        client, ledger = drive(server, range(3), script=script, ca_file=str(certificate), spare=4)
+    exactly_once(ledger, range(3))
+    assert max(waits) < 0.25
+    assert client.counts.connections > 8
+
+
+def test_spare_connections_are_as_many_as_asked_for(monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
+    monkeypatch.setattr(client_module, "SPARE_LOOK_S", 0.05)
+    seen = []
+
+    async def script(send, client):
+        await client.prepare()
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            seen.append(sum(connection.open for connection in client._connections))
+        await send(range(20))
+
+    with FakeVllm() as server:
+        _, ledger = drive(server, range(20), script=script, spare=8)
+    exactly_once(ledger, range(20))
+    assert min(seen) >= 8
+    assert max(seen) <= 16  # half of them too old soon
+
+
 @pytest.mark.parametrize("stream_interval", [0, 16])
 def test_the_token_only_endpoint(stream_interval):
     with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:

@@ -7,21 +7,28 @@ processes, and alone in tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
 from cm4vllm.serving.records import Api
 
-__all__ = ["Client", "Completion", "Counts", "Request", "Sink"]
+__all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
 
 #: uvicorn, vLLM's HTTP server, closes connections that are idle for 5 s; one about to be closed must not be used.
 REUSE_WITHIN_S = 4.0
+#: Connections to each server that are kept open for requests to come, where each has to leave at once: as many as may
+#: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to
+#: twice as many.
+SPARE = 16
+#: Seconds between two looks at them, and how many are opened then at most: handshakes cost time that tokens wait for.
+SPARE_LOOK_S, SPARE_AT_A_TIME = 0.1, 2
 #: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
 MAX_RETRIES = 2
 #: Mean pause before the first and the second retry on the same server; another server is asked at once.
@@ -77,18 +84,22 @@ class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
     Of several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
-    was issued, when it is written to a connection for the first time, or one is being opened for it.
+    was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
+    `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
+    time to the first token.
     """
 
     def __init__(
         self, addresses: Sequence[Address], sink: Sink, *, streamed: bool, max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
+        spare: int = 0,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
         self.streamed = streamed
         self.sink = sink
         self._sent = sent
+        self._spare = spare
         self._servers = [_Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if streamed else STALL_WHOLE_S)
@@ -103,6 +114,13 @@ class Client:
         self._watch = self._loop.call_later(0, self._look_around)
         self._round: Iterator[_Exchange] = iter(())
         self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if streamed else None
+        self._refresh: asyncio.TimerHandle | None = None
+
+    async def prepare(self) -> None:
+        """Open the spare connections, and keep them fresh from now on."""
+        await asyncio.gather(*(self._open_spare(server) for server in self._servers for _ in range(self._spare)))
+        if self._spare:
+            self._refresh = self._loop.call_later(SPARE_LOOK_S, self._keep_spare)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Take requests, which are drawn from the iterable only as they are sent."""
@@ -116,8 +134,9 @@ class Client:
         for task in self._tasks:
             task.cancel()
         self._watch.cancel()
-        if self._sweep:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._refresh):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self._connections):
             if connection.open:
                 connection.close()
@@ -147,8 +166,13 @@ class Client:
         if connection is not None:
             exchange.connection = connection
             connection.send(exchange, server.request(exchange.json))
+            if len(server.idle) + server.opening < self._spare:
+                self._begin(self._open_spare(server))
             return
-        task = self._loop.create_task(self._connect_and_send(exchange, server))
+        self._begin(self._connect_and_send(exchange, server))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)  # the loop itself keeps tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
@@ -159,15 +183,43 @@ class Client:
         now = self._loop.time()
         return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
 
-    async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
+    async def _connect(self, server: _Server) -> Connection:
+        """Return a new connection, which may be closed again already. Raises OSError."""
         connection = Connection(self._connections.discard)
         self._connections.add(connection)
         self.counts.connections += 1
         try:
             async with asyncio.timeout(CONNECT_S):
                 await server.address.connect(connection)
-        except OSError as error:
+        except OSError:
             self._connections.discard(connection)
+            raise
+        return connection
+
+    async def _open_spare(self, server: _Server) -> None:
+        server.opening += 1
+        try:
+            self.release(await self._connect(server), server)
+        except OSError:
+            pass  # the next request will find out, and tell why
+        finally:
+            server.opening -= 1
+
+    def _keep_spare(self) -> None:
+        self._refresh = self._loop.call_later(SPARE_LOOK_S, self._keep_spare)
+        now = self._loop.time()
+        for server in self._servers:
+            server.drop_older(now - REUSE_WITHIN_S)
+            if now >= server.rests_until:
+                # Others take their place before they are too old.
+                missing = self._spare - server.younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
+                for _ in range(min(SPARE_AT_A_TIME, missing)):
+                    self._begin(self._open_spare(server))
+
+    async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
+        try:
+            connection = await self._connect(server)
+        except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             exchange.broken(f"cannot connect to the server: {reason}", answered=False)
             return
@@ -240,7 +292,7 @@ class Client:
         pause = min(self._stall_s / 4, 15.0)
         self._watch = self._loop.call_later(pause, self._look_around)
         for server in self._servers:
-            server.forget_closed()
+            server.drop_older(self._loop.time() - REUSE_WITHIN_S)
         received = self.counts.completed + self.counts.failed + sum(
             connection.pieces for connection in self._connections)
         now = self._loop.time()
@@ -253,14 +305,17 @@ class Client:
 
 
 class _Server:
-    """One server: its connections that are idle, the last used one last, and what is open on the others."""
+    """One server: its connections that are idle, the last used one last, and what is open on the others.
 
-    __slots__ = ("_head", "address", "idle", "in_flight", "rests_until")
+    `opening` is the number of spare connections that are being opened.
+    """
+
+    __slots__ = ("_head", "address", "idle", "in_flight", "opening", "rests_until")
 
     def __init__(self, address: Address, head: bytes) -> None:
         self.address = address
         self.idle: deque[Connection] = deque()
-        self.in_flight = 0
+        self.in_flight = self.opening = 0
         self.rests_until = 0.0
         self._head = head
 
@@ -277,9 +332,15 @@ class _Server:
             connection.close()
         return None
 
-    def forget_closed(self) -> None:
-        while self.idle and not self.idle[0].open:
-            self.idle.popleft()
+    def younger(self, oldest: float, most: int) -> int:
+        """Count the connections that are idle only since `oldest`, up to `most`."""
+        return sum(connection.open and connection.idle_since >= oldest
+                   for connection in itertools.islice(reversed(self.idle), most))
+
+    def drop_older(self, oldest: float) -> None:
+        """Close the connections that are idle since before `oldest`, and forget those that are closed."""
+        while self.idle and (self.idle[0].idle_since < oldest or not self.idle[0].open):
+            self.idle.popleft().close()
 
 
 class _Exchange:

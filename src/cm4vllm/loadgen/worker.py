@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.client import Client, Completion, Request
+from cm4vllm.loadgen.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.connection import Address, resolve
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.gauge import Gauge, without_pauses
@@ -51,9 +51,11 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     without_pauses()
     gauge = Gauge(settings.name)
     gauge.watch(loop)
+    # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
+    at_once = settings.max_in_flight is None
     client = Client(addresses, _Pipe(link), streamed=settings.streamed, max_in_flight=settings.max_in_flight,
-                    # Where requests wait for others to end, as they are meant to, their lag says nothing of the client.
-                    api=settings.api, sent=gauge.issued if settings.max_in_flight is None else None)
+                    api=settings.api, sent=gauge.issued if at_once else None, spare=SPARE if at_once else 0)
+    await client.prepare()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
     client.close()
