@@ -19,14 +19,14 @@ def tags_of(folder, store):
 
 def test_a_meta_is_read_once(tmp_path, monkeypatch):
     meta(tmp_path / "a", "one,two")
-    monkeypatch.setattr(module, "_SETTLED_S", -1)  # as if it had been written long ago
+    monkeypatch.setattr(module, "SETTLED_S", -1)  # as if it had been written long ago
     assert tags_of(tmp_path / "a", tmp_path / "store") == ["one,two"]
     monkeypatch.setattr(module, "read_meta", lambda folder: 1 / 0)
     assert tags_of(tmp_path / "a", tmp_path / "store") == ["one,two"]
 
 
 def test_a_meta_that_changed_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SETTLED_S", -1)
+    monkeypatch.setattr(module, "SETTLED_S", -1)
     meta(tmp_path / "a", "one,two")
     path = tmp_path / "a" / "_cm.yaml"
     before = path.stat()
@@ -46,7 +46,7 @@ def test_a_meta_that_was_written_just_now_is_not_remembered(tmp_path):
 
 
 def test_half_a_store_and_a_broken_meta_hide_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SETTLED_S", -1)
+    monkeypatch.setattr(module, "SETTLED_S", -1)
     meta(tmp_path / "a", "one")
     meta(tmp_path / "b", "two")
     (tmp_path / "b" / "_cm.yaml").write_text("{")

@@ -67,6 +67,7 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
                 free = free_bytes(folder)
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
                 _tell_more(session, i, result, free)
+                session.catalogue.metas.keep()
         except CmError as error:
             result = {"return": error.exit_code, "error": session.explained(error)}
         except Exception as error:

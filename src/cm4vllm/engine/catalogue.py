@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.documents import has_meta
+from cm4vllm.engine.kept import KeptMetas
 from cm4vllm.engine.meta import ScriptMeta, load_script
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
 _SUMMARIES = "cm4vllm-scripts.json"
+_METAS = "cm4vllm-metas"
 #: To sort all scripts by their tags takes as long as so many looks at each of them.
 _FEW_LOOKUPS = 8
 
@@ -31,6 +33,7 @@ class Catalogue:
         self._cmind = cmind
         self._read: dict[str, ScriptMeta] = {}
         self._lookups = 0
+        self.metas = KeptMetas(os.path.join(cmind.repos_path, _METAS))
 
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
         """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
@@ -75,7 +78,7 @@ class Catalogue:
     def script(self, folder: str, repo: str) -> ScriptMeta:
         """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
         if folder not in self._read:
-            self._read[folder] = load_script(folder, repo)
+            self._read[folder] = load_script(folder, repo, self.metas.read)
         return self._read[folder]
 
     @cached_property

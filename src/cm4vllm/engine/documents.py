@@ -9,9 +9,13 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError
 
-__all__ = ["META_NAMES", "has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml"]
+__all__ = ["META_NAMES", "SETTLED_S", "has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml",
+           "signature_of"]
 
 META_NAMES = ("_cm.yaml", "_cm.json")
+
+#: Seconds after which a change of a file is certain to show in its times.
+SETTLED_S = 2.0
 
 AnyPath = str | os.PathLike[str]
 
@@ -88,6 +92,21 @@ def read_meta(folder: AnyPath) -> dict[str, Any]:
     if not found:
         raise RecipeError(f"there is no _cm.yaml in {folder}")
     return meta
+
+
+def signature_of(folder: str) -> tuple[list[int], float]:
+    """Return size and times of the meta's files, empty where there is none, and when they changed last."""
+    signature: list[int] = []
+    changed_at = 0.0
+    for name in META_NAMES:
+        try:
+            status = os.stat(os.path.join(folder, name))
+        except OSError:
+            signature.append(-1)
+            continue
+        signature += [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        changed_at = max(changed_at, status.st_mtime, status.st_ctime)
+    return (signature if changed_at else []), changed_at
 
 
 def merged(first: Any, second: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import RecipeError
@@ -312,9 +312,9 @@ SCRIPT_KEYS = LAYER_KEYS | {
 }
 
 
-def load_script(folder: str, repo: str) -> ScriptMeta:
+def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) -> ScriptMeta:
     """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
-    raw = read_meta(folder)
+    raw = read(folder)
     try:
         return _script(raw, folder, repo)
     except (AttributeError, TypeError, ValueError) as error:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
-from cm4vllm.engine.documents import META_NAMES, read_meta
+from cm4vllm.engine.documents import SETTLED_S, read_meta, signature_of
 from cm4vllm.engine.meta import split_tags
 from cm4vllm.engine.value import Value
 
 __all__ = ["Summary", "summaries"]
 
-#: Seconds after which a change of a file is certain to show in its times.
-_SETTLED_S = 2.0
 _MAY_NOT_BE_KEPT = CmError, OSError
 
 
@@ -46,9 +43,9 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
     known = _remembered(store)
     found: list[Summary] = []
     kept: dict[str, Any] = {}
-    settled = time.time() - _SETTLED_S
+    settled = time.time() - SETTLED_S
     for path, repo in folders:
-        signature, changed_at = _signature(path)
+        signature, changed_at = signature_of(path)
         if not signature:
             continue
         words = known[path][1:] if path in known and known[path][0] == signature else _words(path)
@@ -73,21 +70,6 @@ def _remembered(store: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _signature(folder: str) -> tuple[list[int], float]:
-    """Return size and times of the meta's files, empty where there is none, and when they changed last."""
-    signature: list[int] = []
-    changed_at = 0.0
-    for name in META_NAMES:
-        try:
-            status = os.stat(os.path.join(folder, name))
-        except OSError:
-            signature.append(-1)
-            continue
-        signature += [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        changed_at = max(changed_at, status.st_mtime, status.st_ctime)
-    return (signature if changed_at else []), changed_at
 
 
 def _words(folder: str) -> list[Any] | None:
