@@ -1,5 +1,7 @@
 """`cm find script` finds what cmind's own search finds."""
 
+import json
+
 from cmind.core import CM
 
 
@@ -35,3 +37,14 @@ def test_a_tag_that_a_script_lost_does_not_find_it(home):
 def test_names_find_as_cmind_does(home):
     home.script("shape,round")
     assert found(home, artifact="shape-r*") == ["shape-round"]
+
+
+def test_the_index_is_left_without_the_spaces_that_cmind_writes(home):
+    home.script("one,two")
+    index = home.path / "index.json"
+    assert home.cli("version").returncode == 0
+    written = index.read_text()
+    assert written.startswith("{\n")
+    assert home.cli("find", "script", "--tags=one").returncode == 0
+    assert json.loads(index.read_text()) == json.loads(written)
+    assert " " not in index.read_text()

@@ -17,6 +17,7 @@ from cmind.automation import Automation
 from cm4vllm.common.errors import CmError, translated_os_errors
 from cm4vllm.common.files import free_bytes
 from cm4vllm.engine.execution import run
+from cm4vllm.engine.index import slim
 from cm4vllm.engine.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
 from cm4vllm.engine.session import Session
 
@@ -68,6 +69,7 @@ class ScriptAutomation(Automation):  # type: ignore[misc]
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
                 _tell_more(session, i, result, free)
                 session.catalogue.metas.keep()
+                slim(self.cmind)
         except CmError as error:
             result = {"return": error.exit_code, "error": session.explained(error)}
         except Exception as error:

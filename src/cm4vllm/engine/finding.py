@@ -11,7 +11,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.catalogue import Catalogue
-from cm4vllm.engine.documents import read_meta
+from cm4vllm.engine.index import slim
 from cm4vllm.engine.pages import page
 
 __all__ = ["find_scripts"]
@@ -31,9 +31,10 @@ def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result)
         return search(i)
     excluded = {word[1:] for word in words if word.startswith("-")}
     found: list[Any] = []
-    for folder, repo in _folders(Catalogue(automation.cmind), wanted):
+    catalogue = Catalogue(automation.cmind)
+    for folder, repo in _folders(catalogue, wanted):
         try:
-            meta = read_meta(folder)
+            meta = catalogue.metas.read(folder)
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
         artifact = _artifact(automation.cmind, folder, repo)
@@ -44,6 +45,8 @@ def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result)
                 return loaded
         if excluded.isdisjoint(tags := artifact.meta.get("tags") or ()) and wanted <= set(tags):
             found.append(artifact)
+    catalogue.metas.keep()
+    slim(automation.cmind)
     if i.get("out") == "con":
         for artifact in found:
             page(str(artifact.path))

@@ -6,19 +6,22 @@ leave half a file, and the later of two runs would forget the entries of the ear
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["add", "protect"]
+__all__ = ["add", "protect", "slim"]
 
+_INDENTED = b"{\n"
 _LOCAL = ("local", "9a3280b14a4285c9")
 _CACHE = ("541d6f712a6b464e", "cache")  # the index has every automation under its UID and its alias
 
@@ -40,13 +43,34 @@ def add(cmind: Any, meta: Mapping[str, Any], folder: str) -> None:
     index.updated = False
 
 
+def slim(cmind: Any) -> None:
+    """Take out the spaces that cmind writes between the parts of its index: every start reads all of it.
+
+    Among 10,000 scripts that is a tenth of a start. Where the file cannot be written, it stays as it is.
+    """
+    with contextlib.suppress(CmError, OSError):
+        with open(cmind.index.full_path_to_index, "rb") as file:
+            if file.read(len(_INDENTED)) != _INDENTED:
+                return
+        from pathlib import Path
+
+        path = Path(cmind.index.full_path_to_index)
+        with _locked(path):
+            if meta := _read(path):
+                write_bytes(path, _slim(meta))
+
+
+def _slim(meta: Any) -> bytes:
+    return json.dumps(meta, separators=(",", ":")).encode()
+
+
 def _save(index: Any) -> dict[str, int]:
     from pathlib import Path
 
     path = Path(index.full_path_to_index)
     with _locked(path):
         _take_over(index.meta, _read(path))
-        write_bytes(path, json.dumps(index.meta).encode())
+        write_bytes(path, _slim(index.meta))
     return {"return": 0}
 
 
