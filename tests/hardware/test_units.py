@@ -13,7 +13,7 @@ def test_memory(size, text):
 
 
 @pytest.mark.parametrize(("size", "text"), [
-    (256 * 2**30, "256 GB"), (1920383410176, "1.92 TB"), (1000204886016, "1 TB"), (500107862016, "500 GB"),
+    (256 * 2**30, "256 GiB"), (1920383410176, "1.92 TB"), (1000204886016, "1 TB"), (500107862016, "500 GB"),
 ])  # fmt: skip
 def test_disk(size, text):
     assert disk_size(size) == text

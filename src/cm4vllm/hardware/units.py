@@ -12,9 +12,9 @@ def memory_size(size: int) -> str:
 
 
 def disk_size(size: int) -> str:
-    """Word a number of bytes of disk: powers of 10 as vendors of disks do, powers of 2 where they come out whole."""
+    """Word a number of bytes of disk: powers of 10 as vendors do; GiB where they come out whole, as of virtual ones."""
     if size and size % 2**30 == 0:
-        return f"{size // 2**30} GB"
+        return f"{size // 2**30} GiB"
     value, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
     digits = 2 if unit == "TB" else 0
     text = f"{value:.{digits}f}"
