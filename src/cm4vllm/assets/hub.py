@@ -58,7 +58,7 @@ def snapshot(name: str, revision: str) -> Snapshot:
                                      str)]
         needed = sum(file.size or 0 for file in missing)
         if needed:
-            require_space(cache, needed + SPARE_BYTES, f"the model {name}")
+            require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
         home = cache / f"models--{name.replace('/', '--')}"
         with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
             _large(name, str(info.sha), missing, token, home / "blobs")

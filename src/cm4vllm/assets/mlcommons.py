@@ -95,7 +95,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
         missing = [name for name in wanted if not (folder / name).exists()]
         sizes = {name: _size(_address(manifest, name)) for name in missing}
         there = {name: present(part_of(folder / name)) for name in missing}
-        require_space(folder, sum(sizes.values()) - sum(there.values()), f"{manifest.name}")
+        require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
             _all(manifest, folder, sizes, proofs)
     return [folder / name for name in wanted]

@@ -57,7 +57,7 @@ def run(job: Job, recipes: Recipes, command: str) -> Report:
     for note in job.notes:
         say(f"note: {note}")
     out = writable_folder(job.out)
-    require_space(out, SPACE_BYTES, "the results")
+    require_space(out, SPACE_BYTES, "the results", "--output_dir")
     with _only_one(out):
         return _Campaign(job, recipes, out).run(command)
 

@@ -208,6 +208,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else ""
 
 
+def _mount_point(path: str | os.PathLike[str]) -> str:
+    from pathlib import Path  # only errors need it, and every start would pay for it
+
+    folder = Path(path).absolute()
+    return str(next(one for one in (folder, *folder.parents) if one.is_mount()))
+
+
 @contextmanager
 def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: str = "--output_dir") -> Iterator[None]:
     """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy.
@@ -218,10 +225,9 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            top = "/".join(os.fspath(path).split("/", 2)[:2])
             raise DiskFull(
-                f"cannot {action} {path}", cause="no space left on the device",
-                remedy=f"free space on {top} or choose another folder with {elsewhere}"
+                f"cannot {action} {path}", cause=f"no space left on the disk that is mounted at {_mount_point(path)}",
+                remedy=f"free space there, or choose another folder with {elsewhere}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NotWritable(

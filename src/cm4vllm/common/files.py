@@ -116,8 +116,13 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def require_space(folder: str | os.PathLike[str], needed_bytes: int, purpose: str) -> None:
-    """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`."""
+def require_space(
+    folder: str | os.PathLike[str], needed_bytes: int, purpose: str, elsewhere: str = "",
+) -> None:
+    """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`.
+
+    `elsewhere` is what the user sets to have another folder.
+    """
     probe = os.path.abspath(folder)
     while not os.path.exists(probe):
         probe = os.path.dirname(probe)
@@ -126,7 +131,7 @@ def require_space(folder: str | os.PathLike[str], needed_bytes: int, purpose: st
         raise DiskFull(
             f"not enough disk space for {purpose} in {folder}",
             cause=f"{free / 2**20:.0f} MiB free, {needed_bytes / 2**20:.0f} MiB needed",
-            remedy="free space there, or choose a folder on another disk",
+            remedy="free space there, or choose a folder on another disk" + (f" with {elsewhere}" if elsewhere else ""),
         )
 
 

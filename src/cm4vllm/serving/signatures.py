@@ -139,6 +139,7 @@ SIGNATURES = (
     Signature("operator", (
         r"'_OpNamespace' '_C\w*' object has no attribute",
         r"operator \S+ does not exist",
+        r"_C\w*::\w+\(\) expected at most \d+ argument",
         r"Could not run '\S+' with arguments",
     ),
         "serve a checkpoint that this backend has the operators for: on a CPU FP8-dynamic, INT8 or W4A16",
