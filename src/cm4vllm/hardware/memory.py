@@ -10,7 +10,12 @@ from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
 from cm4vllm.hardware.kernel_files import fields, number, text
 from cm4vllm.hardware.records import MemoryFacts
 
-__all__ = ["detect_memory"]
+__all__ = ["detect_memory", "free_bytes"]
+
+#: A control group's limit, what it uses of it, and the part of that which the kernel takes back when it is wanted:
+#: version 2, then version 1 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+_GROUPS = (("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+           ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
 
 
 def detect_memory(root: Path = Path("/")) -> MemoryFacts:
@@ -24,6 +29,17 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
     limit = _limit(root)
     return MemoryFacts(total_bytes=total, source=source, usable_bytes=usable, modules=modules,
                        limit_bytes=limit if limit is not None and limit < usable else None, ecc=_ecc(root))
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that a program may still take: what the machine has free, and its container's limit leaves."""
+    free = int(psutil.virtual_memory().available)
+    for folder, most, used, reclaimable in _GROUPS:
+        if (limit := number(root / folder / most)) is not None:
+            pages = dict(line.split()[:2] for line in text(root / folder / "memory.stat").splitlines())
+            taken = (number(root / folder / used) or 0) - int(pages.get(reclaimable, 0))
+            free = min(free, max(0, limit - taken))
+    return free
 
 
 def _blocks(root: Path) -> int:
@@ -42,10 +58,8 @@ def _usable(root: Path) -> int:
 
 def _limit(root: Path) -> int | None:
     """Return the limit of the control group that this program sees as its root, as in a container."""
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if (limit := number(root / name)) is not None:
-            return limit
-    return None
+    limits = (number(root / folder / most) for folder, most, *_ in _GROUPS)
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _ecc(root: Path) -> bool | None:
