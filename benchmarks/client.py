@@ -13,6 +13,7 @@ another. The groups, each with its cases in turn:
     open     4,000 streams at a time, a token each 100 ms: time and memory
     workers  two worker processes beside one, where there are cores for it
     vllm     the real vLLM: Offline through LoadGen beside its in-process generate (with --vllm and --model)
+    ways     the real vLLM over TCP or a Unix socket, whole answers or streams, completions or tokens only
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from clients.programs import Stamps, compiled, floor, mock, wrk
-from clients.real_vllm import RealVllm, bench_serve
+from clients.real_vllm import Made, RealVllm, bench_serve
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
@@ -192,23 +195,59 @@ def workers(bench: Bench) -> Iterator[Figure]:
 
 def vllm(bench: Bench) -> Iterator[Figure]:
     """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate."""
+    real = _real(bench)
+    if real is None:
+        return
+    with real.in_process() as generate, real.served() as server:
+        ours = partial(real.through_loadgen, server, real.task)
+        ours()  # warms up
+        cases: dict[str, Callable[[], Made]] = {"in process": generate, "through LoadGen": ours}
+        measured = interleaved(cases, bench.rounds)
+    rates = {name: [made.rate for made in all_made] for name, all_made in measured.items()}
+    for name, values in rates.items():
+        yield figure(f"real vLLM, Offline: {name}", values, "tokens/s")
+    yield figure("real vLLM, Offline: through LoadGen / in process",
+                 ratios(rates["through LoadGen"], rates["in process"]), "x", at_least=0.95)
+    for who in ("engine", "api", "client"):
+        yield figure(f"real vLLM, processor time: {who}",
+                     [getattr(made, who) for made in measured["through LoadGen"]], "s")
+
+
+def ways(bench: Bench) -> Iterator[Figure]:
+    """The real vLLM, Offline, asked in several ways: rate beside the first one's, time of the server's HTTP process."""
+    real = _real(bench)
+    if real is None:
+        return
+    with tempfile.TemporaryDirectory() as folder, real.served() as tcp, real.served(Path(folder) / "socket") as unix:
+        streamed = replace(real.task, streamed=True)
+        asked = {
+            "TCP, whole answers": (tcp, real.task),
+            "Unix socket": (unix, real.task),
+            "/inference/v1/generate": (tcp, replace(real.task, api="generate")),
+            "both": (unix, replace(real.task, api="generate")),
+            "stream_interval 16": (tcp, replace(streamed, interval=16)),
+            "stream_interval 1": (tcp, streamed),
+        }
+        cases = {name: partial(real.through_loadgen, server, task) for name, (server, task) in asked.items()}
+        for server in (tcp, unix):
+            real.through_loadgen(server, real.task)  # warms up
+        measured = interleaved(cases, bench.rounds)
+    first = [made.rate for made in next(iter(measured.values()))]
+    for name, all_made in measured.items():
+        yield figure(f"real vLLM, Offline, {name}", [made.rate for made in all_made], "tokens/s")
+        yield figure(f"real vLLM, Offline, {name} / the first", ratios([made.rate for made in all_made], first), "x")
+        yield figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s")
+
+
+def _real(bench: Bench) -> RealVllm | None:
     if not (bench.vllm and bench.model):
         _not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
-        return
-    real = RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(1_024))
-    within = real.generate(bench.rounds)
-    with real.served() as (port, server):
-        runs = list(real.through_loadgen(port, server, bench.rounds))
-    rates = [result.tokens / result.wall_s for result, _ in runs]
-    yield figure("real vLLM, Offline: in-process generate", within, "tokens/s")
-    yield figure("real vLLM, Offline: through LoadGen", rates, "tokens/s")
-    yield figure("real vLLM, Offline: LoadGen / in-process", ratios(rates, within), "x", at_least=0.95)
-    for who in ("engine", "api", "client"):
-        yield figure(f"real vLLM, processor time: {who}", [getattr(shares, who) for _, shares in runs], "s")
+        return None
+    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(1_024))
 
 
 GROUPS: dict[str, Group] = {"offline": offline, "alone": alone, "paced": paced, "latency": latency,
-                            "open": open_streams, "workers": workers, "vllm": vllm}
+                            "open": open_streams, "workers": workers, "vllm": vllm, "ways": ways}
 
 
 def _case(bench: Bench, name: str, way: str, task: Task, **pace: float) -> Case:

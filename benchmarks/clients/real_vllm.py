@@ -8,31 +8,42 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, cast
 
 from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
 
-__all__ = ["RealVllm", "Shares", "bench_serve"]
+__all__ = ["Made", "RealVllm", "Served", "bench_serve"]
 
-#: Seconds that vLLM may take to load a model.
+#: Seconds that vLLM may take to load a model, or to answer all prompts.
 START_S = 300
 #: Prompts are drawn from the first ids, which every model knows.
 VOCABULARY = 700
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Processor time of a run by process, in s: the server's HTTP side, its engine, and the client with LoadGen."""
+class Made:
+    """Tokens/s, and who used the processors meanwhile, in s: the server's HTTP process, its engine, client and LoadGen.
 
-    api: float
-    engine: float
-    client: float
+    The client's time is that of its start, too.
+    """
+
+    rate: float
+    api: float = 0.0
+    engine: float = 0.0
+    client: float = 0.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server: its base URL and process id."""
+
+    endpoint: str
+    pid: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,45 +55,67 @@ class RealVllm:
     samples: int
     sequences: int = 256
 
-    def generate(self, rounds: int) -> list[float]:
-        """Return the tokens/s of vLLM's own generate, one a round, without a server."""
-        with tempfile.TemporaryDirectory() as folder:
-            prompts = [prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)]
-            (Path(folder) / "prompts.json").write_text(json.dumps(prompts))
-            _run([self.python, str(HERE / "generate.py"), str(self.model), folder, str(self.sequences), str(rounds)])
-            return [float(rate) for rate in json.loads((Path(folder) / "rates.json").read_text())]
+    @property
+    def task(self) -> Task:
+        """The Offline run of all samples, whole answers."""
+        return Task(port=0, queries=self.samples, tokens=TOKENS, streamed=False, in_flight=2 * self.sequences,
+                    vocabulary=VOCABULARY)
 
     @contextmanager
-    def served(self) -> Iterator[tuple[int, int]]:
-        """Serve the model; give the port and the server's process id."""
+    def in_process(self) -> Iterator[Callable[[], Made]]:
+        """Load the model without a server; give what has vLLM's own generate answer all samples."""
+        prompts = [prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)]
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(json.dumps(prompts))
+            file.flush()
+            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name, str(self.sequences)]
+            process = subprocess.Popen(argv, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, text=True)
+            told, said = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+
+            def generate() -> Made:
+                told.write("\n")
+                told.flush()
+                lines = []
+                for line in said:
+                    lines.append(line)
+                    if line.startswith("RATE "):
+                        return Made(float(line.split()[1]))
+                raise RuntimeError(f"vLLM's own generate failed:\n{''.join(lines[-10:])}")
+
+            try:
+                generate()  # the first time it warms up
+                yield generate
+            finally:
+                process.communicate(timeout=TOO_LONG_S)
+
+    @contextmanager
+    def served(self, unix: Path | None = None) -> Iterator[Served]:
+        """Serve the model on a free port, or on the Unix socket `unix`, its token-only endpoint too."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        argv = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), "--port", str(port),
+        place = ["--uds", str(unix)] if unix else ["--port", str(port)]
+        argv = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), *place,
                 "--served-model-name", "mock", "--max-num-seqs", str(self.sequences), "--max-model-len", "1024",
-                "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--disable-log-stats"]
+                "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--disable-log-stats",
+                "--enable-scale-out"]
         with tempfile.TemporaryFile("w+") as log:
-            server = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                      start_new_session=True)
+            server = subprocess.Popen(argv, env=_environment(), stdout=log, stderr=subprocess.STDOUT,
+                                      stdin=subprocess.DEVNULL, start_new_session=True)
             try:
-                _await(server, port)
-                yield port, server.pid
+                _await(server, unix or ("127.0.0.1", port))
+                yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
             finally:
                 server.terminate()
                 server.wait(timeout=TOO_LONG_S)
 
-    def through_loadgen(self, port: int, server: int, rounds: int) -> Iterator[tuple[Result, Shares]]:
-        """Make Offline runs against the server; give each one's result, and who used the processors meanwhile."""
-        task = Task(port=port, queries=self.samples, tokens=TOKENS, streamed=False, in_flight=2 * self.sequences,
-                    vocabulary=VOCABULARY)
-        cores = sorted(os.sched_getaffinity(0))
-        for turn in range(rounds + 1):
-            before = cpu_seconds([server]), cpu_seconds(tree(server)), os.times()
-            result = perform("ours", "loadgen", task, cores)
-            after = cpu_seconds([server]), cpu_seconds(tree(server)), os.times()
-            api, whole = after[0] - before[0], after[1] - before[1]
-            client = sum(after[2][2:4]) - sum(before[2][2:4])
-            if turn:  # the first one warms up
-                yield result, Shares(api, whole - api, client)
+    def through_loadgen(self, server: Served, task: Task) -> Made:
+        """Make an Offline run against `server`."""
+        before = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
+        result = perform("ours", "loadgen", replace(task, endpoint=server.endpoint), sorted(os.sched_getaffinity(0)))
+        after = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
+        api, whole = after[0] - before[0], after[1] - before[1]
+        return Made(result.tokens / result.wall_s, api, whole - api, sum(after[2][2:4]) - sum(before[2][2:4]))
 
 
 def bench_serve(python: str, model: Path, task: Task, cores: Sequence[int]) -> Result:
@@ -99,22 +132,33 @@ def bench_serve(python: str, model: Path, task: Task, cores: Sequence[int]) -> R
 
 
 def _run(argv: list[str], cores: Sequence[int] | None = None) -> None:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    env.pop("PYTHONPATH", None)
     argv = ["taskset", "-c", ",".join(map(str, cores)), *argv] if cores else argv
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S)
+    done = subprocess.run(argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=START_S)
     if done.returncode:
         lines = (done.stdout + done.stderr).splitlines()
         telling = [line for line in lines if "Error: " in line][:5]  # vLLM's first errors are the cause of its last
         raise RuntimeError("\n".join([f"{' '.join(argv[:5])} … failed:", *telling, "…", *lines[-5:]]))
 
 
-def _await(server: subprocess.Popen[bytes], port: int) -> None:
+def _environment() -> dict[str, str]:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env.pop("PYTHONPATH", None)
+    return env
+
+
+def _await(server: subprocess.Popen[bytes], place: Path | tuple[str, int]) -> None:
     deadline = time.monotonic() + START_S
+    family, address = (socket.AF_UNIX, str(place)) if isinstance(place, Path) else (socket.AF_INET, place)
     while server.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
+        with socket.socket(family) as trial:
+            trial.settimeout(5)
+            try:
+                trial.connect(address)
+                trial.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                if trial.recv(64).startswith(b"HTTP/1.1 200"):
+                    return
+            except OSError:
+                pass
+        time.sleep(0.5)
     raise RuntimeError("the vLLM server did not come up")
