@@ -49,6 +49,7 @@ def test_recipes_of_this_repository_are_clean():
     ({"variations": {"a": {}, "a,c": {}}}, "variation 'a,c' never applies: 'c' is not defined"),
     ({"variations": {"a": {}, "b": {"base": ["a"]}}, "invalid_variation_combinations": [["a", "b"]]},
      "variation 'b' never applies: variations _a, _b of one cannot be combined"),
+    ({"variations": {"a": {"base": ["a"]}}}, "'a' is its own base"),
     ({"variations": {"a": {"base": ["b"], "group": "g"}, "b": {"group": "g"}}}, "exclude each other"),
     ({"brings": [{"how": "install", "requirements": "list.txt"}]}, "list.txt is not there"),
     ({"brings": [{"wat": "x"}]}, "unknown key 'wat'; did you mean 'what'?"),

@@ -38,6 +38,12 @@ def test_base_comes_before_what_builds_on_it(script):
     assert names(resolve(s, ["top"])) == ["low", "mid", "top"]
 
 
+def test_a_base_of_itself_is_on_and_no_more(script):
+    s = script({"a": {"base": ["a"]}, "b": {"base": ["c"]}, "c": {"base": ["b"]}})
+    assert names(resolve(s, ["a"])) == ["a"]
+    assert names(resolve(s, ["b"])) == ["c", "b"]
+
+
 def test_excluded_base_is_an_error(script):
     with pytest.raises(UsageError, match="builds on _low"):
         resolve(script({"top": {"base": ["low"]}, "low": {}}), ["top"], ["low"])

@@ -272,6 +272,8 @@ def _groups(script: ScriptMeta) -> Iterator[Finding]:
         elif variation.is_default and defaults.setdefault(variation.group, name) != name:
             yield Finding(f"variation {name!r} is a second default of group {variation.group!r}, after "
                           f"{defaults[variation.group]!r}", place)
+        if name in _bases_of(script, name):
+            yield Finding(f"variation {name!r} is its own base", (*place, "base"))
         implied = [*(("base", base) for base in variation.base), *(("alias", one) for one in [variation.alias] if one),
                    *(("default_variations", value) for value in variation.default_variations.values())]
         for key, other in implied:
@@ -283,6 +285,18 @@ def _groups(script: ScriptMeta) -> Iterator[Finding]:
             if not definition(script.variations, name) and name not in script.variations:
                 yield Finding(f"invalid_variation_combinations: {name!r} is not defined; "
                               f"{_hint(name, script.variations)}", ("invalid_variation_combinations",))
+
+
+def _bases_of(script: ScriptMeta, name: str) -> set[str]:
+    """Return the variations that a variation builds on, directly or through others."""
+    found: set[str] = set()
+    ahead = [name]
+    while ahead:
+        raw = script.variations.get(definition(script.variations, ahead.pop())) or {}
+        new = set(Variation.of(name, raw).base) - found
+        found |= new
+        ahead += new
+    return found
 
 
 def _reachable(script: ScriptMeta) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from cm4vllm.common.errors import RecipeError, UsageError, nearest
+from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.meta import ScriptMeta, Variation
 from cm4vllm.engine.value import Value
 
@@ -119,8 +119,7 @@ class _Resolver:
 
     def add_bases(self, name: str) -> None:
         if name in self.expanding:
-            cycle = " -> ".join([*self.expanding, name])
-            raise RecipeError(f"the variations of {self.script.title()} are their own base: {cycle}")
+            return  # a base of itself, as in some public scripts: it is on, and no more is asked
         self.expanding.append(name)
         for base in self.variation(name).base:
             self.add_base(self.variation(name), base, before=name)

@@ -62,6 +62,9 @@ CASES = {
     "base beneath what builds on it": Case({"a": script(variations(
         low={"env": {"CM_X": "low", "CM_L": "1"}}, top={"base": ["low"], "env": {"CM_X": "top"}}))},
         {"tags": "a,_top"}, {"CM_X": "top", "CM_L": "1"}, theirs={"gives": {"CM_X": "low", "CM_L": "1"}}),
+    "base of itself": Case({"a": script(variations(
+        x={"base": ["x", "y"], "env": {"CM_X": "x"}}, y={"base": ["x"], "env": {"CM_Y": "y"}}))},
+        {"tags": "a,_x"}, {"CM_X": "x", "CM_Y": "y"}),
     "nothing found": Case({"a": script()}, {"tags": "nonexistent,script"}, code=16, theirs={"code": 1}),
     "unknown variation": Case({"a": script()}, {"tags": "a,_nope"}, code=20, theirs={"code": 16}),
     "lowest sort wins": Case({"a": script({"tags": ["t", "a"], "sort": 100, "env": {"CM_X": "a"}}),
