@@ -309,3 +309,14 @@ def test_a_reader_that_goes_early_is_no_failure(home):
         done = subprocess.run(["bash", "-c", command], env=home.env, cwd=home.work, capture_output=True, text=True,
                               check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_dependency_of_nearly_every_script_is_shown_once_and_counted(home):
+    home.script("base")
+    home.script("other", {"deps": [{"tags": "base"}]})
+    home.script("third", {"deps": [{"tags": "base"}, {"tags": "base", "enable_if_env": {"CM_OTHER": ["yes"]}}]})
+    home.script("top", {"deps": [{"tags": "base"}, {"tags": "other"}, {"tags": "third"}]})
+    lines = home.cli("plan", "script", "--tags=top").stdout.splitlines()
+    tree = lines[next(n for n, line in enumerate(lines) if line.startswith("top ")):]
+    assert [" ".join(line.split()) for line in tree[:6]] == [
+        "top to run", "├─ base to run", "├─ other to run", "└─ third to run", "", "met again: base (2x)"]

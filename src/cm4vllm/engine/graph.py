@@ -19,27 +19,41 @@ _CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make
 
 
 def as_tree(root: Node) -> str:
-    """Return the tree with the statuses in a column of their own, and what is brought at the end."""
-    rows = list(_rows(root, "", "", set()))
+    """Return the tree with the statuses in a column of their own, and what is brought at the end.
+
+    What was shown before is not unfolded again. A dependency without any of its own, of which nothing else is to be said,
+    is not even named again: it is counted below the tree.
+    """
+    again: Counter[str] = Counter()
+    rows = list(_rows(root, "", "", set(), again))
     room = max(shutil.get_terminal_size((120, 24)).columns - 50, 60)
     width = min(max(len(left) for left, right in rows if right), room)
     lines = [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
-    return "\n".join([*lines, "", *summary(root)])
+    named = [f"{name} ({times}x)" for name, times in again.most_common()]
+    return "\n".join([*lines, "", *([f"met again: {', '.join(named)}"] if named else []), *summary(root)])
 
 
-def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]]) -> Iterator[tuple[str, str]]:
+def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str],
+          ) -> Iterator[tuple[str, str]]:
     key = _key(node)
     told = bool(node.children) and key in shown
     shown.add(key)
     yield first + _title(node), _state(node) + (", as above" if told else "")
-    below = rest + ("│  " if node.children and not told else "   ")
+    children = [] if told else [child for child in node.children if not _is_left_out(child, shown, again)]
+    below = rest + ("│  " if children else "   ")
     for detail in _details(node):
         yield below + detail, ""
-    if told:
-        return
-    for child in node.children:
-        last = child is node.children[-1]
-        yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown)
+    for child in children:
+        last = child is children[-1]
+        yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown, again)
+
+
+def _is_left_out(node: Node, shown: set[tuple[Any, ...]], again: Counter[str]) -> bool:
+    """Tell whether nothing is lost without a node, and count it if so."""
+    left_out = node.why == "deps" and not node.children and not _details(node) and _key(node) in shown
+    if left_out:
+        again[_name(node)] += 1
+    return left_out
 
 
 def _key(node: Node) -> tuple[Any, ...]:
@@ -67,14 +81,16 @@ def _state(node: Node) -> str:
         version = f"{node.version or node.entry.version}, " if node.version or node.entry.version else ""
         return f"cached ({version}{age_text(node.entry.made_at)} old)"
     if node.status is Status.OPEN:
-        return f"open: depends on {', '.join(node.open_facts)}" if node.open_facts else "open"
+        return "open"
     if node.status is Status.FAILS and node.error is not None:
         return f"FAILS: {node.error.what}"
     return node.status + (f" {node.version}" if node.version and node.version not in node.asked else "")
 
 
 def _details(node: Node) -> list[str]:
-    lines = list(node.only_if)
+    facts = node.open_facts if node.status is Status.OPEN else ()
+    lines = [f"depends on {', '.join(facts)}"] if facts else []
+    lines += [condition for condition in node.only_if if condition.removeprefix("depends on ") not in facts]
     if node.entry is not None:
         lines.append(f"in {node.entry.folder}")
     if node.added_by:
