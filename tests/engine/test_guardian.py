@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.engine import native
 from cm4vllm.engine.guardian import Guardian
 
 
@@ -37,6 +40,24 @@ def test_a_killed_engine_leaves_nothing_of_its_run_sh(home, started):
     wait_until(lambda: not alive(int(sleeper.read_text())), "what run.sh started lives on")
 
 
+def test_a_stop_within_the_start_of_run_sh_ends_it(home, monkeypatch):
+    started = []
+
+    class Stopped(subprocess.Popen):
+        def __init__(self, *words, **given):
+            super().__init__(*words, **given)
+            started.append(self)
+            raise KeyboardInterrupt
+
+    home.script("one", run="echo $$ > sleeper; exec sleep 600")
+    monkeypatch.setattr(native, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Stopped}))
+    assert home.run("one")["return"] == 130
+    try:
+        started[0].communicate(timeout=20)
+    finally:
+        started[0].kill()
+
+
 def test_what_an_ended_run_sh_left_running_is_not_touched(home):
     home.script("one", run="sleep 600 > /dev/null 2>&1 & echo $! > sleeper")
     assert home.cli("run", "script", "--tags=one").returncode == 0
@@ -53,6 +74,5 @@ def test_a_guardian_that_was_killed_harms_no_run():
     guardian.start()
     guardian._process.kill()
     guardian._process.wait()
-    with guardian.over(os.getpid()):
-        pass
+    guardian.ended(os.getpid())
     guardian.close()

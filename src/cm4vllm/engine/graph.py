@@ -21,8 +21,8 @@ _CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make
 def as_tree(root: Node) -> str:
     """Return the tree with the statuses in a column of their own, and what is brought at the end.
 
-    What was shown before is not unfolded again. A dependency without any of its own, of which nothing else is to be said,
-    is not even named again: it is counted below the tree.
+    What was shown before is not unfolded again. A dependency without any of its own, of which nothing else is to be
+    said, is not even named again: it is counted below the tree.
     """
     again: Counter[str] = Counter()
     rows = list(_rows(root, "", "", set(), again))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,31 +31,37 @@ class Guardian:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Have the guarding process there. Raises OSError when there is no bash."""
+    def start(self) -> int:
+        """Have the guarding process there. Returns the descriptor by which a shell tells it of itself.
+
+        Raises OSError when there is no bash.
+        """
         import subprocess  # few runs of what is cached start anything
 
         if self._process is None:
             self._process = subprocess.Popen(
                 ["bash", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", process_group=0)
+        assert self._process.stdin is not None  # noqa: S101 it is a pipe
+        return self._process.stdin.fileno()
 
-    @contextmanager
-    def over(self, group: int) -> Iterator[None]:
-        """Guard a process group while the block runs."""
-        self._tell(f"began {group}\n")
-        try:
-            yield
-        finally:
-            self._tell(f"ended {group}\n")
+    @staticmethod
+    def telling(descriptor: int) -> str:
+        """Return the line by which a shell that leads its process group has it guarded from now on.
+
+        It tells it itself: were we to tell, a signal or a kill could come between its start and our word. As long as it
+        has not, it holds the pipe open, so that the guarding process waits for its word even when we are gone.
+        """
+        return f"trap '' PIPE; echo began $$ >&{descriptor} 2> /dev/null; exec {descriptor}>&-; trap - PIPE"
+
+    def ended(self, group: int) -> None:
+        """No longer guard a process group."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._process.stdin.fileno(), f"ended {group}\n".encode())
 
     def close(self) -> None:
         """End the guarding process."""
         process, self._process = self._process, None
         if process is not None:
             process.communicate()
-
-    def _tell(self, line: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._process.stdin.fileno(), line.encode())

@@ -132,11 +132,11 @@ def run_native(
     status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, or this
     process killed, the command and all it started are ended.
     """
-    command = "\n".join([*prefix, '. "$0"'])
     try:
-        guardian.start()
+        guarding = guardian.start()
+        command = "\n".join([guardian.telling(guarding), *prefix, '. "$0"'])
         process = subprocess.Popen(
-            ["bash", "-c", command, script], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+            ["bash", "-c", command, script], cwd=folder, env=env, stdin=subprocess.DEVNULL, pass_fds=(guarding,),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
         )
     except OSError as error:
@@ -146,15 +146,15 @@ def run_native(
     printed = _Output(output or sys.stdout, log, clean)
     reader = threading.Thread(target=printed.follow, args=(process.stdout,), daemon=True)
     reader.start()
-    with guardian.over(process.pid):
-        try:
-            status = process.wait()
-        except BaseException:
-            _end(process)
-            raise
-        finally:
-            # What the script left running may hold the pipe open; its later output is not ours.
-            reader.join(timeout=1.0)
+    try:
+        status = process.wait()
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        # What the script left running may hold the pipe open; its later output is not ours.
+        reader.join(timeout=1.0)
+        guardian.ended(process.pid)
     if status:
         raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
     with suppress(FileNotFoundError):
