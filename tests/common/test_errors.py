@@ -37,6 +37,15 @@ def test_disk_and_permission_errors_are_translated(number, kind):
         raise OSError(number, "?")
 
 
+def test_a_full_disk_is_named_by_where_it_is_mounted(tmp_path):
+    with pytest.raises(DiskFull) as caught, translated_os_errors("write", tmp_path / "a" / "b", "HF_HOME"):
+        raise OSError(errno.ENOSPC, "full")
+    named = Path(caught.value.cause.rpartition(" ")[2])
+    assert named.is_mount()
+    assert tmp_path.is_relative_to(named)
+    assert "HF_HOME" in caught.value.remedy
+
+
 def test_nearest_names_the_closest_choice_or_all():
     assert nearest("Ofline", ["Offline", "Server"]) == "did you mean 'Offline'?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
