@@ -113,7 +113,7 @@ def parent():
 
 def test_a_stopped_process_is_named_when_it_stays_so(parent):
     supervisor, child = parent
-    heartbeat = Heartbeat([supervisor])
+    heartbeat = Heartbeat({supervisor: "http://a"})
     assert stopped_process(supervisor) == ""
     for signum, looks in ((signal.SIGSTOP, STOPPED_LOOKS - 1), (signal.SIGCONT, 1), (signal.SIGSTOP, STOPPED_LOOKS)):
         os.kill(child, signum)
@@ -123,7 +123,7 @@ def test_a_stopped_process_is_named_when_it_stays_so(parent):
         for _ in range(looks):
             assert not heartbeat.reason
             assert heartbeat.look_at_processes() == (signum == signal.SIGSTOP)
-    assert f"sleep 60 ({child}) is stopped" in heartbeat.reason
+    assert heartbeat.reason.startswith(f"http://a: its process sleep 60 ({child}) is stopped")
 
 
 class Silent(http.server.BaseHTTPRequestHandler):

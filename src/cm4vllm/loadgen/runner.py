@@ -251,15 +251,21 @@ def _error(failed: Failed) -> CmError:
 
 
 def _died(settings: RunSettings, reason: str) -> ServerDied:
-    log = f"its whole log: {settings.server.log}" if settings.server.log else "its log says why"
+    log = _log_of(settings.server, reason)
     return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
-                      remedy="; ".join(part for part in (advice(reason), log) if part))
+                      remedy="; ".join(part for part in (advice(reason), f"its whole log: {log}" if log else
+                                                         "its log says why") if part))
 
 
 def _stuck(settings: RunSettings, reason: str) -> ServerStuck:
-    log = settings.server.log
+    log = _log_of(settings.server, reason)
     return ServerStuck(
         f"the server lives but no longer works: the {settings.scenario} {settings.mode} run is INVALID",
         cause=f"{reason}\nthe last it wrote: {last_words(Path(log))}" if log else reason,
         remedy="start it anew and run again" + (f"; its whole log: {log}" if log else ""),
     )
+
+
+def _log_of(server: ServerRecord, reason: str) -> str:
+    """Return the log of the server that a reason names, the first one's where it names none."""
+    return next((one.log for one in server.members if one.endpoint in reason), server.log)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,27 +52,28 @@ class _Engine:
 class Heartbeat:
     """The servers of a run, by their endpoints. `reason` says why one is stuck, and is empty while all work.
 
+    `supervisors` are the processes that own those of them that are ours, each with its server's endpoint.
     `open_requests` is the number of requests that the client waits for, `tokens` of those that it has received; whoever
     knows them sets them.
     """
 
-    supervisors: Iterable[int] = ()
+    supervisors: Mapping[int, str] = field(default_factory=dict)
     interval_s: float = 2.0
     open_requests: int = 0
     tokens: int = 0
     reason: str = ""
-    _stopped: dict[str, int] = field(default_factory=dict)
+    _stopped: dict[tuple[str, str], int] = field(default_factory=dict)
     _silent: dict[str, tuple[int, int]] = field(default_factory=dict)
     _engines: dict[tuple[str, str], _Engine] = field(default_factory=dict)
 
     def look_at_processes(self) -> bool:
         """Tell whether a process of the servers is stopped, and take note of it."""
-        names = [name for name in map(stopped_process, self.supervisors) if name]
-        self._stopped = {name: self._stopped.get(name, 0) + 1 for name in names}
-        for name, looks in self._stopped.items():
+        stopped = [(endpoint, name) for pid, endpoint in self.supervisors.items() if (name := stopped_process(pid))]
+        self._stopped = {one: self._stopped.get(one, 0) + 1 for one in stopped}
+        for (endpoint, name), looks in self._stopped.items():
             if looks >= STOPPED_LOOKS:
-                self._stuck(f"its process {name} is stopped, as by SIGSTOP or a debugger")
-        return bool(names)
+                self._stuck(f"{endpoint}: its process {name} is stopped, as by SIGSTOP or a debugger")
+        return bool(stopped)
 
     def silent(self, endpoint: str, waited_s: float) -> None:
         """Take note of a server that did not answer."""

@@ -11,7 +11,7 @@ import http.client
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,11 +121,11 @@ class _Look(msgspec.Struct, frozen=True):
 class MetricsWatch:
     """The looks at a server, or at several of them together, so far. `heartbeat` says whether they still work.
 
-    `supervisors` are the processes that own those of them that are ours.
+    `supervisors` are the processes that own those of them that are ours, each with its server's endpoint.
     """
 
-    def __init__(self, sites: Sequence[Site], interval_s: float, supervisors: Sequence[int] = ()) -> None:
-        self.heartbeat = Heartbeat(supervisors, interval_s)
+    def __init__(self, sites: Sequence[Site], interval_s: float, supervisors: Mapping[int, str] | None = None) -> None:
+        self.heartbeat = Heartbeat(supervisors or {}, interval_s)
         self._sites = sites
         self._interval_s = interval_s
         self._began = time.monotonic()
@@ -200,7 +200,7 @@ class MetricsWatch:
 
 @contextmanager
 def sampled(
-    sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Sequence[int] = (),
+    sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Mapping[int, str] | None = None,
 ) -> Iterator[MetricsWatch]:
     """Look at the servers' metrics before, through and after the block, and write all looks to `path`.
 

@@ -58,7 +58,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
         return [self.endpoint, *self.replicas]
 
     @property
-    def supervisors(self) -> list[int]:
-        """The processes that own those of them that are ours."""
-        own = [self.supervisor_pid] if self.owned and self.supervisor_pid is not None else []
-        return [*own, *(pid for member in self.members for pid in member.supervisors)]
+    def supervisors(self) -> dict[int, str]:
+        """The processes that own those of them that are ours, each with its server's endpoint."""
+        own = {self.supervisor_pid: self.endpoint} if self.owned and self.supervisor_pid is not None else {}
+        return own | {pid: endpoint for member in self.members for pid, endpoint in member.supervisors.items()}

@@ -177,7 +177,7 @@ def _say_ready(supervisor: subprocess.Popen[bytes]) -> None:
 def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -> list[float]:
     """Return the seconds after which each was ready; end all and raise the error of the first that fails."""
     count, name = len(starting), starting[0].settings.name
-    title = f"starting vLLM with {name}" if count == 1 else f"starting {count} times vLLM with {name}"
+    title = f"starting vLLM with {name}" if count == 1 else f"starting {count} vLLM servers with {name}"
     with step(title) as progress, ThreadPoolExecutor(count, "starting") as threads:
         ready = [threads.submit(_wait_until_ready, one, one.began + timeout_s) for one in starting]
         try:
