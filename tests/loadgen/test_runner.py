@@ -22,6 +22,7 @@ from cm4vllm.common.errors import (
     ServerUnsuitable,
 )
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen import runner
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, RunRecord
 from cm4vllm.loadgen.runner import run, settings_sha256
@@ -164,6 +165,16 @@ def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path,
     with pytest.raises(ServerDied) as failure:
         run(settings, tmp_path / "run", alive=alive)
     assert failure.value.cause == "killed by SIGKILL"
+
+
+def test_of_several_servers_the_log_of_the_one_that_ended_is_named(make_settings):
+    settings = make_settings("http://a", "Server", "performance")
+    member = replace(settings.server, endpoint="http://b", owned=True, log="/results/replica-2/server.log")
+    settings = replace(settings, server=replace(settings.server, owned=True, log="/results/server.log",
+                                                replicas=["http://b"], members=[member]))
+    for make in (runner._died, runner._stuck):
+        assert "its whole log: /results/replica-2/server.log" in make(settings, "the server at http://b: why").remedy
+        assert "its whole log: /results/server.log" in make(settings, "why").remedy
 
 
 def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_settings, monkeypatch):
