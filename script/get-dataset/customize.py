@@ -8,7 +8,10 @@ def preprocess(i):
     from cm4vllm.common.settings import read_settings
 
     env = i["env"]
-    record = provide(read_settings(DatasetSettings, env), Path.cwd())
+    settings = read_settings(DatasetSettings, env)
+    record = provide(settings, Path.cwd())
+    if settings.source == "path":
+        env["CM_GET_DEPENDENT_CACHED_PATH"] = str(Path(settings.location).expanduser())
     kind = "CM_CALIBRATION_DATASET" if env.get("CM_DATASET_CALIBRATION") == "yes" else "CM_DATASET"
     env[f"{kind}_PATH"] = record.path
     env[f"{kind}_RECORD"] = str(Path.cwd() / DATASET_FILE)

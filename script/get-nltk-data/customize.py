@@ -5,8 +5,9 @@ from pathlib import Path
 
 def preprocess(i):
     from cm4vllm.accuracy.sentences import MODEL, install_model
+    from cm4vllm.common.files import given_path
 
     given = i["env"].get("CM_NLTK_DATA_SOURCE")
-    folder = install_model(Path.cwd() / "nltk_data", Path(given).expanduser().absolute() if given else None)
+    folder = install_model(Path.cwd() / "nltk_data", given_path(given) if given else None)
     i["env"]["CM_NLTK_DATA"] = i["env"]["CM_GET_DEPENDENT_CACHED_PATH"] = str(folder)
     return {"return": 0, "version": MODEL.digest[:12]}

@@ -5,12 +5,14 @@ import shlex
 
 def preprocess(i):
     from cm4vllm.campaign.job import run
+    from cm4vllm.campaign.preflight import absolute_paths, preflight
     from cm4vllm.campaign.settings import CampaignSettings, Job
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
 
     env = i["env"]
+    env.update(absolute_paths(env))
     if "mlperf-implementation" in i["input"].get("adr", {}):
         say("note: --adr.mlperf-implementation: the built-in client replaces the old fork of the reference client")
     if env.get("CM_DATASET_FILE"):
@@ -23,6 +25,7 @@ def preprocess(i):
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
 
     job = Job.of(read_settings(CampaignSettings, env))
+    preflight(env)
     words = i["input"].get("cmd") or [f"--tags={i['input'].get('tags', '')}"]
     command = shlex.join(["cm", "run", "script", *words])
     run(job, recipes, command)

@@ -135,3 +135,8 @@ def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="not a tokenizer"):
         provide(DatasetSettings(model_record=model_record), tmp_path)
+
+
+def test_a_relative_path_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="relative"):
+        provide(DatasetSettings(source="path", location="cnn_eval.json"), tmp_path)

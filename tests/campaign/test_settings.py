@@ -55,6 +55,8 @@ def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
         {"submitter": "../up"},
         {"division": "closed"},
         {"num_workers": 0},
+        {"replicas": 0},
+        {"tp_size": -1},
     ],
 )
 def test_unusable_values_are_refused(fields):

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,8 @@ def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotWritable, match="is a file"):
         writable_folder(tmp_path / "file" / "results")
+
+
+def test_a_place_where_no_folder_can_be_made_is_refused():
+    with pytest.raises(NotWritable, match="/proc/results"):
+        writable_folder(Path("/proc/results"))

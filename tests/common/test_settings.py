@@ -1,6 +1,7 @@
 """Settings read from a recipe's environment."""
 
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import pytest
 
@@ -9,10 +10,18 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 
 
+class Rack(StrEnum):
+    HIGH = "high"
+    LOW = "low"
+
+
 class Oven(Record, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_NAME")]
     heat: Annotated[float | None, Key("CM_HEAT")] = None
     lit: Annotated[bool, Key("CM_LIT")] = False
+    trays: Annotated[int, Key("CM_TRAYS")] = 1
+    fan: Annotated[Literal["off", "full"], Key("CM_FAN")] = "off"
+    rack: Annotated[Rack, Key("CM_RACK")] = Rack.LOW
 
 
 def test_words_become_typed_values():
@@ -24,9 +33,15 @@ def test_absent_and_empty_keys_leave_the_default():
     assert read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": ""}) == Oven(name="a")
 
 
-def test_a_value_that_does_not_fit_names_its_key():
-    with pytest.raises(UsageError, match="CM_HEAT='warm'"):
-        read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": "warm"})
+@pytest.mark.parametrize(("key", "value", "fitting"), [
+    ("CM_HEAT", "warm", "it must be a number"), ("CM_LIT", "maybe", "it must be yes or no"),
+    ("CM_TRAYS", "1.5", "it must be a whole number"), ("CM_FAN", "half", "it is one of off, full"),
+    ("CM_RACK", "top", "it is one of high, low"),
+])
+def test_a_value_that_does_not_fit_names_its_key_and_what_fits(key, value, fitting):
+    with pytest.raises(UsageError, match=f"{key}='{value}'") as error:
+        read_settings(Oven, {"CM_NAME": "a", key: value})
+    assert error.value.cause == fitting
 
 
 def test_a_missing_value_is_named():
@@ -35,4 +50,5 @@ def test_a_missing_value_is_named():
 
 
 def test_the_keys_are_told_in_the_order_of_the_fields():
-    assert env_keys(Oven) == {"name": "CM_NAME", "heat": "CM_HEAT", "lit": "CM_LIT"}
+    assert env_keys(Oven) == {"name": "CM_NAME", "heat": "CM_HEAT", "lit": "CM_LIT", "trays": "CM_TRAYS",
+                              "fan": "CM_FAN", "rack": "CM_RACK"}

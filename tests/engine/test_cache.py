@@ -239,6 +239,18 @@ def test_entry_that_names_a_path_elsewhere_is_made_again_when_that_vanished(home
     assert made()[1] == 2
 
 
+def test_entry_is_made_again_when_the_file_it_was_made_from_changed(home, made):
+    source = home.work / "source"
+    source.write_text("one")
+    home.script("make", META, run=COUNT + f'echo "CM_GET_DEPENDENT_CACHED_PATH={source}" >> tmp-run-env.out\n')
+    assert made()[1] == 1
+    source.touch()
+    assert made()[1] == 1
+    source.write_text("two")
+    assert made()[1] == 2
+    assert len(home.entries()) == 1
+
+
 def test_entries_follow_a_moved_home(home, made):
     home.script("make", META, run=COUNT)
     made()

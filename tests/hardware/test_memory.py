@@ -5,7 +5,7 @@ import struct
 import pytest
 from machines import put
 
-from cm4vllm.hardware.memory import detect_memory, free_bytes
+from cm4vllm.hardware.memory import detect_memory, free_memory
 from cm4vllm.hardware.records import MemoryModule
 
 
@@ -91,19 +91,19 @@ def test_a_memory_controller_that_corrects_means_ecc(server):
     ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
 ])
 def test_what_a_containers_limit_leaves_is_free(tmp_path, folder, names, reclaimable):
-    available = free_bytes(tmp_path)
+    available = free_memory(tmp_path)
     group = tmp_path / "sys/fs/cgroup" / folder
     group.mkdir(parents=True)
     limit, used = names
     (group / limit).write_text("1000000\n")
-    assert free_bytes(tmp_path) == 1_000_000
+    assert free_memory(tmp_path) == 1_000_000
     (group / used).write_text("700000\n")
     (group / "memory.stat").write_text(f"anon 1\n{reclaimable} 200000\n")
-    assert free_bytes(tmp_path) == 500_000
+    assert free_memory(tmp_path) == 500_000
     (group / used).write_text("2000000\n")
-    assert free_bytes(tmp_path) == 0
+    assert free_memory(tmp_path) == 0
     (group / limit).write_text("max\n")
-    assert abs(free_bytes(tmp_path) - available) < 2**30
+    assert abs(free_memory(tmp_path) - available) < 2**30
 
 
 def test_a_containers_limit_is_told(server):

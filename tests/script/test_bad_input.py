@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from cm4vllm.common.errors import (
+    DatasetError,
     DiskFull,
     ModelError,
     NotWritable,
@@ -26,7 +27,7 @@ from cm4vllm.common.errors import (
         ("--model=llama3-8b", "", ["llama3-8b", "llama3.1-8b"]),
         ("--scenario=Ofline", "", ["Ofline", "Offline"]),
         ("--execution_mode=vaild", "", ["vaild", "valid"]),
-        ("--server_target_qps=fast", "", ["CM_MLPERF_LOADGEN_SERVER_TARGET_QPS", "fast"]),
+        ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
         ("--quiet", ",_r4.1", ["v4.1", "not there yet", "4.1.30"]),
     ],
@@ -35,6 +36,20 @@ def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag
     done = cm.main_job(flag, tags=tags)
     done.refused_with(UsageError.exit_code, *words)
     assert not (cm.cwd / "mlperf-results").exists()
+
+
+@pytest.mark.parametrize(("flag", "error", "words"), [
+    ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
+    ("--port=99999", UsageError, ["there is no port 99999"]),
+    ("--port=many", UsageError, ["--port='many'", "must be a whole number"]),
+    ("--system_file=gone.yaml", UsageError, ["gone.yaml", "system.template.yaml"]),
+    ("--dataset_path=gone.json", DatasetError, ["gone.json", "--dataset_path"]),
+    ("--output_dir=/proc/results", NotWritable, ["/proc/results", "--output_dir"]),
+])
+def test_what_later_steps_would_refuse_is_refused_before_anything_is_installed(cm, flag, error, words):
+    done = cm.main_job(flag)
+    done.refused_with(error.exit_code, *words)
+    assert "install,vllm" not in done.output and "get,ml-model" not in done.output
 
 
 PUBLISHED = [

@@ -16,7 +16,7 @@ from cm4vllm.assets.published import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError
-from cm4vllm.common.files import require_space, sha256_of, write_text
+from cm4vllm.common.files import given_path, require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
@@ -59,7 +59,7 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
                                "--model_record; cm run script --tags=get,ml-model,_tiny makes one")
         record = _tiny(Path(model.path) / "tokenizer.json", settings, samples, folder)
     elif settings.source == "path":
-        path = Path(settings.location).expanduser().absolute()
+        path = given_path(settings.location)
         record = _converted(path, f"local file {path.name}", settings, samples, model, folder)
     elif settings.source == "mlcommons":
         record = _mlcommons(settings, samples, model, folder)

@@ -16,7 +16,7 @@ from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError, nearest
-from cm4vllm.common.files import sha256_of, sha256_of_tree
+from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
@@ -56,7 +56,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
     sources: dict[str, Callable[[], ModelRecord]] = {
         "tiny": lambda: _tiny(settings.python, folder / TINY_NAME),
-        "path": lambda: _local(Path(where).expanduser().absolute()),
+        "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
         "catalogue": lambda: _catalogued(where, settings.revision),
         "mlcommons": lambda: _mlcommons(where, again=settings.verify),

@@ -158,7 +158,8 @@ class _Campaign:
             return self.job.settings.model_source
         if name in catalogue().models:
             return f"_catalogue.{name}"
-        return f"_path.{name}" if Path(name).is_dir() else f"_hf.{name}"
+        folder = Path(name).expanduser().absolute()
+        return f"_path.{folder}" if folder.is_dir() else f"_hf.{name}"
 
     def _runs(self) -> None:
         rate: SamplesPerSecond | None = None

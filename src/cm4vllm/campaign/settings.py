@@ -21,6 +21,8 @@ IMPLEMENTATIONS = ("vllm", "reference")
 #: The variations of quantize,ml-model that --quantize takes; the last two go together, or _kv-fp8 with another.
 QUANTISATIONS = ("_fp8", "_fp8-dynamic", "_int8", "_gptq-w4a16", "_weights-as-they-are", "_kv-fp8")
 CATEGORIES = ("datacenter",)
+_POSITIVE = ("offline_target_qps", "server_target_qps", "test_query_count", "max_test_duration", "num_workers",
+             "replicas", "tp_size", "pp_size", "dp_size", "max_model_len")
 
 
 class CampaignSettings(Record, frozen=True, kw_only=True):
@@ -50,6 +52,11 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
     calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
     num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
+    replicas: Annotated[int | None, Key("CM_VLLM_SERVER_REPLICAS")] = None
+    tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
+    pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
+    dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
+    max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
     rerun: Annotated[bool, Key("CM_RERUN")] = False
 
@@ -89,11 +96,8 @@ class Job:
                 cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
                 remedy="leave --division out, or give --division=open",
             )
-        _positive("offline_target_qps", settings.offline_target_qps)
-        _positive("server_target_qps", settings.server_target_qps)
-        _positive("test_query_count", settings.test_query_count)
-        _positive("num_workers", settings.num_workers)
-        _positive("max_test_duration", settings.max_test_duration)
+        for flag in _POSITIVE:
+            _positive(flag, getattr(settings, flag))
         _folder_name("submitter", settings.submitter)
         _quantisation(settings)
         return cls(

@@ -77,8 +77,8 @@ class CmError(Exception):
         self.cause = cause
         self.remedy = remedy
 
-    def moved(self, old: str, new: str) -> None:
-        """Tell of a file by the path that it has now."""
+    def reworded(self, old: str, new: str) -> None:
+        """Put other words in place: a path that has changed, the flag that a key was given by."""
         for part in ("what", "cause", "remedy"):
             setattr(self, part, getattr(self, part).replace(old, new))
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import DiskFull, NotWritable, translated_os_errors
+from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
     "free_bytes",
+    "given_path",
     "require_space",
     "sha256_of",
     "sha256_of_tree",
@@ -29,6 +30,20 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+
+def given_path(text: str) -> Path:
+    """Return the path that somebody gave to a cached recipe, which works in a folder of its own.
+
+    Raises UsageError for a relative one: it would mean another file there, and the entry serve for all of its name.
+    """
+    from pathlib import Path
+
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise UsageError(f"{text} is a relative path", cause="a cached recipe works in a folder of its own",
+                         remedy=f"give the whole path, as /folder/{path.name}")
+    return path
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -141,13 +156,14 @@ def writable_folder(folder: Path) -> Path:
 
     folder = folder.expanduser().absolute()
     with translated_os_errors("write to", folder):
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"\0" * 4096)
                 file.flush()
-        except FileNotFoundError as error:
-            raise NotWritable(f"cannot write to {folder}", cause=str(error)) from error
+        except FileNotFoundError as error:  # as in /proc, where nobody can make a folder or a file
+            raise NotWritable(f"cannot write to {folder}", cause=str(error.strerror),
+                              remedy="choose another folder with --output_dir") from error
     return folder
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from enum import Enum
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cm4vllm.common.errors import UsageError
 
@@ -32,7 +33,7 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
     """Make a `cls` (a msgspec.Struct whose fields have a `Key`) from environment values.
 
     Keys that are absent or empty leave the field's default; words like yes, no, on and off are understood for booleans.
-    Raises UsageError naming the key whose value does not fit.
+    Raises UsageError naming the key whose value does not fit, and what would.
     """
     import msgspec
 
@@ -47,12 +48,24 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
         try:
             msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{keys[field]}={value!r} is not usable", cause=str(error)) from error
+            raise UsageError(f"{keys[field]}={value!r} is not usable",
+                             cause=_expected(hints[field]) or str(error)) from error
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:
         given_by = ", ".join(keys.values())
         raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
+
+
+def _expected(hint: Any) -> str:
+    """Say what fits a field; empty where its type says too little."""
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if get_origin(hint) is Literal:
+        return f"it is one of {', '.join(map(str, kinds))}"
+    words = {int: "it must be a whole number", float: "it must be a number", bool: "it must be yes or no"}
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+        return f"it is one of {', '.join(str(member.value) for member in kinds[0])}"
+    return words.get(kinds[0], "") if len(kinds) == 1 else ""
 
 
 def _boolean(value: Any) -> Any:

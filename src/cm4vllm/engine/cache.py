@@ -238,7 +238,8 @@ class Cache:
     ) -> None:
         """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
 
-        `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without.
+        `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without,
+        or that it was made from: a file, which then must stay as it is.
         Raises RecipeError when the state cannot be written as JSON.
         """
         from pathlib import Path
@@ -247,7 +248,7 @@ class Cache:
 
         named = {value for value in (*result["new_env"].values(), depends_on)
                  if isinstance(value, str) and value.startswith("/")}
-        files = observed(folder, named)
+        files = observed(folder, named, depends_on)
         with translated_os_errors("write a cache entry in", folder):
             _sync(folder)
         try:

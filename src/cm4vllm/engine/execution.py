@@ -100,7 +100,13 @@ class Run(Value):
         # The folder of a cached script that failed is gone when its cleanup is called.
         with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
             given = hook_input(self)
-            result = hooks.call(name, given)
+            try:
+                result = hooks.call(name, given)
+            except CmError as error:
+                for typed, key in self.task.script.input_mapping.items():
+                    if typed in self.task.request.inputs:
+                        error.reworded(f"{key}=", f"--{typed}=")
+                raise
         for key, value in scope.env.items():
             if not isinstance(value, (str, list, dict)):
                 scope.env[key] = as_text(value)

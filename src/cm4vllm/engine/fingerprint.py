@@ -84,18 +84,18 @@ def _recipe_files(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def observed(folder: str, exported: Iterable[str]) -> dict[str, Record | None]:
+def observed(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
     """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths
     that only must exist.
 
     Those are the files at the top of the entry and the paths that it exports; exported folders inside the entry with
     all their files. Files of Python environments and git work trees are changed by rightful use: they must only exist,
-    as must what lies outside of the entry.
+    as must what lies outside of the entry, but for the file that it is `made_from`.
     """
     exported = set(exported)
     records: dict[str, Record | None] = {}
     for path in sorted({*exported, *(os.path.join(folder, name) for name in os.listdir(folder) if _stays(name))}):
-        if os.path.isfile(path) and path.startswith(f"{folder}{os.sep}"):
+        if os.path.isfile(path) and (path == made_from or path.startswith(f"{folder}{os.sep}")):
             records[path] = _record(path)
         elif os.path.exists(path):
             records[path] = None

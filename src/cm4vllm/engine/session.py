@@ -116,7 +116,7 @@ class Session:
             kept = f"{self.log_of(script).removesuffix('.log')}-{name}"
             os.makedirs(self._logs, exist_ok=True)
             shutil.move(log, kept)
-            error.moved(log, kept)
+            error.reworded(log, kept)
 
     def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
         """Return what public hooks may read of the run as a whole."""

@@ -10,7 +10,7 @@ from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
 from cm4vllm.hardware.kernel_files import fields, number, text
 from cm4vllm.hardware.records import MemoryFacts
 
-__all__ = ["detect_memory", "free_bytes"]
+__all__ = ["detect_memory", "free_memory"]
 
 #: A control group's limit, what it uses of it, and the part of that which the kernel takes back when it is wanted:
 #: version 2, then version 1 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
@@ -31,7 +31,7 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
                        limit_bytes=limit if limit is not None and limit < usable else None, ecc=_ecc(root))
 
 
-def free_bytes(root: Path = Path("/")) -> int:
+def free_memory(root: Path = Path("/")) -> int:
     """Return the memory that a program may still take: what the machine has free, and its container's limit leaves."""
     free = int(psutil.virtual_memory().available)
     for folder, most, used, reclaimable in _GROUPS:

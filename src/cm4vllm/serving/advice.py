@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware.gpu import detect_gpus
-from cm4vllm.hardware.memory import free_bytes
+from cm4vllm.hardware.memory import free_memory
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.fit import GIB, UTILISATION, Asked, Fit, advise, table
 
@@ -68,7 +68,7 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
     longest = server.max_model_len or architecture.max_positions or 0
     asked = Asked(
         name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
-        memory_bytes=free_bytes() // max(1, servers), weight_bytes=_size(Path(model.path)),
+        memory_bytes=free_memory() // max(1, servers), weight_bytes=_size(Path(model.path)),
         max_model_len=longest,
         kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB,
         max_num_seqs=server.max_num_seqs or 0,
@@ -115,7 +115,7 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
 
 def _machine(settings: AdviceSettings) -> tuple[int, float]:
     if settings.gpus == 0:
-        return 0, float(free_bytes())
+        return 0, float(free_memory())
     if settings.gpu_memory_gib is not None:
         return settings.gpus or 1, settings.gpu_memory_gib * GIB
     found = detect_gpus()
@@ -124,7 +124,7 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
                          remedy="give the memory of each too: --gpu_memory=<GiB>")
     chosen = found[: settings.gpus] if settings.gpus else found
     if not chosen:
-        return 0, float(free_bytes())
+        return 0, float(free_memory())
     return len(chosen), float(min(gpu.memory_bytes for gpu in chosen))
 
 

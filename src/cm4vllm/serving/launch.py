@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
@@ -27,7 +28,7 @@ from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.servers import running_servers, status_text, stop_one
 
-__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "wait_in_foreground"]
+__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_places", "wait_in_foreground"]
 
 _LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
@@ -105,6 +106,19 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
     record = _started(settings, _server_settings(settings, env), folder)
     write_record(path, record)
     return record, path
+
+
+def require_places(env: Mapping[str, Any]) -> None:
+    """Refuse servers of our own for which this machine has too few cores, or whose port is taken.
+
+    Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
+    """
+    settings, keys = read_settings(LaunchSettings, env), env_keys(arguments.ServerSettings)
+    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
+    chosen = read_settings(arguments.ServerSettings, given | {keys["model"]: "any", keys["name"]: "any"})
+    alone = not detect_gpus() and not chosen.ray_address
+    for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
+        server.free_port(part.host, part.port)
 
 
 def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder: Path) -> ServerRecord:

@@ -39,7 +39,7 @@ from cm4vllm.serving.signatures import signature
 from cm4vllm.serving.strays import end_strays, supervisor_spec
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "start", "start_all", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "free_port", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -116,7 +116,7 @@ def _started(
     python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str],
 ) -> _Starting:
     """Start the process of a server, whose address is none of `others`: those may not listen yet."""
-    while (endpoint := f"http://{_reachable(settings.host)}:{_free_port(settings.host, settings.port)}") in others:
+    while (endpoint := f"http://{_reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
         if settings.port:
             raise UsageError(f"{endpoint} is given to two servers", remedy="leave --port out")
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
@@ -278,7 +278,7 @@ def _packages(python: Path) -> dict[str, str]:
 # --- port ------------------------------------------------------------------------------------------------------------
 
 
-def _free_port(host: str, port: int) -> int:
+def free_port(host: str, port: int) -> int:
     """Return `port` if nobody listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError."""
     if not 0 <= port <= 65535:
         raise UsageError(f"there is no port {port}", remedy="give --port a number from 1 to 65535, or leave it out")
