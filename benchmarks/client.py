@@ -199,18 +199,22 @@ def vllm(bench: Bench) -> Iterator[Figure]:
     if real is None:
         return
     with real.in_process() as generate, real.served() as server:
-        ours = partial(real.through_loadgen, server, real.task)
-        ours()  # warms up
-        cases: dict[str, Callable[[], Made]] = {"in process": generate, "through LoadGen": ours}
+        cases: dict[str, Callable[[], Made]] = {
+            "in process": generate,
+            "through LoadGen": partial(real.through_loadgen, server, real.task),
+            "through LoadGen, tokens only": partial(real.through_loadgen, server, replace(real.task, api="generate")),
+        }
+        for case in cases.values():
+            case()  # warms up
         measured = interleaved(cases, bench.rounds)
-    rates = {name: [made.rate for made in all_made] for name, all_made in measured.items()}
-    for name, values in rates.items():
-        yield figure(f"real vLLM, Offline: {name}", values, "tokens/s")
-    yield figure("real vLLM, Offline: through LoadGen / in process",
-                 ratios(rates["through LoadGen"], rates["in process"]), "x", at_least=0.95)
-    for who in ("engine", "api", "client"):
-        yield figure(f"real vLLM, processor time: {who}",
-                     [getattr(made, who) for made in measured["through LoadGen"]], "s")
+    within = [made.rate for made in measured["in process"]]
+    for name, all_made in measured.items():
+        rates = [made.rate for made in all_made]
+        yield figure(f"real vLLM, Offline: {name}", rates, "tokens/s")
+        if name != "in process":
+            yield figure(f"real vLLM, Offline: {name} / in process", ratios(rates, within), "x", at_least=0.95)
+            for who in ("engine", "api", "client"):
+                yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
 
 
 def ways(bench: Bench) -> Iterator[Figure]:

@@ -84,7 +84,6 @@ class RealVllm:
                 raise RuntimeError(f"vLLM's own generate failed:\n{''.join(lines[-10:])}")
 
             try:
-                generate()  # the first time it warms up
                 yield generate
             finally:
                 process.communicate(timeout=TOO_LONG_S)
@@ -101,7 +100,7 @@ class RealVllm:
                 "--enable-scale-out"]
         with tempfile.TemporaryFile("w+") as log:
             server = subprocess.Popen(argv, env=_environment(), stdout=log, stderr=subprocess.STDOUT,
-                                      stdin=subprocess.DEVNULL, start_new_session=True)
+                                      stdin=subprocess.DEVNULL, process_group=0)
             try:
                 _await(server, unix or ("127.0.0.1", port))
                 yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)

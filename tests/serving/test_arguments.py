@@ -11,6 +11,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings, completed, server_argv, server_env
 from cm4vllm.serving.presets import Preset
+from cm4vllm.serving.records import Api
 
 KEYS = env_keys(ServerSettings)
 
@@ -40,6 +41,11 @@ def test_what_the_rules_and_the_measurement_rest_on_is_always_said():
     assert words[words.index("--generation-config") + 1] == "vllm"
     assert words[words.index("--host") + 1] == "127.0.0.1"
     assert words[words.index("--port") + 1] == "8000"
+
+
+def test_the_token_only_endpoint_is_there_where_it_will_be_asked():
+    assert "--enable-scale-out" in argv(api=Api.GENERATE)
+    assert "--enable-scale-out" not in argv()
 
 
 def test_only_what_is_set_is_said():

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, UsageError
+from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, ServerUnsuitable, UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import LOG_FILE, SERVER_FILE, death_reason, start, start_all, stop
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
@@ -68,6 +68,12 @@ def _exists(process) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
+
+
+def test_a_server_without_the_endpoint_that_will_be_asked_is_refused_and_ended(tmp_path):
+    with pytest.raises(ServerUnsuitable, match="scale-out"):
+        launch(tmp_path, api=Api.GENERATE)
+    assert not (tmp_path / SERVER_FILE).exists()
 
 
 def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):

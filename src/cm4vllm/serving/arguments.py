@@ -14,6 +14,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.ray_cluster import ray_env
+from cm4vllm.serving.records import Api
 
 __all__ = ["ServerSettings", "completed", "server_argv", "server_env"]
 
@@ -42,6 +43,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
+    api: Annotated[Api, Key("CM_MLPERF_INFERENCE_API")] = Api.COMPLETIONS
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
     max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
@@ -147,6 +149,7 @@ def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | s
         "enable-chunked-prefill": settings.enable_chunked_prefill,
         "no-enable-chunked-prefill": True if settings.enable_chunked_prefill is False else None,
         "trust-remote-code": settings.trust_remote_code or None,
+        "enable-scale-out": settings.api is Api.GENERATE or None,
     }
     return {name: value for name, value in valued.items() if value not in ("", None)}
 

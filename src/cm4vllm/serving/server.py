@@ -130,11 +130,12 @@ def _started(
 
 
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
-    found = probe(one.endpoint, one.settings.name)
+    found = probe(one.endpoint, one.settings.name, api=one.settings.api)
     record = ServerRecord(
-        endpoint=one.endpoint, model_name=found.model_name, max_model_len=found.max_model_len, version=found.version,
-        owned=True, argv=one.argv, env=one.env, packages=packages, log=str(one.folder / LOG_FILE),
-        supervisor_pid=one.supervisor.pid, started_at=one.started_at, ready_after_s=round(ready_after_s, 1),
+        endpoint=one.endpoint, api=found.api, model_name=found.model_name, max_model_len=found.max_model_len,
+        version=found.version, owned=True, argv=one.argv, env=one.env, packages=packages,
+        log=str(one.folder / LOG_FILE), supervisor_pid=one.supervisor.pid, started_at=one.started_at,
+        ready_after_s=round(ready_after_s, 1),
     )  # fmt: skip
     write_record(one.folder / SERVER_FILE, record)
     _say_ready(one.supervisor)
