@@ -198,11 +198,14 @@ def vllm(bench: Bench) -> Iterator[Figure]:
     real = _real(bench)
     if real is None:
         return
-    with real.in_process() as generate, real.served() as server:
+    tokens_only = replace(real.task, api="generate")
+    with (tempfile.TemporaryDirectory() as folder, real.in_process() as generate, real.served() as server,
+          real.served(Path(folder) / "socket") as unix):
         cases: dict[str, Callable[[], Made]] = {
             "in process": generate,
             "through LoadGen": partial(real.through_loadgen, server, real.task),
-            "through LoadGen, tokens only": partial(real.through_loadgen, server, replace(real.task, api="generate")),
+            "through LoadGen, tokens only": partial(real.through_loadgen, server, tokens_only),
+            "through LoadGen, tokens only, Unix socket": partial(real.through_loadgen, unix, tokens_only),
         }
         for case in cases.values():
             case()  # warms up
