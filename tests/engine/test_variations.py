@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.engine import meta
 from cm4vllm.engine.meta import load_script
 from cm4vllm.engine.variations import definition, resolve
 
@@ -109,3 +110,13 @@ def test_unknown_variation_names_the_nearest(script):
 def test_group_defaults_come_before_what_was_asked_for(script):
     s = script({"asked": {}, "default": {"group": "g", "default": True}})
     assert names(resolve(s, ["asked"])) == ["default", "asked"]
+
+
+def test_a_variation_is_read_once_and_only_when_it_is_on(script, monkeypatch):
+    read = []
+    original = meta.Variation.of
+    monkeypatch.setattr(meta.Variation, "of", lambda name, *rest: read.append(name) or original(name, *rest))
+    s = script({"a": {"base": ["b"]}, "b": {}, "v.#": {}, "a,b": {}, "off": {}})
+    for _ in range(2):
+        assert names(resolve(s, ["a", "v.1", "v.2"])) == ["b", "a", "v.1", "v.2"]
+    assert sorted(read) == ["a", "a,b", "b", "v.1", "v.2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import RecipeError
@@ -253,7 +254,10 @@ def _filled(raw: Any, value: str) -> Any:
 
 
 class ScriptMeta(Value):
-    """A script: its meta, the folder where it lies and whose it is. `variations` stay raw until one is chosen."""
+    """A script: its meta, the folder where it lies and whose it is.
+
+    Of hundreds of variations and versions few are ever on: each is read when it is first asked for, and then kept.
+    """
 
     alias: str
     uid: str
@@ -294,6 +298,26 @@ class ScriptMeta(Value):
         from pathlib import Path
 
         return Path(self.folder)
+
+    @cached_property
+    def _parts(self) -> dict[tuple[str, str | None], Variation | Layer]:
+        return {}
+
+    def variation(self, key: str, name: str, value: str | None = None) -> Variation:
+        """Return the variation defined as `key`, by the name that it goes by; `value` replaces its `#`."""
+        part = self._parts.get((name, value))
+        if not isinstance(part, Variation):
+            part = self._parts[name, value] = Variation.of(name, self.variations[key], value)
+        return part
+
+    def version(self, version: str) -> Layer | None:
+        """Return what the meta says of a version; None where it does not list it."""
+        if version not in self.versions:
+            return None
+        part = self._parts.get(("", version))
+        if not isinstance(part, Layer):
+            part = self._parts["", version] = Layer.of(self.versions[version])
+        return part
 
     def title(self) -> str:
         """Return what people call it: its tags_help without the command, or its alias."""

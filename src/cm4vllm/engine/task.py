@@ -41,8 +41,8 @@ class Task(Value):
     def of_version(self, wanted: Wanted) -> Task:
         """Return this task when `wanted` is asked for: what the meta says of that version is its last layer."""
         layers = (self.script.layer, *(variation.layer for variation in self.variations.layers))
-        raw = self.script.versions.get(wanted.version)
-        return self.but(wanted=wanted, layers=(*layers, Layer.of(raw)) if raw is not None else layers)
+        version = self.script.version(wanted.version)
+        return self.but(wanted=wanted, layers=layers if version is None else (*layers, version))
 
     def settled(self) -> Task:
         """Return this task with the default version where none was asked for: it counts only when nothing is cached."""

@@ -91,7 +91,7 @@ class _Resolver:
                     f"{self.script.title()} has no variation {name!r}", cause=f"asked for as _{name}",
                     remedy=nearest(name, self.script.variations))
             value = name[len(key) - 1:] if key.endswith(".#") else None
-            self.read[name] = Variation.of(name, self.script.variations[key], value)
+            self.read[name] = self.script.variation(key, name, value)
         return self.read[name]
 
     def add(self, name: str, before: str | None = None) -> None:
@@ -153,7 +153,7 @@ class _Resolver:
     def combinations(self) -> list[Variation]:
         """Return the combined variations whose parts are all on, shorter ones first."""
         found = []
-        for key, raw in self.script.variations.items():
+        for key in self.script.variations:
             if "," not in key:
                 continue
             parts = [part.strip() for part in key.split(",")]
@@ -161,7 +161,7 @@ class _Resolver:
             if all(matches):
                 value = next((on[len(part) - 1:] for part, on in zip(parts, matches, strict=True)
                               if part.endswith(".#") and on), None)
-                found.append((len(parts), Variation.of(key, raw, value)))
+                found.append((len(parts), self.script.variation(key, key, value)))
         return [variation for _, variation in sorted(found, key=lambda item: item[0])]
 
     def part_on(self, part: str) -> str:
