@@ -52,7 +52,7 @@ class Guardian:
         It tells it itself: were we to tell, a signal or a kill could come between its start and our word. As long as it
         has not, it holds the pipe open, so that the guarding process waits for its word even when we are gone.
         """
-        return f"trap '' PIPE; echo began $$ >&{descriptor} 2> /dev/null; exec {descriptor}>&-; trap - PIPE"
+        return f"trap '' PIPE; echo began $$ >&{descriptor}; exec {descriptor}>&-; trap - PIPE"
 
     def ended(self, group: int) -> None:
         """No longer guard a process group."""
