@@ -1,0 +1,24 @@
+"""What a start loads: a hit of the cache is over before pathlib would be imported."""
+
+import subprocess
+import sys
+
+#: What takes a millisecond or more to load, or starts something.
+HEAVY = {"pathlib", "hashlib", "dataclasses", "subprocess", "shutil", "tempfile", "asyncio",
+         "cm4vllm.engine.native", "cm4vllm.engine.hooks", "cm4vllm.engine.summaries", "cm4vllm.engine.guardian",
+         "cm4vllm.common.processes"}
+
+
+def loaded(home, *words):
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "cmind.cli", *words], cwd=home.work, env=home.env,
+                          capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_a_hit_of_the_cache_loads_nothing_heavy(home):
+    home.script("one", {"cache": True, "new_env_keys": ["CM_ONE"]}, run="echo CM_ONE=1 > tmp-run-env.out\n")
+    first = loaded(home, "run", "script", "--tags=one")
+    assert "cm4vllm.engine.native" in first
+    hit = loaded(home, "run", "script", "--tags=one") - loaded(home, "version")
+    assert "cm4vllm.engine.reuse" in hit
+    assert not hit & HEAVY
