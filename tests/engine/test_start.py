@@ -22,3 +22,9 @@ def test_a_hit_of_the_cache_loads_nothing_heavy(home):
     hit = loaded(home, "run", "script", "--tags=one") - loaded(home, "version")
     assert "cm4vllm.engine.reuse" in hit
     assert not hit & HEAVY
+
+
+def test_a_script_without_a_shell_file_loads_nothing_to_run_one(home):
+    home.script("one", {"env": {"CM_ONE": "1"}})
+    loaded(home, "version")  # cmind indexes the home
+    assert not loaded(home, "run", "script", "--tags=one") & {"subprocess", "ctypes", "cm4vllm.common.processes"}

@@ -128,14 +128,15 @@ class Run(Value):
 
         An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
         """
-        from cm4vllm.engine.gitaccess import git_environment
         from cm4vllm.engine.native import find_native, process_environment, read_assignments, run_native
-        from cm4vllm.engine.shelltext import shell_keys
 
         session, script, scope = self.session, self.task.script, self.scope
         path = find_native(script.folder, name, env)
         if path is None:
             return False
+        from cm4vllm.engine.gitaccess import git_environment
+        from cm4vllm.engine.shelltext import shell_keys
+
         out, state_out = os.path.join(folder, _ENV_OUT), os.path.join(folder, _STATE_OUT)
         with translated_os_errors("run a script in", folder):
             for leftover in (out, state_out):

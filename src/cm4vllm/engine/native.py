@@ -7,18 +7,19 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import NativeCommandError, RecipeError, UsageError
-from cm4vllm.common.processes import exit_in_words
-from cm4vllm.engine.guardian import Guardian
-from cm4vllm.engine.remedies import likely_remedy
 from cm4vllm.engine.shelltext import expand
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from cm4vllm.engine.guardian import Guardian
 
 __all__ = ["find_native", "process_environment", "read_assignments", "run_native"]
 
@@ -132,6 +133,8 @@ def run_native(
     status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, or this
     process killed, the command and all it started are ended.
     """
+    import subprocess  # many scripts have no shell file
+
     try:
         guarding = guardian.start()
         command = "\n".join([guardian.telling(guarding), *prefix, '. "$0"'])
@@ -169,6 +172,9 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
+    from cm4vllm.common.processes import exit_in_words
+    from cm4vllm.engine.remedies import likely_remedy
+
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
     return NativeCommandError(
@@ -183,6 +189,8 @@ def _from_shell(status: int) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    import subprocess
+
     for signum in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signum)
