@@ -107,6 +107,11 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
     assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'} kept given\n"
 
 
+def test_the_servers_own_path_comes_after_the_leash(supervise, tmp_path):
+    supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(10)
+    assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'}{os.pathsep}/given\n"
+
+
 def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):
     code = ("import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        if os.fork() == 0:\n"
             "            time.sleep(0.1)\n        os._exit(0)\n    os.wait()\n"

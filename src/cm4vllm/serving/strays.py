@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from cm4vllm.serving.remains import remove_remains
 from cm4vllm.serving.supervisor import LEASH
 
 __all__ = ["end_strays", "supervisor_spec", "supervisors"]
@@ -25,7 +26,7 @@ _GONE_S = 10.0
 
 
 def end_strays() -> list[str]:
-    """Kill all processes whose supervisor is gone, wait until they are, and return what they were."""
+    """Kill all processes whose supervisor is gone, and return what they were; what those left behind is removed."""
     ended = []
     for pid in _stray_pids():
         with contextlib.suppress(OSError):
@@ -38,6 +39,7 @@ def end_strays() -> list[str]:
                     ended.append(f"{title} ({pid})")
             finally:
                 os.close(process)
+    remove_remains()
     return ended
 
 

@@ -36,6 +36,7 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words
+from cm4vllm.serving.remains import BASE, Remains
 
 __all__ = [
     "LEASH", "OWN_END", "READY", "Supervisor", "descendants", "main", "parent_of", "start_supervised", "title_of",
@@ -80,29 +81,35 @@ class Supervisor:
         wake = self._wake_on_signals()
         parent = os.getppid()
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        remains = Remains.begin()
         with self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.argv, env=self._environment(leash), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True,
+                    self.argv, env=self._environment(leash, remains.folder), stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=log, start_new_session=True,
                 )
             except OSError as error:
+                remains.remove()
                 self._note(None, 127, f"{self.argv[0]} cannot be started: {error.strerror}")
                 return 127
         self._note(child.pid, None, "")
-        self._wait(child, wake, parent)
+        self._wait(child, wake, parent, remains)
         self._note(child.pid, child.returncode, self.reason)  # at once: to end all of it may take seconds
+        remains.note_memory(descendants(os.getpid()))
         self._end_all(child)
+        remains.remove()
         status = child.returncode if child.returncode is not None else 0
         self._note(child.pid, status, self.reason)
         return status
 
-    def _environment(self, leash: int) -> dict[str, str]:
+    def _environment(self, leash: int, sockets: Path) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
         ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        leashed = str(Path(__file__).with_name("leash"))
         held = {
             LEASH: f"/proc/{os.getpid()}/fd/{leash}",
-            "PYTHONPATH": str(Path(__file__).with_name("leash")),
+            "PYTHONPATH": os.pathsep.join(filter(None, (leashed, self.env.get("PYTHONPATH")))),
+            BASE: str(sockets),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
         return {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env, **held}
@@ -121,7 +128,7 @@ class Supervisor:
     def _asked_by_signal(self, signum: int, _frame: object) -> None:
         self.reason = self.reason or f"ended by {signal.Signals(signum).name}"
 
-    def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int) -> None:
+    def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int, remains: Remains) -> None:
         owner = sys.stdin.fileno()
         while not self.reason:
             ready, _, _ = select.select([wake, owner, *(self._engines if self._ready else ())], [], [], _PARENT_S)
@@ -135,6 +142,7 @@ class Supervisor:
                 self.reason = self.reason or _end_in_words(*self._engines[descriptor])
             if not self._ready:
                 self._watch_engines()
+                remains.note_memory(descendants(os.getpid()))
             if owner in ready and os.read(owner, 1) == READY:
                 self._ready = True
             elif owner in ready or os.getppid() != parent:

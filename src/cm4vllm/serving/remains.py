@@ -1,0 +1,87 @@
+"""What vLLM leaves behind when it is killed, Unix sockets and shared memory, and who takes it away.
+
+Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory that its
+processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A
+supervisor that is killed loses the lock: the next start or stop of a server finds the folder, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["BASE", "Remains", "remove_remains"]
+
+#: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
+BASE = "VLLM_RPC_BASE_PATH"
+_PREFIX = "cm4vllm-"
+_ANYWHERE = Path("/tmp")  # noqa: S108 - a folder of our own is made there, as tempfile does
+#: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
+_LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
+#: How Python names the segments of multiprocessing.shared_memory.
+_SEGMENT = re.compile(r" (/dev/shm/psm_\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """The folder of a server that runs, locked as long as this process lives and `remove` was not called."""
+
+    folder: Path
+    _lock: int
+
+    @classmethod
+    def begin(cls) -> Remains:
+        """Make a folder for a server. Raises OSError."""
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parents()[0]))
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return cls(folder, lock)
+            os.close(lock)  # it was taken for another's remains before it was locked
+
+    def note_memory(self, processes: Iterable[int]) -> None:
+        """Note the segments of shared memory that these processes have mapped."""
+        for pid in processes:
+            with contextlib.suppress(OSError):  # it has ended
+                for segment in set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text())):
+                    with contextlib.suppress(FileExistsError):
+                        (self.folder / Path(segment).name).symlink_to(segment)
+
+    def remove(self) -> None:
+        """Remove the folder, and the shared memory that was noted."""
+        _remove(self.folder)
+        os.close(self._lock)
+
+
+def remove_remains() -> None:
+    """Remove what servers left whose supervisor is gone: nobody holds their folder's lock."""
+    for folder in (folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")):
+        with contextlib.suppress(OSError):  # another's, removed by somebody else, or locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(folder)
+            finally:
+                os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    for link in folder.glob("psm_*"):
+        with contextlib.suppress(OSError):
+            link.readlink().unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parents() -> list[Path]:
+    """Return where the folders are: first the one for the next."""
+    usual = Path(os.environ.get(BASE) or tempfile.gettempdir())
+    return [usual, _ANYWHERE] if len(os.fsencode(usual)) <= _LONGEST_PARENT else [_ANYWHERE]

@@ -1,0 +1,106 @@
+"""What a killed server leaves behind: sockets and shared memory, taken away by its supervisor or by the next start."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.serving.remains import Remains, remove_remains
+from cm4vllm.serving.strays import end_strays
+from cm4vllm.serving.supervisor import READY, start_supervised
+
+#: As vLLM's processes: a socket named by a uuid, and a segment of shared memory, neither of which it takes away itself.
+SERVER = """
+import mmap, os, signal, socket, sys, time, uuid
+from pathlib import Path
+place = os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(uuid.uuid4()))
+socket.socket(socket.AF_UNIX).bind(place)
+segment = f"/dev/shm/psm_{uuid.uuid4().hex[:8]}"
+memory = os.open(segment, os.O_RDWR | os.O_CREAT)
+os.ftruncate(memory, 4096)
+held = mmap.mmap(memory, 4096)
+print(place, segment, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The system's temporary folder, for this test alone, with a path that a socket may have."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        yield Path(folder)
+        assert list(Path(folder).iterdir()) == []
+
+
+@pytest.fixture
+def started(tmp_path, temporary):
+    """Start such a server; give its supervisor, its process, and the files that it made."""
+    log, state = tmp_path / "log", tmp_path / "state"
+    supervisor = start_supervised([sys.executable, "-c", SERVER], {}, spec=tmp_path / "spec", log=log, state=state,
+                                  grace_s=1.0)
+    while not (log.exists() and log.read_text().endswith("\n")):
+        time.sleep(0.02)
+    files = [Path(word) for word in log.read_text().split()]
+    assert all(file.exists() for file in files)
+    assert files[0].is_relative_to(temporary)
+    supervisor.stdin.write(READY)
+    supervisor.stdin.flush()
+    while not list(files[0].parent.glob("psm_*")):
+        time.sleep(0.02)
+    (server,) = [int(pid) for pid in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()]
+    yield supervisor, server, files
+    supervisor.stdin.close()
+    supervisor.wait(20)
+
+
+@pytest.mark.parametrize("how", ["asked", "server killed"])
+def test_the_supervisor_removes_what_the_server_left(started, how):
+    supervisor, server, files = started
+    if how == "asked":
+        supervisor.stdin.close()
+    else:
+        os.kill(server, signal.SIGKILL)
+    supervisor.wait(20)
+    assert not any(file.exists() for file in [*files, files[0].parent])
+
+
+def test_where_the_supervisor_is_killed_too_the_next_cleaning_removes_it_and_not_a_living_servers(started):
+    supervisor, server, files = started
+    end_strays()
+    assert all(file.exists() for file in files)
+    for pid in (supervisor.pid, server):
+        os.kill(pid, signal.SIGKILL)
+    supervisor.wait(20)
+    assert all(file.exists() for file in files)
+    end_strays()
+    assert not any(file.exists() for file in [*files, files[0].parent])
+
+
+def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / ("x" * 60)))
+    remains = Remains.begin()
+    try:
+        assert len(f"{remains.folder}/01234567-89ab-cdef-0123-456789abcdef") <= 107
+    finally:
+        remains.remove()
+    assert not remains.folder.exists()
+
+
+def test_what_has_only_a_like_name_is_left_alone(temporary):
+    other = temporary / "cm4vllm-notes"
+    other.write_text("mine")
+    remove_remains()
+    assert other.read_text() == "mine"
+    other.unlink()
+
+
+def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
+    supervisor = start_supervised(["/no/such/program"], {}, spec=tmp_path / "spec", log=tmp_path / "log",
+                                  state=tmp_path / "state", grace_s=1.0)
+    supervisor.communicate(timeout=20)
+    assert supervisor.returncode == 127
