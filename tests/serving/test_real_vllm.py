@@ -15,10 +15,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from cm4vllm.common.records import read_record
+from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
+from cm4vllm.serving.strays import end_strays
 from cm4vllm.serving.verification import CONFIG
 
 pytestmark = [
@@ -58,6 +60,29 @@ def model(tmp_path):
     return folder
 
 
+#: Loads vLLM's plugins, has it choose among its FP8 kernels, and compares products with those in double precision.
+FP8_LAYER = """
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.kernels.linear import init_fp8_linear_kernel
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8DynamicTokenSym, kFp8StaticChannelSym
+from vllm.plugins import load_general_plugins
+
+load_general_plugins()
+with set_current_vllm_config(VllmConfig()):
+    kernel = init_fp8_linear_kernel(kFp8DynamicTokenSym, kFp8StaticChannelSym, torch.float32, torch.float32, (96, 64))
+    print("kernel:", type(kernel).__name__)
+    layer = torch.nn.Module()
+    layer.weight = torch.randn(96, 64).to(torch.float8_e4m3fn).t()
+    layer.weight_scale, bias, tokens = torch.rand(96, 1), torch.randn(96), torch.randn(5, 64)
+    kernel.layer_param_names = ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+    found = kernel.apply_weights(layer, tokens, bias)
+    quantised, scales = kernel.quant_fp8(tokens)
+    right = (scales.double() * quantised.double()) @ (layer.weight.double() * layer.weight_scale.t().double()) + bias
+    print("error:", (found - right).abs().max().item() / right.abs().max().item())
+"""
+
+
 def gone(processes) -> bool:
     """Whether all of them end; who adopted them may be slow to reap them."""
     deadline = time.monotonic() + 30
@@ -94,6 +119,10 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
         processes = supervisor.children(recursive=True)
         engine = next(one for one in processes if "EngineCore" in one.cmdline()[0])
         assert any("Worker" in one.cmdline()[0] for one in processes)
+        sockets = Path(engine.environ()["VLLM_RPC_BASE_PATH"])
+        segments = [link.readlink() for link in sockets.glob("psm_*")]
+        assert any(path.is_socket() for path in sockets.iterdir())
+        assert segments
         known = {"owner": psutil.Process(owner.pid), "supervisor": supervisor, "engine": engine}
         for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: all die at the same moment
             for who in killed:
@@ -106,7 +135,21 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
             while (reason := death_reason(record)) is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert f"VLLM::EngineCore ({engine.pid}) ended" in reason
+            supervisor.wait(30)
+        end_strays()
+        assert not any(path.exists() for path in [sockets, *segments])
     finally:
         owner.kill()
         owner.wait()
         owner.stdout.close()
+
+
+def test_an_fp8_layer_is_computed_by_our_kernel_where_it_replaces_vllms(python, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nflags : amx_int8\n")
+    done = subprocess.run([python, "-c", FP8_LAYER], env={**os.environ, **fp8_env(tmp_path, tmp_path)},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    told = dict(line.split(": ") for line in done.stdout.splitlines() if line.startswith(("kernel: ", "error: ")))
+    assert told.get("kernel") == "Fp32ProductFP8LinearKernel", done.stdout
+    assert float(told["error"]) < 1e-6

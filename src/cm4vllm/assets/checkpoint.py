@@ -13,7 +13,7 @@ from typing import Any
 
 from cm4vllm.common.errors import ModelError
 
-__all__ = ["Checkpoint", "fingerprint", "read_checkpoint", "unset_scales"]
+__all__ = ["Checkpoint", "fingerprint", "quantised_to", "read_checkpoint", "unset_scales"]
 
 #: safetensors' names of data types, in the words of MLPerf's measurements.json.
 _DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8",
@@ -75,6 +75,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         quantised=bool(config.get("quantization_config")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
+
+
+def quantised_to(folder: Path) -> str:
+    """Return the data type of the quantised weights in `folder` ("fp8", "int4"), empty where nothing is quantised.
+
+    Only config.json is read; a folder without one has nothing quantised. Raises ModelError where it is unreadable.
+    """
+    if not (folder / "config.json").is_file():
+        return ""
+    return _quantised(_json(folder / "config.json", "").get("quantization_config") or {})
 
 
 def unset_scales(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.ray_cluster import ray_env
 from cm4vllm.serving.records import Api
@@ -175,12 +176,15 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
-    cpu = {"VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
+    cpu = {} if settings.device != "cpu" else {
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
+        **fp8_env(Path(settings.model)),
+    }  # fmt: skip
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
     return {
         **local,
         **one_process,
-        **(cpu if settings.device == "cpu" else {}),
+        **cpu,
         **(visible if settings.gpus else {}),
         **({"RAY_ADDRESS": settings.ray_address, **ray_env()} if settings.ray_address else {}),
         "VLLM_NO_USAGE_STATS": "1",

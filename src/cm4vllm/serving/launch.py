@@ -21,6 +21,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
+from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import fitted, read_options
 from cm4vllm.serving.placement import placed
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
@@ -129,6 +130,8 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
     words = _words(settings, chosen, python, preset)
+    if chosen.device == "cpu" and fp8_env(Path(chosen.model)):
+        say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(parts) + 1))]
     records = server.start_all(python, list(zip(parts, places, strict=True)), timeout_s=settings.ready_timeout_s,
                                argv=words)
