@@ -32,7 +32,7 @@ from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules.benchmarks import BENCHMARKS, Benchmark
 from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
 from cm4vllm.serving.metrics import ServerMetrics, Timing
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -61,7 +61,8 @@ DATASET_RECORD = DatasetRecord(
     max_input_tokens=256, tokenizer_sha256="ef" * 32, sentences="punkt-untrained", recipe={"seed": "11"},
 )
 SERVER = ServerRecord(
-    endpoint="http://127.0.0.1:8123", model_name=MODEL, max_model_len=512, version="0.32.0", owned=True,
+    endpoint="http://127.0.0.1:8123", api=Api.GENERATE, model_name=MODEL, max_model_len=512, version="0.32.0",
+    owned=True,
     argv=["/srv/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model=/srv/models/tiny", "--port=8123",
           "--served-model-name", MODEL, "--dtype=bfloat16"],
     env={"VLLM_CPU_KVCACHE_SPACE": "1"}, packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},

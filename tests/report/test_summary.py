@@ -129,6 +129,10 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
     assert [words for words in expected if words not in page.text] == []
 
 
+def test_it_says_how_the_server_was_asked(page: Page) -> None:
+    assert "The client asked it at /inference/v1/generate" in page.text
+
+
 def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
     out: Path, page: Page, change: Change, server_metrics: Callable[..., ServerMetrics],
 ) -> None:

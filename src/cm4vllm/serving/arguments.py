@@ -36,7 +36,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
 
     What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
     settings of the CPU backend. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are
-    visible otherwise. With `ray_address` its workers are placed by the Ray cluster there.
+    visible otherwise. With `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -44,7 +44,6 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
-    api: Annotated[Api, Key("CM_MLPERF_INFERENCE_API")] = Api.COMPLETIONS
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
     max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
@@ -57,6 +56,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
     ray_address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
     gpus: str = ""
+    api: Api = Api.COMPLETIONS
     seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
     gpu_memory_utilization: Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = None
     enable_chunked_prefill: Annotated[bool | None, Key("CM_VLLM_SERVER_ENABLE_CHUNKED_PREFILL")] = None

@@ -22,7 +22,7 @@ from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
-from cm4vllm.serving.options import fitted, read_options
+from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.placement import placed
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
@@ -34,16 +34,19 @@ __all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_places",
 _LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"
+#: The option of vLLM that adds its token-only endpoint to the others.
+_TOKENS_ONLY = "--enable-scale-out"
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
     """Which server: those at `api_server`, or one of our own for the model of `model_record` or `model_name`.
 
-    `max_model_len` is asked of a server at `api_server` that does not tell its own.
+    `max_model_len` is asked of a server at `api_server` that does not tell its own. `api` auto asks a server of our own
+    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format.
     """
 
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
-    api: Annotated[Api, Key("CM_MLPERF_INFERENCE_API")] = Api.COMPLETIONS
+    api: Annotated[Literal["auto", "completions", "generate"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
     api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
     max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
     folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
@@ -93,8 +96,8 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
                          remedy="name them all: --api_server=URL,URL")
     if settings.api_server:
-        record = probe(settings.api_server, settings.model_name, api=settings.api, ca_file=settings.api_server_ca,
-                       max_model_len=settings.max_model_len)
+        record = probe(settings.api_server, settings.model_name, api=_api(settings, None),
+                       ca_file=settings.api_server_ca, max_model_len=settings.max_model_len)
         write_record(writable_folder(folder) / server.SERVER_FILE, record)
         software = f"vLLM {record.version}" if record.version else "an OpenAI-compatible server"
         for endpoint in record.endpoints:
@@ -127,16 +130,19 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
         chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
+    options = read_options(Path(settings.installation)) if settings.installation else None
+    chosen = replace(chosen, api=_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
-    words = _words(settings, chosen, python, preset)
+    words = _words(chosen, python, preset, options)
     if chosen.device == "cpu" and fp8_env(Path(chosen.model)):
         say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(parts) + 1))]
     records = server.start_all(python, list(zip(parts, places, strict=True)), timeout_s=settings.ready_timeout_s,
                                argv=words)
     for record in records:
-        say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s")
+        say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s, "
+            f"asked at {record.api.path}")
     first, *members = records
     return replace(first, replicas=[member.endpoint for member in members], members=members)
 
@@ -150,12 +156,27 @@ def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Prese
     return preset
 
 
+def _api(settings: LaunchSettings, options: Options | None) -> Api:
+    """Return how a server is asked; `options` are those of the vLLM that is started, None where they are not known.
+
+    Tokens alone cost the HTTP process less, and its processors are the engine's. Raises UsageError where they are asked
+    for of a vLLM that has no such endpoint.
+    """
+    known = options is not None and _TOKENS_ONLY in options
+    if settings.api == "auto":
+        return Api.GENERATE if known else Api.COMPLETIONS
+    if settings.api == "generate" and options is not None and not known:
+        raise UsageError("the installed vLLM cannot be asked with --api=generate",
+                         cause=f"it has no option {_TOKENS_ONLY}, which offers {Api.GENERATE.path}",
+                         remedy="leave --api out: /v1/completions is used then; or install a newer vLLM")
+    return Api(settings.api)
+
+
 def _words(
-    settings: LaunchSettings, chosen: arguments.ServerSettings, python: Path, preset: Preset | None,
+    chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None,
 ) -> list[str]:
     """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
     words = arguments.server_argv(python, chosen, preset=preset)
-    options = read_options(Path(settings.installation)) if settings.installation else None
     if options is None:
         say("note: the options of this vLLM are not known: they are not checked before it starts")
         return words
