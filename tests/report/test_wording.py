@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.report import wording
+from cm4vllm.serving.records import ServerRecord
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -68,3 +69,11 @@ def test_a_typed_command_hides_the_home_folder(monkeypatch: pytest.MonkeyPatch) 
     assert line.splitlines()[2].strip() == '--output_dir="$HOME"/results \\'
     assert "/home/alicebob" in line
     assert wording.typed_command("not 'closed") == "not 'closed"
+
+
+def test_the_servers_command_names_no_folder_of_this_machine() -> None:
+    plugin = Path(wording.__file__).parents[1] / "serving" / "fp8_plugin"
+    server = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True, niceness=10,
+                          argv=["/v/bin/python", "serve", "/models/m"], env={"PYTHONPATH": str(plugin)})
+    line = wording.server_command(server, "/models/m")
+    assert line == 'PYTHONPATH="$CM4VLLM"/serving/fp8_plugin \\\n    nice -n 10 python serve "$MODEL"'

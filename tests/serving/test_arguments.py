@@ -9,7 +9,7 @@ import pytest
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
-from cm4vllm.serving.arguments import ServerSettings, completed, server_argv, server_env
+from cm4vllm.serving.arguments import ServerSettings, completed, niceness, server_argv, server_env
 from cm4vllm.serving.presets import Preset
 from cm4vllm.serving.records import Api
 
@@ -69,6 +69,11 @@ def test_what_is_set_wins_over_the_preset():
 def test_what_only_the_cpu_backend_has_is_said_to_it_alone():
     assert "VLLM_CPU_KVCACHE_SPACE" in server_env(ServerSettings(model="m", name="n"))
     assert "VLLM_CPU_KVCACHE_SPACE" not in server_env(ServerSettings(model="m", name="n", device="cuda"))
+
+
+def test_only_a_server_that_computes_on_the_clients_processors_gives_way_to_it():
+    assert niceness(ServerSettings(model="m", name="n")) == 10
+    assert niceness(ServerSettings(model="m", name="n", device="cuda")) == 0
 
 
 def test_chunked_prefill_can_be_switched_on_and_off():

@@ -125,12 +125,17 @@ def command_line(argv: Iterable[str], names: Mapping[str, str], *, env: Mapping[
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:
-    """Write the server's command with $MODEL for the model's folder; empty for a server that was already there."""
+    """Write the server's command with $MODEL for the model's folder and $CM4VLLM for that of our package.
+
+    It is empty for a server that was already there.
+    """
     if not server.argv:
         return ""
     names = {model_path: "MODEL"} if model_path.startswith("/") else {}
+    names[str(Path(__file__).parents[1])] = "CM4VLLM"
     program = Path(server.argv[0]).name
-    return command_line([program, *server.argv[1:]], {**names, str(Path.home()): "HOME"}, env=server.env)
+    first = ["nice", "-n", str(server.niceness)] if server.niceness else []
+    return command_line([*first, program, *server.argv[1:]], {**names, str(Path.home()): "HOME"}, env=server.env)
 
 
 def typed_command(command: str) -> str:

@@ -31,7 +31,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
     of the same model, over which the client spreads its requests; `members` are their records where they are ours.
     `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's. `unchecked` says
-    in words what the probe could not find out.
+    in words what the probe could not find out. `niceness` is what its processes and
+    their scheduling group have more of than ours.
     """
 
     endpoint: str
@@ -46,6 +47,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     owned: bool
     argv: list[str] = []
     env: dict[str, str] = {}
+    niceness: int = 0
     packages: dict[str, str] = {}
     log: str = ""
     supervisor_pid: int | None = None

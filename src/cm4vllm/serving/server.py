@@ -30,7 +30,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
-from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.arguments import ServerSettings, niceness, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.probe import check_completion, probe
@@ -124,7 +124,7 @@ def _started(
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
     supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
-                                  state=folder / STATE_FILE, grace_s=GRACE_S)
+                                  state=folder / STATE_FILE, grace_s=GRACE_S, niceness=niceness(settings))
     _owned[supervisor.pid] = supervisor
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 
@@ -133,7 +133,8 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
     found = probe(one.endpoint, one.settings.name, api=one.settings.api)
     record = ServerRecord(
         endpoint=one.endpoint, api=found.api, model_name=found.model_name, max_model_len=found.max_model_len,
-        version=found.version, owned=True, argv=one.argv, env=one.env, packages=packages,
+        version=found.version, owned=True, argv=one.argv, env=one.env,
+        niceness=niceness(one.settings), packages=packages,
         log=str(one.folder / LOG_FILE), supervisor_pid=one.supervisor.pid, started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
     )  # fmt: skip
