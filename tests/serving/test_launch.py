@@ -196,7 +196,7 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
         if line.strip().startswith("log:"):
             break
     assert any("curl http://127.0.0.1:" in line for line in lines)
-    assert any("--api_server=http://127.0.0.1:" in line for line in lines)
+    assert any("--api_server=http://127.0.0.1:" in line and line.endswith(" --api=completions\n") for line in lines)
     record = read_record(tmp_path / "server" / SERVER_FILE, ServerRecord)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

@@ -224,7 +224,7 @@ def wait_in_foreground(path: str) -> None:
     curl {record.endpoint}/v1/completions -H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'
 
-    cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint}
+    cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint} --api={record.api}
 
     log: {record.log}
 """, flush=True)
