@@ -99,6 +99,15 @@ def test_what_has_only_a_like_name_is_left_alone(temporary):
     other.unlink()
 
 
+def test_a_place_for_sockets_that_cannot_be_made_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/proc/none")
+    supervisor = start_supervised([sys.executable, "-c", ""], {}, spec=tmp_path / "spec", log=tmp_path / "log",
+                                  state=tmp_path / "state", grace_s=1.0)
+    supervisor.communicate(timeout=20)
+    assert supervisor.returncode == 127
+    assert "/proc/none" in (tmp_path / "state").read_text()
+
+
 def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
     supervisor = start_supervised(["/no/such/program"], {}, spec=tmp_path / "spec", log=tmp_path / "log",
                                   state=tmp_path / "state", grace_s=1.0)

@@ -83,7 +83,11 @@ class Supervisor:
         wake = self._wake_on_signals()
         parent = os.getppid()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        remains = Remains.begin()
+        try:
+            remains = Remains.begin()
+        except OSError as error:
+            self._note(None, 127, f"its sockets have no place: {error.filename}: {error.strerror}")
+            return 127
         with self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
