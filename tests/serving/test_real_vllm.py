@@ -137,7 +137,7 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
             while (reason := death_reason(record)) is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert f"VLLM::EngineCore ({engine.pid}) ended" in reason
-            supervisor.wait(30)
+            assert gone([supervisor])
         end_strays()
         assert not any(path.exists() for path in [sockets, *segments])
     finally:
