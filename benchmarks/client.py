@@ -8,7 +8,7 @@ another. The groups, each with its cases in turn:
 
     offline  Offline runs of LoadGen, whole answers of 2 tokens, 64 in flight; endpoints without LoadGen
     alone    the same work without LoadGen, one token an answer, beside wrk and the floor client
-    paced    CPU time per token: 500 streams, a token each 20 ms
+    paced    CPU time per token: 500 streams, a token each 20 ms, spread over them
     latency  what a Server run of LoadGen at 51,200 tokens/s adds to the server's own TTFT and TPOT
     open     4,000 streams at a time, a token each 100 ms: time and memory
     workers  two worker processes beside one, where there are cores for it
@@ -28,13 +28,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clients.programs import Stamps, compiled, floor, mock, wrk
+from clients.programs import AT_ONCE, Pace, Stamps, compiled, floor, mock, wrk
 from clients.real_vllm import Made, RealVllm, bench_serve
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
 
 SECONDS_OF_LATENCY = 6
+WITH_WORKER = "ours with its worker"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,14 @@ def offline(bench: Bench) -> Iterator[Figure]:
 
 
 def alone(bench: Bench) -> Iterator[Figure]:
-    """The client without LoadGen: its ceiling, beside two programs in C."""
+    """The client without LoadGen: its ceiling, beside two programs in C.
+
+    "ours" is the client by itself, one process as the others are; "with its worker" what a run has on top of that: a
+    process of its own, the socket pair, and the thread that reads from it, here all on one core.
+    """
     task = Task(port=0, queries=bench.queries(100_000), tokens=1, streamed=False, in_flight=64, warm=True)
-    cases = {"ours": _case(bench, "ours", "alone", task), "floor": _floor(bench, task)}
+    cases = {"ours": _case(bench, "engine", "alone", task), WITH_WORKER: _case(bench, "ours", "alone", task),
+             "floor": _floor(bench, task)}
     if bench.endpoints:
         cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
     if shutil.which("wrk"):
@@ -99,27 +105,42 @@ def alone(bench: Bench) -> Iterator[Figure]:
         yield figure(f"queries/s without LoadGen: {name}", values, "queries/s")
     if "wrk" in rates:
         yield figure("queries/s without LoadGen: ours / wrk", ratios(rates["ours"], rates["wrk"]), "x", at_least=0.7)
-    yield figure("CPU per query, whole answers: ours / C floor", _cpu_ratios(measured["ours"], measured["floor"]), "x")
+        yield figure(f"queries/s without LoadGen: {WITH_WORKER} / wrk", ratios(rates[WITH_WORKER], rates["wrk"]), "x")
+    for name in ("ours", WITH_WORKER):
+        yield figure(f"CPU per query, whole answers: {name} / C floor", _cpu_ratios(measured[name], measured["floor"]),
+                     "x")
     if "endpoints" in measured:
         yield figure("CPU per query, whole answers: endpoints / ours",
                      _cpu_ratios(measured["endpoints"], measured["ours"]), "x")
 
 
 def paced(bench: Bench) -> Iterator[Figure]:
-    """Processor time for each token of streams that come as a real server sends them."""
+    """Processor time for each token of streams that come as a real server sends them; "ours" is as in `alone`.
+
+    The streams tick one after the other, as those of a server that writes them in turn; "together": as close to each
+    other as their requests came, so that a wake-up of the client finds many.
+    """
     queries = bench.queries(2_000)
     task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=min(500, queries), warm=True)
-    pace = {"ttft_ms": 20.0, "interval_ms": 20.0}
-    coarse = f"ours, {SERVER_STREAM_INTERVAL} tokens a chunk"
-    cases = {"ours": _case(bench, "ours", "alone", task, **pace), "floor": _floor(bench, task, **pace),
-             coarse: _case(bench, "ours", "alone", replace(task, interval=SERVER_STREAM_INTERVAL), **pace)}
+    pace = Pace(ttft_ms=20.0, interval_ms=20.0, spread=True)
+    chunks = replace(task, interval=SERVER_STREAM_INTERVAL)
+    cases = {
+        "ours": _case(bench, "engine", "alone", task, pace),
+        WITH_WORKER: _case(bench, "ours", "alone", task, pace),
+        "floor": _floor(bench, task, pace),
+        f"{WITH_WORKER}, {SERVER_STREAM_INTERVAL} tokens a chunk": _case(bench, "ours", "alone", chunks, pace),
+        "ours, together": _case(bench, "engine", "alone", task, replace(pace, spread=False)),
+        "floor, together": _floor(bench, task, replace(pace, spread=False)),
+    }
     if _has_aiohttp():
-        cases["aiohttp"] = _case(bench, "aiohttp", "alone", task, **pace)
+        cases["aiohttp"] = _case(bench, "aiohttp", "alone", task, pace)
     measured = interleaved(cases, bench.rounds)
     for name, results in measured.items():
         yield figure(f"CPU per token, paced: {name}", [r.cpu_s / r.tokens * 1e6 for r in results], "µs")
-    yield figure("CPU per token, paced: ours / C floor", _cpu_ratios(measured["ours"], measured["floor"]), "x",
-                 at_most=1.25)
+    for name, under, limit in (("ours", "floor", 1.25), (WITH_WORKER, "floor", None),
+                               ("ours, together", "floor, together", None)):
+        yield figure(f"CPU per token, paced: {name} / C floor", _cpu_ratios(measured[name], measured[under]), "x",
+                     at_most=limit)
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,7 @@ def open_streams(bench: Bench) -> Iterator[Figure]:
     task = Task(port=0, queries=streams, tokens=tokens, streamed=True, in_flight=streams)
     ideal = tokens * pace_ms / 1e3
     names = ("ours", "aiohttp") if _has_aiohttp() else ("ours",)
-    cases = {name: _case(bench, name, "alone", task, ttft_ms=pace_ms, interval_ms=pace_ms) for name in names}
+    cases = {name: _case(bench, name, "alone", task, Pace(ttft_ms=pace_ms, interval_ms=pace_ms)) for name in names}
     measured = interleaved(cases, bench.rounds)
     for name, results in measured.items():
         slowest, largest = (1.2, 16.0) if name == "ours" else (None, None)
@@ -257,19 +278,19 @@ GROUPS: dict[str, Group] = {"offline": offline, "alone": alone, "paced": paced, 
                             "open": open_streams, "workers": workers, "vllm": vllm, "ways": ways}
 
 
-def _case(bench: Bench, name: str, way: str, task: Task, **pace: float) -> Case:
+def _case(bench: Bench, name: str, way: str, task: Task, pace: Pace = AT_ONCE) -> Case:
     python = bench.endpoints if name == "endpoints" and bench.endpoints else sys.executable
 
     def measure() -> Result:
-        with mock(core=bench.server, tokens=task.tokens, **pace) as server:
+        with mock(core=bench.server, tokens=task.tokens, pace=pace) as server:
             return perform(name, way, replace(task, port=server.port), [bench.client], python=python)
 
     return measure
 
 
-def _floor(bench: Bench, task: Task, **pace: float) -> Case:
+def _floor(bench: Bench, task: Task, pace: Pace = AT_ONCE) -> Case:
     def measure() -> Result:
-        with mock(core=bench.server, tokens=task.tokens, **pace) as server:
+        with mock(core=bench.server, tokens=task.tokens, pace=pace) as server:
             return floor(replace(task, port=server.port), bench.client)
 
     return measure
@@ -293,7 +314,7 @@ def _bench_serve(bench: Bench, task: Task) -> Case:
 
 def _latency(bench: Bench, name: str, task: Task) -> Callable[[], Added]:
     def measure() -> Added:
-        with mock(core=bench.server, tokens=task.tokens, ttft_ms=20.0, interval_ms=20.0) as server:
+        with mock(core=bench.server, tokens=task.tokens, pace=Pace(ttft_ms=20.0, interval_ms=20.0)) as server:
             result = perform(name, "loadgen", replace(task, port=server.port), [bench.client])
         return _added(result, server.stamps)
 

@@ -15,6 +15,10 @@ def _client(name: str, task: Task, first: First, done: Done) -> Client:
         from clients.ours import Ours
 
         return Ours(task, first, done)
+    if name == "engine":
+        from clients.engine import Engine
+
+        return Engine(task, first, done)
     if name == "aiohttp":
         from clients.aio import Aio
 

@@ -1,13 +1,14 @@
 /* A server that answers /v1/completions byte for byte as vLLM 0.32 does, at a pace that is known: one thread, epoll.
  *
- *   mock_vllm [-u SOCKET] [-n TOKENS] [-t TTFT_US] [-i INTERVAL_US] [-l MAX_MODEL_LEN] [-s STAMPS]
+ *   mock_vllm [-u SOCKET] [-n TOKENS] [-t TTFT_US] [-i INTERVAL_US] [-p] [-l MAX_MODEL_LEN] [-s STAMPS]
  *
  * It listens on a free port of 127.0.0.1 (-u: on a Unix socket), prints the port, and ends when its standard input
  * does. Of a request it reads prompt, max_tokens, stream, stream_options.include_usage, stream_interval and
  * return_token_ids; it answers with min(TOKENS, max_tokens) tokens: the k-th is VOCABULARY[(first prompt id + k) %
  * WORDS], of which the i-th id is (i * 7919 + 307) % 128256. Without -t and -i an answer leaves at once, in one piece.
  * With them the first token leaves TTFT_US after the request has arrived, each further one INTERVAL_US after the one
- * before it was due, and a whole answer when its last token would.
+ * before it was due, and a whole answer when its last token would. -p spreads the streams over the interval: the first
+ * token of each leaves up to INTERVAL_US later, or a client's streams would all come as close together as it asked.
  *
  * STAMPS gets four int64 for each answer: the times in ns (CLOCK_MONOTONIC) at which the request had arrived, and at
  * which the first and the last token were sent, and the number of tokens.
@@ -55,6 +56,7 @@ typedef struct Stream {
 typedef struct { Stream *head, *tail; } Queue;
 
 static int64_t tokens = 128, ttft, itl, model_len = 131072;
+static int spread;
 static char *words[WORDS], *numbers[WORDS];
 static Queue firsts, nexts, wholes;
 static Stamp *stamps;
@@ -335,6 +337,7 @@ static void answer(Stream *s, const char *body)
     }
     if (s->streamed) flush(s); /* uvicorn sends the head before the first event is there */
     s->due = s->stamp.arrived + ttft + (s->streamed ? 0 : itl * (s->tokens - 1));
+    if (spread && s->streamed) s->due += (s->name >> 32) * (uint64_t)itl >> 32;
     enqueue(queue_of(s), s);
 }
 
@@ -458,12 +461,13 @@ static void watch(int fd, void *mark)
 int main(int argc, char **argv)
 {
     const char *path = NULL, *stamps_path = NULL;
-    for (int option; (option = getopt(argc, argv, "u:n:t:i:l:s:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "u:n:t:i:pl:s:")) != -1;) {
         switch (option) {
         case 'u': path = optarg; break;
         case 'n': tokens = atoll(optarg); break;
         case 't': ttft = atoll(optarg) * 1000; break;
         case 'i': itl = atoll(optarg) * 1000; break;
+        case 'p': spread = 1; break;
         case 'l': model_len = atoll(optarg); break;
         case 's': stamps_path = optarg; break;
         default: return 2;

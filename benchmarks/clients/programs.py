@@ -16,7 +16,7 @@ from typing import IO, cast
 
 from clients.task import HERE, TOO_LONG_S, Result, Task, bodies, pinned
 
-__all__ = ["Mock", "Stamps", "compiled", "floor", "mock", "token", "wrk"]
+__all__ = ["AT_ONCE", "Mock", "Pace", "Stamps", "compiled", "floor", "mock", "token", "wrk"]
 
 _FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-std=gnu11")
 _WORDS = 4096
@@ -43,13 +43,25 @@ def token(prompt: list[int], k: int) -> int:
     return ((prompt[0] + k) % _WORDS * 7919 + 307) % 128_256
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How a mock server sends its tokens, in ms; `spread`: streams do not tick together."""
+
+    ttft_ms: float = 0.0
+    interval_ms: float = 0.0
+    spread: bool = False
+
+
+AT_ONCE = Pace()
+
+
 @contextmanager
-def mock(*, core: int, tokens: int, ttft_ms: float = 0.0, interval_ms: float = 0.0) -> Iterator[Mock]:
+def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
     """Run the mock server on `core`."""
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder) / "stamps"
-        argv = [str(compiled("mock_vllm")), "-n", str(tokens), "-t", str(round(ttft_ms * 1000)),
-                "-i", str(round(interval_ms * 1000)), "-s", str(stamps)]
+        argv = [str(compiled("mock_vllm")), "-n", str(tokens), "-t", str(round(pace.ttft_ms * 1000)),
+                "-i", str(round(pace.interval_ms * 1000)), "-s", str(stamps), *(["-p"] if pace.spread else [])]
         with pinned([core]):
             server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.programs import floor, mock, token
+from clients.programs import AT_ONCE, Pace, floor, mock, token
 from clients.task import Task, bodies, perform, prompt
 from cm4vllm.loadgen.wire import StreamReader, whole_answer
 
@@ -66,9 +66,9 @@ def shape(answer):
 
 
 @pytest.mark.parametrize(("body", "recorded"), [(STREAMED, "vllm_0_32_stream.http"), (REQUEST, "vllm_0_32_whole.http")])
-@pytest.mark.parametrize("pace", [{}, {"ttft_ms": 1.0, "interval_ms": 1.0}], ids=["at once", "paced"])
+@pytest.mark.parametrize("pace", [AT_ONCE, Pace(ttft_ms=1.0, interval_ms=1.0)], ids=["at once", "paced"])
 def test_the_mock_server_answers_as_vllm_does(body, recorded, pace):
-    with mock(core=0, tokens=12, **pace) as server:
+    with mock(core=0, tokens=12, pace=pace) as server:
         assert shape(ask(server.port, body)) == shape((RECORDED / recorded).read_bytes())
 
 
@@ -78,9 +78,9 @@ def test_the_client_reads_the_recorded_answers_of_vllm():
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "stream_interval": 5}])
-@pytest.mark.parametrize("pace", [{}, {"ttft_ms": 1.0, "interval_ms": 0.1}], ids=["at once", "paced"])
+@pytest.mark.parametrize("pace", [AT_ONCE, Pace(ttft_ms=1.0, interval_ms=0.1)], ids=["at once", "paced"])
 def test_the_client_reads_the_tokens_that_the_mock_server_says_it_sends(more, pace):
-    with mock(core=0, tokens=40, **pace) as server:
+    with mock(core=0, tokens=40, pace=pace) as server:
         for count in (1, 2, 40):
             ids = prompt(count, 100, 128_000)
             answer = ask(server.port, {**STREAMED, "stream": False, **more, "prompt": ids, "max_tokens": count})
@@ -88,10 +88,18 @@ def test_the_client_reads_the_tokens_that_the_mock_server_says_it_sends(more, pa
 
 
 def test_the_mock_server_keeps_its_pace_and_stamps_it():
-    with mock(core=0, tokens=5, ttft_ms=20.0, interval_ms=10.0) as server:
+    with mock(core=0, tokens=5, pace=Pace(ttft_ms=20.0, interval_ms=10.0)) as server:
         ask(server.port, STREAMED)
     assert server.stamps.ttft[0] >= 20
     assert server.stamps.ttft[0] + 4 * server.stamps.tpot[0] >= 60
+
+
+def test_spread_streams_begin_at_different_times_of_the_interval():
+    with mock(core=0, tokens=2, pace=Pace(ttft_ms=1.0, interval_ms=100.0, spread=True)) as server:
+        for _ in range(8):
+            ask(server.port, STREAMED)
+    phases = [ttft - 1 for ttft in server.stamps.ttft]
+    assert min(phases) < 50 < max(phases) < 150
 
 
 def test_every_contestant_here_counts_all_tokens():
@@ -99,8 +107,9 @@ def test_every_contestant_here_counts_all_tokens():
     with mock(core=0, tokens=7) as server:
         for streamed in (True, False):
             one = replace(task, port=server.port, streamed=streamed)
-            results = [floor(one, 0), perform("reference", "alone", one, [0]), perform("ours", "alone", one, [0])]
-            assert [(result.queries, result.tokens) for result in results] == [(20, 140)] * 3
+            results = [floor(one, 0), perform("reference", "alone", one, [0]), perform("ours", "alone", one, [0]),
+                       perform("engine", "alone", one, [0])]
+            assert [(result.queries, result.tokens) for result in results] == [(20, 140)] * 4
 
 
 def test_a_contestant_that_counts_wrong_is_refused():

@@ -24,9 +24,6 @@ class Transport:
     def get_extra_info(self, name):
         return None
 
-    def set_protocol(self, protocol):
-        self.protocol = protocol
-
     def write(self, data):
         self.written = data
 

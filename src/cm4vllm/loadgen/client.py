@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
+from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
 from cm4vllm.serving.records import Api
 
@@ -104,6 +105,7 @@ class Client:
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
+        self._lane = Lane() if streamed else None
         self._incoming: deque[Iterator[Request]] = deque()
         self._connections: set[Connection] = set()
         self._open: set[_Exchange] = set()
@@ -140,20 +142,22 @@ class Client:
         for connection in list(self._connections):
             if connection.open:
                 connection.close()
+        if self._lane is not None:
+            self._lane.close()
 
     def _send_waiting(self) -> None:
         self._filling = False
-        incoming, limit = self._incoming, self._max_in_flight
+        incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
+        only = self._servers[0] if len(self._servers) == 1 else None
         while incoming and (limit is None or self.in_flight < limit):
             request = next(incoming[0], None)
             if request is None:
                 incoming.popleft()
                 continue
-            counts = self.counts
             counts.requests += 1
             counts.prompt_tokens += request[2]
             self.in_flight += 1
-            exchange = _Exchange(self, request, self._choose(None))
+            exchange = _Exchange(self, request, only or self._choose(None))
             self._open.add(exchange)
             self._send(exchange)
             if self._sent is not None:
@@ -185,7 +189,7 @@ class Client:
 
     async def _connect(self, server: _Server) -> Connection:
         """Return a new connection, which may be closed again already. Raises OSError."""
-        connection = Connection(self._connections.discard)
+        connection = Connection(self._connections.discard, self._lane)
         self._connections.add(connection)
         self.counts.connections += 1
         try:
@@ -378,7 +382,8 @@ class _Exchange:
             reader.compact()
 
     def ended(self, connection: Connection, status: int) -> None:
-        self._leave()
+        self.server.in_flight -= 1
+        self.connection = None
         if self.abandoned:
             return
         self._client.release(connection, self.server)

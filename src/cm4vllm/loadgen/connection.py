@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection to a server: a raw asyncio protocol with httptools for the framing.
 
-What comes of a stream after its first token is only gathered, until it ends or the client looks through it: a token
-goes from the event loop through the parser into a list, without a line of Python.
+What comes of a stream after its first token is only gathered, until it ends or the client looks through it: read in
+a lane with that of the others (loadgen.lane), it goes through the parser into a list.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from cm4vllm.loadgen.lane import Lane
 
 __all__ = ["Address", "Connection", "Exchange", "resolve"]
 
@@ -85,12 +87,17 @@ async def resolve(endpoint: str, ca_file: str = "") -> Address:
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time; `lost` is called when the connection has ended."""
+    """Carries one exchange at a time; `lost` is called when the connection has ended.
 
-    def __init__(self, lost: Callable[[Connection], None]) -> None:
+    Without a `lane`, and with TLS, the event loop reads all of each stream.
+    """
+
+    def __init__(self, lost: Callable[[Connection], None], lane: Lane | None = None) -> None:
         self.open = False
         self.idle_since = 0.0
         self._lost = lost
+        self._lane = lane
+        self._descriptor = -1
         self._transport: asyncio.Transport
         self._exchange: Exchange | None = None
         self._pieces: list[bytes] = []
@@ -98,9 +105,8 @@ class Connection(asyncio.Protocol):
         # Bound before the parser is made: it takes what it finds then, and a list's method costs no Python call.
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
-        self._gatherer = _Gatherer(self, self._parser.feed_data)
-        self._status = 0
-        self._answered = self._gathers = False
+        self.feed = self._parser.feed_data
+        self._answered = self._gathers = self._in_lane = False
 
     @property
     def pieces(self) -> int:
@@ -119,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
+        self._leave_lane()
         self.open = False
         self._transport.close()
 
@@ -130,9 +137,12 @@ class Connection(asyncio.Protocol):
         self._handed_over += len(pieces)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if exchange is not None and exchange.body(self._status, data) and not self._gathers:
+        if exchange is not None and exchange.body(self._parser.get_status_code(), data) and not self._gathers:
             self._gathers = True
-            self._transport.set_protocol(self._gatherer)
+            if self._lane is not None and self._descriptor >= 0:
+                self._in_lane = True
+                self._transport.pause_reading()
+                self._lane.enter(self._descriptor, self)
 
     # asyncio.Protocol
 
@@ -142,51 +152,62 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
         self._answered = True
         try:
-            self._parser.feed_data(data)
+            self.feed(data)
         except httptools.HttpParserError as error:
-            self.close()
-            self._break(f"the answer is not HTTP: {error}")
+            self.ended_by(error)
             return
-        self.hand_over()
+        if self._pieces and not self._gathers:
+            self.hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_lane()
         self.open = False
         self._lost(self)
-        if isinstance(exc, httptools.HttpParserError):
-            self._break(f"the answer is not HTTP: {exc}")
-        else:
-            self._break("the server closed the connection" if exc is None
-                        else f"the connection broke: {type(exc).__name__}")
+        self._break(_cause(exc))
+
+    # lane.Reader
+
+    def ended_by(self, error: Exception | None) -> None:
+        self.close()
+        self._break(_cause(error))
 
     # httptools
 
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-
     def on_message_complete(self) -> None:
+        self._gathers = True  # nothing follows that is worth a lane
         self.hand_over()
         exchange, self._exchange = self._exchange, None
-        if self._gathers:
-            self._gathers = False
-            self._transport.set_protocol(self)
+        self._gathers = False
+        if self._leave_lane():
+            self._transport.resume_reading()
         if not self._parser.should_keep_alive():
             self.close()
         if exchange is not None:
-            exchange.ended(self, self._status)
+            exchange.ended(self, self._parser.get_status_code())
 
     def _break(self, cause: str) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.broken(cause, answered=self._answered)
 
+    def _leave_lane(self) -> bool:
+        """Leave the lane, and tell whether the connection was in it."""
+        if not self._in_lane:
+            return False
+        self._in_lane = False
+        cast(Lane, self._lane).leave(self._descriptor)
+        return True
 
-class _Gatherer(asyncio.Protocol):
-    """Stands in for a connection while a stream runs: what comes goes from the event loop to the parser."""
 
-    def __init__(self, connection: Connection, feed: Callable[[bytes], None]) -> None:
-        self.data_received = feed  # type: ignore[method-assign,assignment]
-        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+def _cause(error: Exception | None) -> str:
+    if error is None:
+        return "the server closed the connection"
+    if isinstance(error, httptools.HttpParserError):
+        return f"the answer is not HTTP: {error}"
+    return f"the connection broke: {type(error).__name__}"

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httptools
 import msgspec
 import uvloop
 
@@ -65,8 +64,6 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
 
 def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """End the process: a query whose exchange broke would never be answered, and LoadGen wait for ever."""
-    if isinstance(context.get("exception"), httptools.HttpParserError):
-        return  # the connection is lost with it, and fails its request
     loop.default_exception_handler(context)
     sys.stderr.flush()
     os._exit(1)

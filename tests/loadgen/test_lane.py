@@ -1,0 +1,161 @@
+"""Streams that have begun, read together in rounds: on real sockets, with the other end in the test's hand."""
+
+import asyncio
+import socket
+import struct
+
+import pytest
+import uvloop
+from test_connection import TOKENS, Exchange, recorded
+
+from cm4vllm.loadgen import lane as lane_module
+from cm4vllm.loadgen.connection import Connection
+from cm4vllm.loadgen.lane import Lane
+
+_, STREAM = recorded()
+#: Where the stream's first token has come, and its second chunk begins.
+BEGUN = STREAM.rindex(b"\r\n", 0, STREAM.index(b"data:", STREAM.index(b"data:") + 1) - 2) + 2
+
+
+class Peer:
+    """A connection in a lane, and the socket at its other end."""
+
+    def __init__(self, lane, server):
+        self.lane = lane
+        self.server = server
+
+    async def connect(self, mine):
+        loop = asyncio.get_running_loop()
+        _, self.connection = await loop.create_connection(lambda: Connection(lambda _: None, self.lane), sock=mine)
+
+    async def ask(self):
+        self.exchange = Exchange()
+        self.connection.send(self.exchange, b"request")
+        await asyncio.get_running_loop().sock_recv(self.server, 100)
+
+    def say(self, data):
+        self.server.sendall(data)
+
+    async def until(self, seen):
+        async with asyncio.timeout(10):
+            while not seen(self.exchange):
+                await asyncio.sleep(0.0002)
+        return self.exchange
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        mine = socket.create_connection(listener.getsockname())
+        return mine, listener.accept()[0]
+
+
+def with_peer(script, pair=tcp_pair):
+    async def main():
+        mine, server = pair()
+        mine.setblocking(False)
+        server.setblocking(False)
+        peer = Peer(Lane(), server)
+        await peer.connect(mine)
+        try:
+            await script(peer)
+        finally:
+            peer.connection.close()
+            peer.lane.close()
+            server.close()
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def has_first(exchange):
+    return exchange.firsts
+
+
+def has_ended(exchange):
+    return exchange.tokens is not None or exchange.cause is not None
+
+
+@pytest.mark.parametrize("pair", [tcp_pair, socket.socketpair], ids=["TCP", "Unix"])
+def test_streams_split_anywhere_follow_each_other_on_one_connection(pair):
+    async def script(peer):
+        for cut in range(BEGUN, len(STREAM), 29):
+            await peer.ask()
+            peer.say(STREAM[:cut])
+            await peer.until(has_first)
+            peer.say(STREAM[cut:])
+            exchange = await peer.until(has_ended)
+            assert (exchange.tokens, exchange.firsts) == (TOKENS, TOKENS[:1])
+            assert peer.connection.open
+
+    with_peer(script, pair)
+
+
+def test_a_first_token_waits_for_no_round_and_an_end_does(monkeypatch):
+    monkeypatch.setattr(lane_module, "ROUND_S", 0.5)
+
+    async def script(peer):
+        loop = asyncio.get_running_loop()
+        await peer.ask()
+        peer.say(STREAM[:BEGUN])
+        await peer.until(has_first)
+        begun = loop.time()
+        peer.say(STREAM[BEGUN:])
+        await asyncio.sleep(0.1)
+        assert not has_ended(peer.exchange) or loop.time() - begun >= 0.5
+        assert (await peer.until(has_ended)).tokens == TOKENS
+
+    with_peer(script)
+
+
+def test_a_stream_that_comes_at_once_is_never_in_the_lane():
+    async def script(peer):
+        peer.lane.enter = None
+        for _ in range(3):
+            await peer.ask()
+            peer.say(STREAM)
+            assert (await peer.until(has_ended)).tokens == TOKENS
+
+    with_peer(script)
+
+
+@pytest.mark.parametrize(("end", "cause"), [
+    (lambda server: server.close(), "the server closed the connection"),
+    (lambda server: (server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)), server.close()),
+     "the connection broke: ConnectionResetError"),
+    (lambda server: server.sendall(b"no chunk\r\n"), "the answer is not HTTP"),
+], ids=["closed", "reset", "no HTTP"])
+def test_a_stream_that_breaks_in_the_lane_is_told_of_once(end, cause):
+    async def script(peer):
+        await peer.ask()
+        peer.say(STREAM[:BEGUN])
+        await peer.until(has_first)
+        await asyncio.sleep(0.01)
+        end(peer.server)
+        exchange = await peer.until(has_ended)
+        assert exchange.cause[0].startswith(cause)
+        assert exchange.cause[1]
+        assert not peer.connection.open
+
+    with_peer(script)
+
+
+def test_one_stream_that_breaks_leaves_the_others_alone():
+    async def script(peer):
+        mine, server = tcp_pair()
+        mine.setblocking(False)
+        server.setblocking(False)
+        other = Peer(peer.lane, server)
+        await other.connect(mine)
+        for one in (peer, other):
+            await one.ask()
+            one.say(STREAM[:BEGUN])
+            await one.until(has_first)
+        peer.server.close()
+        await peer.until(has_ended)
+        other.say(STREAM[BEGUN:])
+        assert (await other.until(has_ended)).tokens == TOKENS
+        other.connection.close()
+        server.close()
+
+    with_peer(script)
