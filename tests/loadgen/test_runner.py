@@ -125,6 +125,15 @@ def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, 
     assert time.monotonic() - begin < 40
 
 
+@pytest.mark.parametrize(("scenario", "niceness"), [("Offline", 0), ("Server", 10)])
+def test_a_server_gives_way_only_where_latency_is_measured(tmp_path, make_settings, monkeypatch, scenario, niceness):
+    given = []
+    monkeypatch.setattr(runner, "give_way", lambda server: given.append(server.niceness))
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, scenario, "performance", niceness=10), tmp_path / "run")
+    assert given == [record.settings.server.niceness] == [niceness]
+
+
 def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):
     with FakeVllm() as server:
         run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")

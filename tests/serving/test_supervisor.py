@@ -19,11 +19,10 @@ def supervise(tmp_path):
     """Start a supervisor of a command; give its process."""
     started = []
 
-    def start(*argv, env=None, grace_s=1.0, state=None, niceness=0, **options):
+    def start(*argv, env=None, grace_s=1.0, state=None, **options):
         spec = tmp_path / "spec.json"
         spec.write_text(json.dumps({"argv": argv, "env": env or {}, "log": str(tmp_path / "server.log"),
-                                    "state": str(state or tmp_path / "state.json"), "grace_s": grace_s,
-                                    "niceness": niceness}))
+                                    "state": str(state or tmp_path / "state.json"), "grace_s": grace_s}))
         process = subprocess.Popen([sys.executable, "-m", module.__name__, str(spec)], stdin=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, **options)
         started.append(process)
@@ -111,26 +110,6 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
 def test_the_servers_own_path_comes_after_the_leash(supervise, tmp_path):
     supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(10)
     assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'}{os.pathsep}/given\n"
-
-
-#: Says its own niceness and that of its session, whose processes are one scheduling group; a thread of it does, too.
-NICENESS = """
-import os, threading, time
-from pathlib import Path
-time.sleep(0.3)  # the supervisor sets it after the start
-group = Path("/proc/self/autogroup")
-def say():
-    print(os.getpriority(os.PRIO_PROCESS, 0), group.read_text().split()[-1] if group.exists() else "none")
-threading.Thread(target=say).start()
-"""
-
-
-@pytest.mark.parametrize("niceness", [0, 10])
-def test_a_server_gives_way_to_other_sessions_where_it_is_to(supervise, tmp_path, niceness):
-    supervise(sys.executable, "-c", NICENESS, niceness=niceness).wait(10)
-    process, group = (tmp_path / "server.log").read_text().split()
-    assert int(process) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-    assert group in ("none", str(niceness))
 
 
 def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):

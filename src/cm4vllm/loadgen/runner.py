@@ -29,6 +29,7 @@ from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, Failur
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
+from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import ServerRecord
 
@@ -67,6 +68,7 @@ def run(
         started_at = now()
         sites = [Site(endpoint, settings.server.ca_file) for endpoint in settings.server.endpoints]
         client: ClientRecord | None = None
+        give_way(settings.server)
         try:
             with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
                 attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers)

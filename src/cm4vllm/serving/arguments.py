@@ -172,10 +172,10 @@ def _extra(text: str) -> list[str]:
 
 
 def niceness(settings: ServerSettings) -> int:
-    """Return how much more niceness than ours the server has: 10 where it computes on the processors that we need.
+    """Return how much more niceness than its client the server has while the latency of its answers is measured.
 
-    vLLM's processes and threads keep all cores busy, also while they wait for each other. On two cores that kept a
-    client which needs 4 % of one for up to 2 s from running (docs/serving.md).
+    It is 10 where it computes on the client's processors. vLLM's processes and threads keep all cores busy, also while
+    they wait for each other. On two cores that kept a client which needs 4 % of one for up to 2 s from running.
     """
     return 10 if settings.device == "cpu" else 0
 

@@ -124,7 +124,7 @@ def _started(
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
     supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
-                                  state=folder / STATE_FILE, grace_s=GRACE_S, niceness=niceness(settings))
+                                  state=folder / STATE_FILE, grace_s=GRACE_S)
     _owned[supervisor.pid] = supervisor
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 

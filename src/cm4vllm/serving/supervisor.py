@@ -2,9 +2,8 @@
 
     python -m cm4vllm.serving.supervisor SPEC
 
-SPEC is a JSON file {argv, env, log, state, grace_s, niceness}. The supervisor starts argv in a session of its own, with
-its output in the log and that much more niceness than its own, and ends everything that came of it (SIGTERM, after
-grace_s seconds SIGKILL) as soon as
+SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, with its
+output in the log, and ends everything that came of it (SIGTERM, after grace_s seconds SIGKILL) as soon as
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,
@@ -40,7 +39,8 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.serving.remains import BASE, Remains
 
 __all__ = [
-    "LEASH", "OWN_END", "READY", "Supervisor", "descendants", "main", "parent_of", "start_supervised", "title_of",
+    "LEASH", "OWN_END", "READY", "Supervisor", "children", "descendants", "main", "parent_of", "start_supervised",
+    "title_of",
 ]  # fmt: skip
 
 #: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
@@ -71,7 +71,6 @@ class Supervisor:
     log: Path
     state: Path
     grace_s: float
-    niceness: int = 0
     reason: str = ""
     _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
     _ready: bool = False
@@ -98,7 +97,6 @@ class Supervisor:
                 remains.remove()
                 self._note(None, 127, f"{self.argv[0]} cannot be started: {error.strerror}")
                 return 127
-        _lower(child.pid, self.niceness)
         self._note(child.pid, None, "")
         self._wait(child, wake, parent, remains)
         self._note(child.pid, child.returncode, self.reason)  # at once: to end all of it may take seconds
@@ -205,6 +203,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that `pid` is the parent of, from /proc; none where it is gone."""
+    return [child for child in descendants(pid) if parent_of(child) == pid]
+
+
 def parent_of(pid: int) -> int | None:
     """Return the parent of a living process, None for one that is gone or a zombie (proc(5), /proc/pid/stat)."""
     try:
@@ -217,19 +220,6 @@ def parent_of(pid: int) -> int | None:
 def title_of(pid: int) -> str:
     """Return a process's command line, or the title that it gave itself. Raises OSError when it is gone."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-
-
-def _lower(pid: int, niceness: int) -> None:
-    """Have the processes of the session that `pid` has just begun give way to all others, where `niceness` is above 0.
-
-    Where Linux makes a scheduling group of each session (CONFIG_SCHED_AUTOGROUP), a process's own niceness counts only
-    among those of its session, and its session's niceness counts between sessions (sched(7)).
-    """
-    if niceness:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + niceness))
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def _end_in_words(pid: int, title: str) -> str:
@@ -260,14 +250,13 @@ def _send(pid: int, signum: signal.Signals) -> None:
 
 
 def start_supervised(
-    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float, niceness: int = 0,
+    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
 
     It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order.
     """
-    write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s,
-                      "niceness": niceness})
+    write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
     source = str(Path(__file__).resolve().parents[2])
     return subprocess.Popen(
         [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
@@ -280,7 +269,7 @@ def main(arguments: list[str]) -> int:
     """Run the supervisor of the specification in the file `arguments[0]`."""
     spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
     return Supervisor(argv=spec["argv"], env=spec["env"], log=Path(spec["log"]), state=Path(spec["state"]),
-                      grace_s=float(spec["grace_s"]), niceness=int(spec.get("niceness", 0))).run() & 0xFF
+                      grace_s=float(spec["grace_s"])).run() & 0xFF
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""Whose turn it is on processors that a server of ours shares with its client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.strays import supervisor_spec
+from cm4vllm.serving.supervisor import children
+
+__all__ = ["give_way"]
+
+
+def give_way(record: ServerRecord) -> None:
+    """Give the processes of servers of ours the niceness of their records, beyond our own; others are left alone.
+
+    Where Linux makes a scheduling group of each session (CONFIG_SCHED_AUTOGROUP), a process's own niceness counts only
+    among those of its session, and its session's niceness counts between sessions (sched(7)). Only root may lower that
+    of processes again, anybody that of a session.
+    """
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for niceness, supervisor in _supervised(record):
+        # The server leads its session, and all that came of it is in one process group.
+        for server in children(supervisor) if supervisor_spec(supervisor) is not None else []:
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{server}/autogroup").write_text(str(niceness))
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, server, min(19, own + niceness))
+
+
+def _supervised(record: ServerRecord) -> list[tuple[int, int]]:
+    own = [(record.niceness, record.supervisor_pid)] if record.owned and record.supervisor_pid is not None else []
+    return own + [found for member in record.members for found in _supervised(member)]
