@@ -271,7 +271,7 @@ def _real(bench: Bench) -> RealVllm | None:
     if not (bench.vllm and bench.model):
         _not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
         return None
-    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(1_024))
+    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
 
 
 GROUPS: dict[str, Group] = {"offline": offline, "alone": alone, "paced": paced, "latency": latency,

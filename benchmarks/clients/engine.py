@@ -43,7 +43,8 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         address = await resolve(f"http://127.0.0.1:{self._task.port}")
-        self._client = Client([address], self, streamed=self._task.streamed, max_in_flight=self._task.in_flight)
+        self._client = Client([address], self, max_in_flight=self._task.in_flight,
+                              stream_interval=self._task.interval if self._task.streamed else 0)
         without_pauses()
         self._ready.set()
         await self._stop.wait()

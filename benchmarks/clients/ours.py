@@ -32,7 +32,8 @@ class Ours:
         share = -(-task.in_flight // task.workers)
         self._workers = Workers(
             [WorkerSettings(name=f"worker {number}", endpoints=endpoints, ca_file="", api=Api.COMPLETIONS,
-                            streamed=task.streamed, max_in_flight=share) for number in range(task.workers)],
+                            stream_interval=task.interval if task.streamed else 0, max_in_flight=share)
+             for number in range(task.workers)],
             library.descriptor, self, _broken)
 
     def submit(self, queries: Sequence[tuple[int, int]]) -> None:

@@ -48,7 +48,7 @@ def drive(servers, keys, *, stream_interval=1, timeout_s=10, script=None, api=Ap
     async def main():
         ledger, submitted = Ledger(), 0
         addresses = [await resolve(server.endpoint, ca_file) for server in servers]
-        client = Client(addresses, ledger, streamed=stream_interval > 0, api=api, **more)
+        client = Client(addresses, ledger, stream_interval=stream_interval, api=api, **more)
 
         def request(key):
             body = completion_body(sampling, prompt(key))
@@ -314,7 +314,7 @@ def test_prompts_of_ten_thousand_tokens(stream_interval):
 
     async def main():
         ledger = Ledger()
-        client = Client([await resolve(server.endpoint)], ledger, streamed=stream_interval > 0)
+        client = Client([await resolve(server.endpoint)], ledger, stream_interval=stream_interval)
         body = completion_body(Sampling("tiny", 128, 2, stream_interval), long)
         client.submit((key, memoryview(body), len(long), 0) for key in range(8))
         async with asyncio.timeout(20):

@@ -84,28 +84,29 @@ class Sink(Protocol):
 class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
-    Of several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
-    was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
-    `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
-    time to the first token.
+    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of several servers the one with
+    the fewest requests open is asked. `sent` is called with the time at which a request was issued, when it is written
+    to a connection for the first time, or one is being opened for it. After `prepare`, `spare` connections to each
+    server are kept open beside those in use, so that no handshake counts as the server's time to the first token.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], sink: Sink, *, streamed: bool, max_in_flight: int | None = None,
+        self, addresses: Sequence[Address], sink: Sink, *, stream_interval: int, max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
         spare: int = 0,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
-        self.streamed = streamed
+        self.streamed = stream_interval > 0
         self.sink = sink
         self._sent = sent
         self._spare = spare
         self._servers = [_Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
-        self._stall_s = stall_s or (STALL_STREAMED_S if streamed else STALL_WHOLE_S)
+        self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
-        self._lane = Lane() if streamed else None
+        # Chunks of several tokens are too few for its rounds to be worth their time.
+        self._lane = Lane() if stream_interval == 1 else None
         self._incoming: deque[Iterator[Request]] = deque()
         self._connections: set[Connection] = set()
         self._open: set[_Exchange] = set()
@@ -115,7 +116,7 @@ class Client:
         self._heard = (0, self._loop.time())
         self._watch = self._loop.call_later(0, self._look_around)
         self._round: Iterator[_Exchange] = iter(())
-        self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if streamed else None
+        self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if self.streamed else None
         self._refresh: asyncio.TimerHandle | None = None
 
     async def prepare(self) -> None:

@@ -49,7 +49,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[str]
     ca_file: str
     api: Api
-    streamed: bool
+    stream_interval: int
     max_in_flight: int | None
 
 

@@ -1,4 +1,4 @@
-"""Reads streams that have begun, all of them together, every millisecond.
+"""Reads streams of single tokens that have begun, all of them together, every millisecond.
 
 LoadGen wants to know when a stream's first token comes and when it ends; a wake-up of the event loop for each token
 between them costs more than all that is done with it. So the event loop waits for first tokens alone; from then on a

@@ -62,7 +62,7 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
-                       ca_file=server.ca_file, api=server.api, streamed=settings.stream_interval > 0,
+                       ca_file=server.ca_file, api=server.api, stream_interval=settings.stream_interval,
                        max_in_flight=share)
         for number in range(workers)
     ]
