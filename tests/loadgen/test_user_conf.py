@@ -47,7 +47,6 @@ def test_a_rehearsal_is_short_small_and_says_so(tmp_path):
     conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=50)
     assert conf.text.startswith("# A rehearsal")
     assert as_loadgen_reads(conf, tmp_path)[:5] == ["10000", "2", "50.0", "1.0", "256"]
-    assert conf.offline_samples == 550
 
 
 def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():

@@ -7,7 +7,6 @@ processes, and alone in tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from array import array
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.lane import Lane
+from cm4vllm.loadgen.server import Server
 from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
 from cm4vllm.serving.records import Api
 
@@ -101,7 +101,7 @@ class Client:
         self.sink = sink
         self._sent = sent
         self._spare = spare
-        self._servers = [_Server(address, address.head(api.path)) for address in addresses]
+        self._servers = [Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
@@ -181,14 +181,14 @@ class Client:
         self._tasks.add(task)  # the loop itself keeps tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
-    def _choose(self, failed: _Server | None) -> _Server:
+    def _choose(self, failed: Server | None) -> Server:
         """Return the server with the fewest requests open, of those that answer; `failed` is asked last."""
         if len(self._servers) == 1:
             return self._servers[0]
         now = self._loop.time()
         return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
 
-    async def _connect(self, server: _Server) -> Connection:
+    async def _connect(self, server: Server) -> Connection:
         """Return a new connection, which may be closed again already. Raises OSError."""
         connection = Connection(self._connections.discard, self._lane)
         self._connections.add(connection)
@@ -201,7 +201,7 @@ class Client:
             raise
         return connection
 
-    async def _open_spare(self, server: _Server) -> None:
+    async def _open_spare(self, server: Server) -> None:
         server.opening += 1
         try:
             self.release(await self._connect(server), server)
@@ -221,7 +221,7 @@ class Client:
                 for _ in range(min(SPARE_AT_A_TIME, missing)):
                     self._begin(self._open_spare(server))
 
-    async def _connect_and_send(self, exchange: _Exchange, server: _Server) -> None:
+    async def _connect_and_send(self, exchange: _Exchange, server: Server) -> None:
         try:
             connection = await self._connect(server)
         except OSError as error:
@@ -250,7 +250,7 @@ class Client:
         if not exchange.abandoned:
             self._send(exchange)
 
-    def release(self, connection: Connection, server: _Server) -> None:
+    def release(self, connection: Connection, server: Server) -> None:
         """Keep a connection whose answer is whole for the next request."""
         if connection.open:
             connection.idle_since = self._loop.time()
@@ -309,52 +309,13 @@ class Client:
                 exchange.abandon(f"the server sent nothing for {self._stall_s:g} s")
 
 
-class _Server:
-    """One server: its connections that are idle, the last used one last, and what is open on the others.
-
-    `opening` is the number of spare connections that are being opened.
-    """
-
-    __slots__ = ("_head", "address", "idle", "in_flight", "opening", "rests_until")
-
-    def __init__(self, address: Address, head: bytes) -> None:
-        self.address = address
-        self.idle: deque[Connection] = deque()
-        self.in_flight = self.opening = 0
-        self.rests_until = 0.0
-        self._head = head
-
-    def request(self, body: bytes | memoryview) -> bytes:
-        """Return the bytes of a whole request."""
-        return b"".join((self._head, b"%d\r\n\r\n" % len(body), body))
-
-    def reusable(self, oldest: float) -> Connection | None:
-        """Return the connection used last, or None when there is none that the server surely keeps open."""
-        while self.idle:
-            connection = self.idle.pop()
-            if connection.open and connection.idle_since >= oldest:
-                return connection
-            connection.close()
-        return None
-
-    def younger(self, oldest: float, most: int) -> int:
-        """Count the connections that are idle only since `oldest`, up to `most`."""
-        return sum(connection.open and connection.idle_since >= oldest
-                   for connection in itertools.islice(reversed(self.idle), most))
-
-    def drop_older(self, oldest: float) -> None:
-        """Close the connections that are idle since before `oldest`, and forget those that are closed."""
-        while self.idle and (self.idle[0].idle_since < oldest or not self.idle[0].open):
-            self.idle.popleft().close()
-
-
 class _Exchange:
     """One request through all its tries, until it is answered or given up."""
 
     __slots__ = ("_body", "_client", "_prompt_tokens", "_reader", "abandoned", "connection", "first_token_seen", "json",
                  "key", "retries", "server")
 
-    def __init__(self, client: Client, request: Request, server: _Server) -> None:
+    def __init__(self, client: Client, request: Request, server: Server) -> None:
         self.key, self.json, self._prompt_tokens, _ = request
         self.server = server
         self.retries = 0

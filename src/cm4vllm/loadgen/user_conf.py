@@ -20,8 +20,6 @@ VALID_MIN_DURATION_MS = 600_000
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
 REHEARSAL_SAMPLES = 256
-#: LoadGen makes an Offline query this much longer than the minimum duration (test_settings_internal.cc, kSlack).
-OFFLINE_SLACK = 1.1
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,6 @@ class UserConf:
         if self.performance_sample_count is not None:
             lines.append(f"{name}.*.performance_sample_count_override = {self.performance_sample_count}")
         return "\n".join(lines) + "\n"
-
-    @property
-    def offline_samples(self) -> int:
-        """The number of samples LoadGen puts into the one query of an Offline performance run."""
-        by_rate = int(OFFLINE_SLACK * (self.min_duration_ms / 1000) * (self.target_qps or 1.0))
-        return max(self.min_query_count or 0, by_rate)
 
 
 def user_conf(
