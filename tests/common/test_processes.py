@@ -67,5 +67,5 @@ def test_a_child_dies_with_its_parent_even_by_kill_9():
 def _alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
+    except OSError:  # gone before it was opened, or before it was read
         return False

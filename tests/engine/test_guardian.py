@@ -21,7 +21,7 @@ def wait_until(holds, what):
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # gone before it was opened, or before it was read
         return False
 
 

@@ -31,8 +31,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
     of the same model, over which the client spreads its requests; `members` are their records where they are ours.
     `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's. `unchecked` says
-    in words what the probe could not find out. `niceness` is what its processes and
-    their scheduling group have more of than ours while the latency of its answers is measured.
+    in words what the probe could not find out. `niceness` is what its processes and their scheduling group have more
+    of than ours while the latency of its answers is measured.
     """
 
     endpoint: str
