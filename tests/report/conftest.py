@@ -62,7 +62,7 @@ DATASET_RECORD = DatasetRecord(
 )
 SERVER = ServerRecord(
     endpoint="http://127.0.0.1:8123", api=Api.GENERATE, model_name=MODEL, max_model_len=512, version="0.32.0",
-    owned=True,
+    owned=True, niceness=10,
     argv=["/srv/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model=/srv/models/tiny", "--port=8123",
           "--served-model-name", MODEL, "--dtype=bfloat16"],
     env={"VLLM_CPU_KVCACHE_SPACE": "1"}, packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},

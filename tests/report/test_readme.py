@@ -65,6 +65,7 @@ def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
     assert "VLLM_CPU_KVCACHE_SPACE=1" in text and "/srv/" not in text
     assert "MLPerf LoadGen 6.0.17" in text and "vLLM 0.32.0" in text and "torch 2.13.0+cpu" in text
     assert "The client asked it at `/inference/v1/generate`." in text
+    assert "its processes had 10 more niceness" in text
     assert "ab" * 32 in text and "cd" * 32 in text
     assert "0.8 of the rate of the Offline accuracy run" in text
 

@@ -131,6 +131,7 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
 
 def test_it_says_how_the_server_was_asked(page: Page) -> None:
     assert "The client asked it at /inference/v1/generate" in page.text
+    assert "its processes have 10 more niceness" in page.text
 
 
 def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(

@@ -73,7 +73,7 @@ def test_a_typed_command_hides_the_home_folder(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_servers_command_names_no_folder_of_this_machine() -> None:
     plugin = Path(wording.__file__).parents[1] / "serving" / "fp8_plugin"
-    server = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True, niceness=10,
+    server = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True,
                           argv=["/v/bin/python", "serve", "/models/m"], env={"PYTHONPATH": str(plugin)})
     line = wording.server_command(server, "/models/m")
-    assert line == 'PYTHONPATH="$CM4VLLM"/serving/fp8_plugin \\\n    nice -n 10 python serve "$MODEL"'
+    assert line == 'PYTHONPATH="$CM4VLLM"/serving/fp8_plugin \\\n    python serve "$MODEL"'

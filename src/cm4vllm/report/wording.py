@@ -134,8 +134,7 @@ def server_command(server: ServerRecord, model_path: str) -> str:
     names = {model_path: "MODEL"} if model_path.startswith("/") else {}
     names[str(Path(__file__).parents[1])] = "CM4VLLM"
     program = Path(server.argv[0]).name
-    first = ["nice", "-n", str(server.niceness)] if server.niceness else []
-    return command_line([*first, program, *server.argv[1:]], {**names, str(Path.home()): "HOME"}, env=server.env)
+    return command_line([program, *server.argv[1:]], {**names, str(Path.home()): "HOME"}, env=server.env)
 
 
 def typed_command(command: str) -> str:
