@@ -1,4 +1,4 @@
-"""FP8 models on vLLM's CPU backend: where its own way to a product takes a hundred times too long, and what is done.
+"""FP8 models on vLLM's CPU backend: where its own way to a product takes far longer than fp32, and what is done.
 
 vLLM 0.32.0 multiplies FP8 weights per channel with torch._scaled_mm. PyTorch 2.13 gives that to oneDNN on every
 processor whose AMX has INT8 (_scaled_mm_out_cpu), and computes in fp32 on all others. But oneDNN 3.12 has no FP8 kernel
