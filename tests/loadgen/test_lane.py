@@ -140,6 +140,45 @@ def test_a_stream_that_breaks_in_the_lane_is_told_of_once(end, cause):
     with_peer(script)
 
 
+@pytest.mark.parametrize(("end", "tokens", "cause"), [
+    (len(STREAM), TOKENS, None),
+    (BEGUN + 100, None, ("the server closed the connection", True)),
+], ids=["whole", "cut off"])
+def test_what_comes_together_with_the_end_of_the_connection_is_read_to_its_end(end, tokens, cause):
+    async def script(peer):
+        await peer.ask()
+        peer.say(STREAM[:BEGUN])
+        await peer.until(has_first)
+        peer.say(STREAM[BEGUN:end])
+        peer.server.close()
+        exchange = await peer.until(has_ended)
+        assert (exchange.tokens, exchange.cause) == (tokens, cause)
+        async with asyncio.timeout(10):
+            while peer.connection.open:
+                await asyncio.sleep(0.001)
+
+    with_peer(script)
+
+
+@pytest.mark.parametrize("short", [1, 2, 16, 479, 480])
+def test_pieces_of_every_length_are_read_whole(monkeypatch, short):
+    monkeypatch.setattr(lane_module, "_SMALL", short)
+    monkeypatch.setattr(lane_module, "_LARGE", 2 * short)
+
+    async def script(peer):
+        for _ in range(2):
+            await peer.ask()
+            peer.say(STREAM[:BEGUN])
+            await peer.until(has_first)
+            for begin in range(BEGUN, len(STREAM), 100):
+                peer.say(STREAM[begin:begin + 100])
+                await asyncio.sleep(0.003)
+            exchange = await peer.until(has_ended)
+            assert (exchange.tokens, exchange.firsts) == (TOKENS, TOKENS[:1])
+
+    with_peer(script)
+
+
 def test_one_stream_that_breaks_leaves_the_others_alone():
     async def script(peer):
         mine, server = tcp_pair()
