@@ -16,6 +16,7 @@ from typing import IO, cast
 
 from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
+from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE, IN_FLIGHT_TOGETHER, PROMPTS_PER_REQUEST
 
 __all__ = ["Made", "RealVllm", "Served", "bench_serve"]
 
@@ -57,9 +58,15 @@ class RealVllm:
 
     @property
     def task(self) -> Task:
-        """The Offline run of all samples, whole answers."""
-        return Task(port=0, queries=self.samples, tokens=TOKENS, streamed=False, in_flight=2 * self.sequences,
+        """The Offline run of all samples, as a run makes it by itself: several whole answers a request."""
+        return Task(port=0, queries=self.samples, tokens=TOKENS, streamed=False,
+                    in_flight=IN_FLIGHT_TOGETHER * self.sequences, prompts_per_request=PROMPTS_PER_REQUEST,
                     vocabulary=VOCABULARY)
+
+    @property
+    def single(self) -> Task:
+        """The same with one prompt a request."""
+        return replace(self.task, in_flight=IN_FLIGHT_PER_SEQUENCE * self.sequences, prompts_per_request=1)
 
     @contextmanager
     def in_process(self) -> Iterator[Callable[[], Made]]:
@@ -96,8 +103,7 @@ class RealVllm:
         place = ["--uds", str(unix)] if unix else ["--port", str(port)]
         argv = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), *place,
                 "--served-model-name", "mock", "--max-num-seqs", str(self.sequences), "--max-model-len", "1024",
-                "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--disable-log-stats",
-                "--enable-scale-out"]
+                "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--enable-scale-out"]
         with tempfile.TemporaryFile("w+") as log:
             server = subprocess.Popen(argv, env=_environment(), stdout=log, stderr=subprocess.STDOUT,
                                       stdin=subprocess.DEVNULL, process_group=0)

@@ -7,6 +7,7 @@ processes, and alone in tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from array import array
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
+from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, several, whole_answer, whole_answers
 from cm4vllm.serving.records import Api
 
 __all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
@@ -84,7 +85,8 @@ class Sink(Protocol):
 class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
-    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of several servers the one with
+    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of those, `prompts_per_request` go
+    out together, in one HTTP request of the completions API. Of several servers the one with
     the fewest requests open is asked. `sent` is called with the time at which a request was issued, when it is written
     to a connection for the first time, or one is being opened for it. After `prepare`, `spare` connections to each
     server are kept open beside those in use, so that no handshake counts as the server's time to the first token.
@@ -93,7 +95,7 @@ class Client:
     def __init__(
         self, addresses: Sequence[Address], sink: Sink, *, stream_interval: int, max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
-        spare: int = 0,
+        spare: int = 0, prompts_per_request: int = 1,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
@@ -103,6 +105,7 @@ class Client:
         self._spare = spare
         self._servers = [Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
+        self._together = min(prompts_per_request, max_in_flight or prompts_per_request)
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
         # Chunks of several tokens are too few for its rounds to be worth their time.
@@ -148,17 +151,19 @@ class Client:
 
     def _send_waiting(self) -> None:
         self._filling = False
-        incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
+        incoming, limit, counts, together = self._incoming, self._max_in_flight, self.counts, self._together
         only = self._servers[0] if len(self._servers) == 1 else None
-        while incoming and (limit is None or self.in_flight < limit):
+        while incoming and (limit is None or self.in_flight + together <= limit):
             request = next(incoming[0], None)
             if request is None:
                 incoming.popleft()
                 continue
-            counts.requests += 1
-            counts.prompt_tokens += request[2]
-            self.in_flight += 1
-            exchange = _Exchange(self, request, only or self._choose(None))
+            server = only or self._choose(None)
+            exchange = (_Exchange(self, request, server) if together == 1 else
+                        _Group(self, [request, *itertools.islice(incoming[0], together - 1)], server))
+            counts.requests += exchange.size
+            counts.prompt_tokens += exchange.prompt_tokens
+            self.in_flight += exchange.size
             self._open.add(exchange)
             self._send(exchange)
             if self._sent is not None:
@@ -256,24 +261,25 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, exchange: _Exchange, tokens: array[int]) -> None:
+    def complete(self, key: int, tokens: array[int]) -> None:
         """Hand over a whole answer, together with the others of this turn of the event loop."""
         self.counts.completed += 1
         self.counts.completion_tokens += len(tokens)
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append((exchange.key, tokens))
-        self._leave(exchange)
+        self._done.append((key, tokens))
 
     def fail(self, exchange: _Exchange, cause: str) -> None:
         """Give a request up."""
-        self.counts.failed += 1
-        self.sink.failed(exchange.key, cause, first_token_seen=exchange.first_token_seen)
-        self._leave(exchange)
+        self.counts.failed += exchange.size
+        for key in exchange.keys:
+            self.sink.failed(key, cause, first_token_seen=exchange.first_token_seen)
+        self.leave(exchange)
 
-    def _leave(self, exchange: _Exchange) -> None:
+    def leave(self, exchange: _Exchange) -> None:
+        """Forget a request that has been answered or given up, and send what waited for its end."""
         self._open.discard(exchange)
-        self.in_flight -= 1
+        self.in_flight -= exchange.size
         if self._incoming and not self._filling:
             self._filling = True
             self._loop.call_soon(self._send_waiting)
@@ -312,11 +318,12 @@ class Client:
 class _Exchange:
     """One request through all its tries, until it is answered or given up."""
 
-    __slots__ = ("_body", "_client", "_prompt_tokens", "_reader", "abandoned", "connection", "first_token_seen", "json",
-                 "key", "retries", "server")
+    __slots__ = ("_body", "_client", "_reader", "abandoned", "connection", "first_token_seen", "json", "key",
+                 "prompt_tokens", "retries", "server")
+    size = 1
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
-        self.key, self.json, self._prompt_tokens, _ = request
+        self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
         self.first_token_seen = self.abandoned = False
@@ -324,6 +331,11 @@ class _Exchange:
         self._client = client
         self._reader = StreamReader() if client.streamed else None
         self._body = b""
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """The keys of all that is asked for."""
+        return (self.key,)
 
     def body(self, status: int, data: bytes) -> bool:
         reader = self._reader
@@ -357,15 +369,11 @@ class _Exchange:
             self._give_up(cause, again=status >= 500 or status == 429)
             return
         try:
-            tokens = (self._reader.finish(self._prompt_tokens) if self._reader is not None
-                      else whole_answer(self._body, self._prompt_tokens))
+            self._complete()
         except AnswerError as error:
             self._client.fail(self, str(error))
             return
-        if self._client.streamed and not self.first_token_seen:
-            self._client.fail(self, "the stream had no first token")
-            return
-        self._client.complete(self, tokens)
+        self._client.leave(self)
 
     def broken(self, cause: str, *, answered: bool) -> None:
         self._leave()
@@ -377,6 +385,16 @@ class _Exchange:
         self.abandoned = True
         self._client.fail(self, cause)
 
+    def _complete(self) -> None:
+        """Hand the answer over. Raises AnswerError when it does not add up."""
+        if self._reader is None:
+            self._client.complete(self.key, whole_answer(self._body, self.prompt_tokens))
+            return
+        tokens = self._reader.finish(self.prompt_tokens)
+        if not self.first_token_seen:
+            raise AnswerError("the stream had no first token")
+        self._client.complete(self.key, tokens)
+
     def _leave(self) -> None:
         self.server.in_flight -= 1
         self.connection = None
@@ -387,3 +405,25 @@ class _Exchange:
             self._client.retry(self)
         else:
             self._client.fail(self, cause)
+
+
+class _Group(_Exchange):
+    """Requests for whole answers that are sent as one, and answered or given up together."""
+
+    __slots__ = ("_requests", "size")
+
+    def __init__(self, client: Client, requests: Sequence[Request], server: Server) -> None:
+        key, _, _, issued_ns = requests[0]
+        super().__init__(client, (key, several([body for _, body, _, _ in requests]),
+                                  sum(prompt_tokens for _, _, prompt_tokens, _ in requests), issued_ns), server)
+        self._requests = requests
+        self.size = len(requests)
+
+    @property
+    def keys(self) -> Sequence[int]:
+        return [key for key, _, _, _ in self._requests]
+
+    def _complete(self) -> None:
+        answers = whole_answers(self._body, [prompt_tokens for _, _, prompt_tokens, _ in self._requests])
+        for key, tokens in zip(self.keys, answers, strict=True):
+            self._client.complete(key, tokens)

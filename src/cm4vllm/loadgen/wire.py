@@ -21,12 +21,14 @@ import msgspec
 
 from cm4vllm.serving.records import Api
 
-__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "whole_answer"]
+__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "several", "whole_answer",
+           "whole_answers"]
 
 #: Bytes at the end of what has come that are left as they are: more than the events with usage and [DONE] have.
 TAIL_BYTES = 1024
 
 _KEY = b'"token_ids"'
+_PROMPT = b'"prompt":'
 _IDS = re.compile(rb'"token_ids":\s*(?:\[\s*([\d,\s]*)\]|null)')
 _FIRST = re.compile(rb'"token_ids":\s*\[\s*(\d+)\s*[,\]]')
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
@@ -81,7 +83,19 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     return msgspec.json.encode(body)
 
 
+def several(bodies: Sequence[bytes | memoryview]) -> bytes:
+    """Return the body of one request for the prompts of all `bodies`, which are of Api.COMPLETIONS and one sampling."""
+    # They differ in their prompts alone. The key is not in a string, whose quotes would be escaped.
+    whole = [bytes(body) for body in bodies]
+    begin = whole[0].index(_PROMPT) + len(_PROMPT)
+    end = whole[0].index(b"]", begin) + 1
+    rest = len(whole[0]) - end
+    prompts = b",".join([body[begin:len(body) - rest] for body in whole])
+    return b"%b[%b]%b" % (whole[0][:begin], prompts, whole[0][end:])
+
+
 class _Choice(msgspec.Struct):
+    index: int = 0
     token_ids: list[int] | None = None
 
 
@@ -96,32 +110,59 @@ class _Answer(msgspec.Struct):
     error: Any = None
 
 
+_NO_USAGE = _Usage()
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 def whole_answer(body: bytes, prompt_tokens: int) -> array[int]:
     """Return the token ids of an answer that is no stream, as int32. Raises AnswerError when it does not add up."""
+    answer = _decoded(body)
+    tokens = _tokens(answer.choices[0]) if answer.choices else array("i")
+    usage = answer.usage or _NO_USAGE
+    _check(len(tokens), usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
+    return tokens
+
+
+def whole_answers(body: bytes, prompt_tokens: Sequence[int]) -> list[array[int]]:
+    """Return the token ids of an answer to several prompts, in the order of these. Raises as `whole_answer` does.
+
+    Its usage is that of all prompts together: the sums are checked, and that each prompt has one answer.
+    """
+    answer = _decoded(body)
+    by_index = {choice.index: choice for choice in answer.choices}
+    if len(answer.choices) != len(prompt_tokens) or by_index.keys() != set(range(len(prompt_tokens))):
+        raise AnswerError("the answer does not have one choice for each prompt")
+    tokens = [_tokens(by_index[place]) for place in range(len(prompt_tokens))]
+    usage = answer.usage or _NO_USAGE
+    made = sum(map(len, tokens)) if all(tokens) else 0  # an empty answer is a fault, whatever the others have
+    _check(made, usage.completion_tokens, usage.prompt_tokens, sum(prompt_tokens))
+    return tokens
+
+
+def _decoded(body: bytes) -> _Answer:
     try:
         answer = _decode_answer(body)
     except msgspec.DecodeError as error:
         raise AnswerError("the answer is not a completion in JSON") from error
     if answer.error is not None:
         raise AnswerError(error_message(body) or "the server answered with an error")
-    usage = answer.usage or _Usage()
+    return answer
+
+
+def _tokens(choice: _Choice) -> array[int]:
     try:
-        tokens = array("i", (answer.choices[0].token_ids if answer.choices else None) or ())
+        return array("i", choice.token_ids or ())
     except OverflowError:
         raise AnswerError(_TOO_WIDE) from None
-    return _checked(tokens, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
 
 
-def _checked(tokens: array[int], counted: int, prompt_counted: int, prompt_tokens: int) -> array[int]:
-    """Return `tokens`, if they are as many as the server says. Raises AnswerError."""
-    if counted == len(tokens) > 0 and prompt_counted == prompt_tokens:
-        return tokens
+def _check(tokens: int, counted: int, prompt_counted: int, prompt_tokens: int) -> None:
+    """Raise AnswerError when an answer of `tokens` tokens is not what the server counted."""
+    if counted == tokens > 0 and prompt_counted == prompt_tokens:
+        return
     if counted < 0:
         raise AnswerError("the answer has no usage.completion_tokens")
-    if len(tokens) != counted:
+    if tokens != counted:
         if not tokens:
             raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly")
         raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
@@ -166,7 +207,8 @@ class StreamReader:
             if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
                 raise AnswerError("the stream ended without [DONE]")
             counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
-            return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
+            _check(len(self._tokens), counted, prompt_counted, prompt_tokens)
+            return self._tokens
         except AnswerError as error:
             # What the server says of an answer that does not add up tells more than that.
             raise AnswerError(error_message(bytes(rest)) or str(error)) from None

@@ -33,7 +33,7 @@ def _page(model: str, command: str, commit: str, run: RunRecord) -> str:
 
 The program lies beside this page in `../{_FOLDER}`, which is a CM repository: `cm add repo --path=<that folder>` makes
 the command known. `src/cm4vllm/loadgen` is the system under test that LoadGen drives; it sends each sample's tokens to
-the completions endpoint of vLLM {settings.server.version}.
+vLLM {settings.server.version} over HTTP, and reports the tokens that come back.
 
 LoadGen {run.loadgen_version}, round {settings.round}, with:
 
