@@ -54,8 +54,9 @@ def run_settings(
     if stream_interval < 0 or (stream_interval == 0 and conf.scenario is not Scenario.OFFLINE):
         raise UsageError(f"stream_interval={stream_interval} is not usable in the {conf.scenario} scenario",
                          cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
-    together = _together(prompts_per_request, stream_interval, server, api)
+    together = 1
     if conf.scenario is Scenario.OFFLINE:
+        together = _together(prompts_per_request, stream_interval, server, api)
         server = _at_full_speed(server)
     if together > 1:
         server = replace(server, api=Api.COMPLETIONS)
@@ -74,7 +75,7 @@ def run_settings(
 
 
 def _together(wanted: int | None, stream_interval: int, server: ServerRecord, api: str) -> int:
-    """Return how many prompts a request has. Raises UsageError when `wanted` cannot be had."""
+    """Return how many prompts a request has Offline. Raises UsageError when `wanted` cannot be had."""
     if wanted is not None and wanted < 1:
         raise UsageError(f"prompts_per_request={wanted} is not usable", remedy="use 1 or more")
     for cannot, cause in ((stream_interval, "each stream is a request of its own"),
@@ -82,7 +83,7 @@ def _together(wanted: int | None, stream_interval: int, server: ServerRecord, ap
         if cannot:
             if (wanted or 1) > 1:
                 raise UsageError(f"prompts_per_request={wanted} is not usable here", cause=cause,
-                                 remedy="leave it out, or ask for whole answers Offline with --api=completions")
+                                 remedy="leave it out, or ask for whole answers with --api=completions")
             return 1
     # What is no vLLM was not seen to take several.
     return wanted or (PROMPTS_PER_REQUEST if server.version else 1)
