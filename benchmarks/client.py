@@ -87,8 +87,8 @@ def offline(bench: Bench) -> Iterator[Figure]:
 def alone(bench: Bench) -> Iterator[Figure]:
     """The client without LoadGen: its ceiling, beside two programs in C.
 
-    "ours" is the client by itself, one process as the others are; "with its worker" what a run has on top of that: a
-    process of its own, the socket pair, and the thread that reads from it, here all on one core.
+    "ours" is the client by itself, one process as the others are: what the limit is for. "With its worker" is what a
+    run has on top of that, here all on one core: a process of its own, the socket pair, and the thread that reads.
     """
     task = Task(port=0, queries=bench.queries(100_000), tokens=1, streamed=False, in_flight=64, warm=True)
     cases = {"ours": _case(bench, "engine", "alone", task), WITH_WORKER: _case(bench, "ours", "alone", task),
@@ -105,8 +105,7 @@ def alone(bench: Bench) -> Iterator[Figure]:
         yield figure(f"queries/s without LoadGen: {name}", values, "queries/s")
     if "wrk" in rates:
         yield figure("queries/s without LoadGen: ours / wrk", ratios(rates["ours"], rates["wrk"]), "x", at_least=0.7)
-        yield figure(f"queries/s without LoadGen: {WITH_WORKER} / wrk", ratios(rates[WITH_WORKER], rates["wrk"]), "x",
-                     at_least=0.7)
+        yield figure(f"queries/s without LoadGen: {WITH_WORKER} / wrk", ratios(rates[WITH_WORKER], rates["wrk"]), "x")
     for name in ("ours", WITH_WORKER):
         yield figure(f"CPU per query, whole answers: {name} / C floor", _cpu_ratios(measured[name], measured["floor"]),
                      "x")
@@ -118,8 +117,9 @@ def alone(bench: Bench) -> Iterator[Figure]:
 def paced(bench: Bench) -> Iterator[Figure]:
     """Processor time for each token of streams that come as a real server sends them; "ours" is as in `alone`.
 
-    The streams tick one after the other, as those of a server that writes them in turn; "together": as close to each
-    other as their requests came, so that a wake-up of the client finds many.
+    The streams tick one after the other, as those of a server that writes them in turn. The real vLLM is one: beside
+    it, on a core of its own, an event loop found 1.5 tokens in a wake-up. "Together": as close to each other as a
+    client sends its first requests, so that a wake-up finds ten; the limit is not for these.
     """
     queries = bench.queries(2_000)
     task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=min(500, queries), warm=True)
@@ -138,9 +138,10 @@ def paced(bench: Bench) -> Iterator[Figure]:
     measured = interleaved(cases, bench.rounds)
     for name, results in measured.items():
         yield figure(f"CPU per token, paced: {name}", [r.cpu_s / r.tokens * 1e6 for r in results], "µs")
-    for name, under in (("ours", "floor"), (WITH_WORKER, "floor"), ("ours, together", "floor, together")):
+    for name, under, limit in (("ours", "floor", 1.25), (WITH_WORKER, "floor", 1.25),
+                               ("ours, together", "floor, together", None)):
         yield figure(f"CPU per token, paced: {name} / C floor", _cpu_ratios(measured[name], measured[under]), "x",
-                     at_most=1.25)
+                     at_most=limit)
 
 
 @dataclass(frozen=True)

@@ -94,17 +94,17 @@ def several(bodies: Sequence[bytes | memoryview]) -> bytes:
     return b"%b[%b]%b" % (whole[0][:begin], prompts, whole[0][end:])
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     token_ids: list[int] | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int = -1
     prompt_tokens: int = -1
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
