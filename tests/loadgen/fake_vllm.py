@@ -31,6 +31,7 @@ class Fault(Enum):
     WRONG_PROMPT = auto()
     NO_IDS = auto()
     MISSING_CHOICE = auto()
+    SWAPPED = auto()
     NO_DONE = auto()
     ERROR_EVENT = auto()
     SLOW_HEADERS = auto()
@@ -229,6 +230,8 @@ class FakeVllm:
             choices[-1]["token_ids"] = None
         if fault is Fault.MISSING_CHOICE:
             choices[-1]["index"] = 0
+        if fault is Fault.SWAPPED:
+            choices[0]["index"], choices[-1]["index"] = choices[-1]["index"], choices[0]["index"]
         usage = _usage({"prompt": list(chain(*prompts))}, list(chain(*answers)), fault)
         content = _compact({"id": "cmpl-1", "choices": choices[::-1], "usage": usage})
         if fault is Fault.CLOSE_MIDSTREAM:

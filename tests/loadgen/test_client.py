@@ -354,7 +354,7 @@ def test_prompts_that_share_a_request_are_sent_again_together(fault):
 
 
 @pytest.mark.parametrize("fault", [Fault.STATUS_400, Fault.CLOSE_MIDSTREAM, Fault.WRONG_USAGE, Fault.WRONG_PROMPT,
-                                   Fault.NO_IDS, Fault.MISSING_CHOICE])
+                                   Fault.NO_IDS, Fault.MISSING_CHOICE, Fault.SWAPPED])
 def test_prompts_that_share_a_request_fail_together_and_leave_the_others_alone(fault):
     with FakeVllm(Behaviour(fault=lambda n: fault if n == 1 else Fault.NONE)) as server:
         client, ledger = drive(server, range(12), stream_interval=0, prompts_per_request=4)

@@ -86,10 +86,10 @@ class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
     The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of those, `prompts_per_request` go
-    out together, in one HTTP request of the completions API. Of several servers the one with
-    the fewest requests open is asked. `sent` is called with the time at which a request was issued, when it is written
-    to a connection for the first time, or one is being opened for it. After `prepare`, `spare` connections to each
-    server are kept open beside those in use, so that no handshake counts as the server's time to the first token.
+    out together, in one HTTP request of the completions API. Of several servers the one with the fewest HTTP requests
+    open is asked. `sent` is called with the time at which a request was issued, when it is written to a connection for
+    the first time, or one is being opened for it. After `prepare`, `spare` connections to each server are kept open
+    beside those in use, so that no handshake counts as the server's time to the first token.
     """
 
     def __init__(
@@ -410,20 +410,20 @@ class _Exchange:
 class _Group(_Exchange):
     """Requests for whole answers that are sent as one, and answered or given up together."""
 
-    __slots__ = ("_requests", "size")
+    __slots__ = ("_keys", "_prompts", "size")
 
     def __init__(self, client: Client, requests: Sequence[Request], server: Server) -> None:
-        key, _, _, issued_ns = requests[0]
-        super().__init__(client, (key, several([body for _, body, _, _ in requests]),
-                                  sum(prompt_tokens for _, _, prompt_tokens, _ in requests), issued_ns), server)
-        self._requests = requests
-        self.size = len(requests)
+        keys, bodies, prompt_tokens, issued_ns = zip(*requests, strict=True)
+        body, self._prompts = several(bodies)
+        super().__init__(client, (keys[0], body, sum(prompt_tokens), issued_ns[0]), server)
+        self._keys: Sequence[int] = keys
+        self.size = len(keys)
 
     @property
     def keys(self) -> Sequence[int]:
-        return [key for key, _, _, _ in self._requests]
+        return self._keys
 
     def _complete(self) -> None:
-        answers = whole_answers(self._body, [prompt_tokens for _, _, prompt_tokens, _ in self._requests])
-        for key, tokens in zip(self.keys, answers, strict=True):
+        answers = whole_answers(self._body, self._prompts, self.prompt_tokens)
+        for key, tokens in zip(self._keys, answers, strict=True):
             self._client.complete(key, tokens)

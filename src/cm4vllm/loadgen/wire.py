@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -83,20 +83,27 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def several(bodies: Sequence[bytes | memoryview]) -> bytes:
-    """Return the body of one request for the prompts of all `bodies`, which are of Api.COMPLETIONS and one sampling."""
+def several(bodies: Sequence[bytes | memoryview]) -> tuple[bytes, list[bytes]]:
+    """Return the body of one request for the prompts of all `bodies`, and these prompts, as JSON.
+
+    The bodies are those of Api.COMPLETIONS and of one sampling.
+    """
     # They differ in their prompts alone. The key is not in a string, whose quotes would be escaped.
     whole = [bytes(body) for body in bodies]
     begin = whole[0].index(_PROMPT) + len(_PROMPT)
     end = whole[0].index(b"]", begin) + 1
     rest = len(whole[0]) - end
-    prompts = b",".join([body[begin:len(body) - rest] for body in whole])
-    return b"%b[%b]%b" % (whole[0][:begin], prompts, whole[0][end:])
+    prompts = [body[begin:len(body) - rest] for body in whole]
+    return b"%b[%b]%b" % (whole[0][:begin], b",".join(prompts), whole[0][end:]), prompts
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
     token_ids: list[int] | None = None
+
+
+class _Indexed(_Choice, gc=False):
+    index: int = 0
+    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -110,38 +117,55 @@ class _Answer(msgspec.Struct, gc=False):
     error: Any = None
 
 
+class _Answers(msgspec.Struct, gc=False):
+    choices: list[_Indexed] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+T = TypeVar("T", _Answer, _Answers)
 _NO_USAGE = _Usage()
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_answers = msgspec.json.Decoder(_Answers).decode
 
 
 def whole_answer(body: bytes, prompt_tokens: int) -> array[int]:
     """Return the token ids of an answer that is no stream, as int32. Raises AnswerError when it does not add up."""
-    answer = _decoded(body)
+    answer = _decoded(_decode_answer, body)
     tokens = _tokens(answer.choices[0]) if answer.choices else array("i")
     usage = answer.usage or _NO_USAGE
     _check(len(tokens), usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
     return tokens
 
 
-def whole_answers(body: bytes, prompt_tokens: Sequence[int]) -> list[array[int]]:
-    """Return the token ids of an answer to several prompts, in the order of these. Raises as `whole_answer` does.
+def whole_answers(body: bytes, prompts: Sequence[bytes], prompt_tokens: int) -> list[array[int]]:
+    """Return the token ids of an answer to `prompts` (as JSON), in their order. Raises as `whole_answer` does.
 
-    Its usage is that of all prompts together: the sums are checked, and that each prompt has one answer.
+    Its usage is that of all prompts together, which have `prompt_tokens` tokens: the sums are checked, that each prompt
+    has one answer, and that it is the one to this prompt, which vLLM repeats beside it.
     """
-    answer = _decoded(body)
-    by_index = {choice.index: choice for choice in answer.choices}
-    if len(answer.choices) != len(prompt_tokens) or by_index.keys() != set(range(len(prompt_tokens))):
+    answer = _decoded(_decode_answers, body)
+    choices = sorted(answer.choices, key=lambda choice: choice.index)
+    if [choice.index for choice in choices] != list(range(len(prompts))):
         raise AnswerError("the answer does not have one choice for each prompt")
-    tokens = [_tokens(by_index[place]) for place in range(len(prompt_tokens))]
+    if not all(map(_answers, choices, prompts)):
+        raise AnswerError("the answer is to other prompts than were sent")
+    tokens = list(map(_tokens, choices))
     usage = answer.usage or _NO_USAGE
     made = sum(map(len, tokens)) if all(tokens) else 0  # an empty answer is a fault, whatever the others have
-    _check(made, usage.completion_tokens, usage.prompt_tokens, sum(prompt_tokens))
+    _check(made, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
     return tokens
 
 
-def _decoded(body: bytes) -> _Answer:
+def _answers(choice: _Indexed, prompt: bytes) -> bool:
+    """Tell whether a choice is the one for `prompt`, or does not say which it is for."""
+    said = bytes(choice.prompt_token_ids)
+    return said in (prompt, b"null") or msgspec.json.decode(said) == msgspec.json.decode(prompt)
+
+
+def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
     try:
-        answer = _decode_answer(body)
+        answer = decode(body)
     except msgspec.DecodeError as error:
         raise AnswerError("the answer is not a completion in JSON") from error
     if answer.error is not None:
