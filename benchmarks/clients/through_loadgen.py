@@ -90,7 +90,7 @@ def _settings(task: Task, folder: Path) -> RunSettings:
         dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
                               samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
         server=ServerRecord(endpoint=task.endpoint or f"http://127.0.0.1:{task.port}", api=Api(task.api),
-                            model_name="mock", max_model_len=131_072, version="0.32.0", owned=False),
+                            model_name="mock", max_model_len=131_072, version="0.32.0", several=True, owned=False),
     )
 
 

@@ -40,7 +40,7 @@ def inputs(env, **changes):
 
 def serve(tmp_path, server):
     write_record(tmp_path / "server.json", ServerRecord(
-        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False))
+        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", several=True, owned=False))
 
 
 def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path, capsys, monkeypatch):
@@ -176,8 +176,7 @@ def test_the_server_is_kept_busy_with_multiples_of_its_batch(argv, sequences):
     ("Offline", {"api": "generate"}, 1, Api.GENERATE),
     ("Offline", {"api": "generate", "prompts_per_request": 1}, 1, Api.GENERATE),
     ("Offline", {"stream_interval": 4}, 1, Api.GENERATE),
-    ("Offline", {"version": ""}, 1, Api.GENERATE),
-    ("Offline", {"version": "", "prompts_per_request": 2}, 2, Api.COMPLETIONS),
+    ("Offline", {"several": False}, 1, Api.GENERATE),
     ("Server", {}, 1, Api.GENERATE),
     ("Server", {"prompts_per_request": 2}, 1, Api.GENERATE),
 ])
@@ -190,6 +189,7 @@ def test_a_vllm_is_asked_for_several_whole_answers_in_a_request(make_settings, s
     ({"prompts_per_request": 0}, ""),
     ({"prompts_per_request": 2, "api": "generate"}, "/inference/v1/generate takes one prompt"),
     ({"prompts_per_request": 2, "stream_interval": 1}, "each stream is a request of its own"),
+    ({"prompts_per_request": 2, "several": False}, "http://a:1 did not answer two prompts in a request"),
 ])
 def test_prompts_that_cannot_share_a_request_are_refused(make_settings, told, cause):
     with pytest.raises(UsageError, match="prompts_per_request=. is not usable") as refused:

@@ -40,8 +40,8 @@ def run_settings(
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
-    Offline answers come whole, because nobody waits for their first token; a vLLM is then asked for several of them in
-    a request, of the completions API, unless `api`, the one that the user chose, is another.
+    Offline answers come whole, because nobody waits for their first token; a server that can is then asked for several
+    of them in a request, of the completions API, unless `api`, the one that the user chose, is another.
     Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short.
     """
     if dataset.samples < conf.samples:
@@ -79,14 +79,14 @@ def _together(wanted: int | None, stream_interval: int, server: ServerRecord, ap
     if wanted is not None and wanted < 1:
         raise UsageError(f"prompts_per_request={wanted} is not usable", remedy="use 1 or more")
     for cannot, cause in ((stream_interval, "each stream is a request of its own"),
-                          (api == Api.GENERATE, f"{Api.GENERATE.path} takes one prompt")):
+                          (api == Api.GENERATE, f"{Api.GENERATE.path} takes one prompt"),
+                          (not server.several, f"{server.endpoint} did not answer two prompts in a request")):
         if cannot:
             if (wanted or 1) > 1:
                 raise UsageError(f"prompts_per_request={wanted} is not usable here", cause=cause,
-                                 remedy="leave it out, or ask for whole answers with --api=completions")
+                                 remedy="leave it out, or ask a vLLM for whole answers with --api=completions")
             return 1
-    # What is no vLLM was not seen to take several.
-    return wanted or (PROMPTS_PER_REQUEST if server.version else 1)
+    return wanted or PROMPTS_PER_REQUEST
 
 
 def _at_full_speed(server: ServerRecord) -> ServerRecord:
