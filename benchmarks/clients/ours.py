@@ -11,7 +11,7 @@ from clients.closed_loop import Done, First
 from clients.task import PROMPTS, Task, bodies, prompt
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.frames import WorkerSettings
-from cm4vllm.loadgen.library import SampleLibrary
+from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Answer, Workers
 from cm4vllm.serving.records import Api
 

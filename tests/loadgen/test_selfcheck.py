@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen import limits, selfcheck
-from cm4vllm.loadgen.library import SampleLibrary
 from cm4vllm.loadgen.limits import connections_of, require_files, require_ports
 from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.selfcheck import expected_tokens, in_words, self_check
 from cm4vllm.loadgen.wire import Sampling, completion_body
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.loadgen.gauge import Gauge, without_pauses
-from cm4vllm.loadgen.library import SampleLibrary
 from cm4vllm.loadgen.messages import Answers, Failed, Message, Progress
 from cm4vllm.loadgen.records import ClientRecord, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
+from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Workers, worker_settings
 from cm4vllm.rules.scenarios import Mode, Scenario
 

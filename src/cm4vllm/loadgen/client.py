@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
+from cm4vllm.loadgen.exchanges import Exchange, Group, Request
 from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, several, whole_answer, whole_answers
 from cm4vllm.serving.records import Api
 
 __all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
@@ -31,8 +31,6 @@ REUSE_WITHIN_S = 4.0
 SPARE = 16
 #: Seconds between two looks at them, and how many are opened then at most: handshakes cost time that tokens wait for.
 SPARE_LOOK_S, SPARE_AT_A_TIME = 0.1, 2
-#: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
-MAX_RETRIES = 2
 #: Mean pause before the first and the second retry on the same server; another server is asked at once.
 RETRY_PAUSE_S = (0.05, 0.25)
 #: Seconds that a server may take to accept a connection.
@@ -42,16 +40,11 @@ REST_S = 2.0
 #: Seconds between two turns of looking through what streams have gathered, and in which all have had theirs: bounds the
 #: memory of long answers, a few streams at a time, so that none waits for the others.
 SWEEP_S, ROUND_S = 0.01, 0.5
-#: Pieces of a stream (of some 250 bytes) that are worth being reduced to their tokens before the stream ends.
-MUCH = 16
 #: Seconds without a byte from any server, with requests open, after which they are taken for stuck: nothing comes of a
 #: whole answer before its last token.
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
-#: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
-#: issued (time.monotonic_ns).
-Request = tuple[int, bytes | memoryview, int, int]
 #: A whole answer: the key of its request, and its int32 token ids.
 Completion: TypeAlias = "tuple[int, array[int]]"
 
@@ -112,13 +105,13 @@ class Client:
         self._lane = Lane() if stream_interval == 1 else None
         self._incoming: deque[Iterator[Request]] = deque()
         self._connections: set[Connection] = set()
-        self._open: set[_Exchange] = set()
+        self._open: set[Exchange] = set()
         self._done: list[Completion] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._filling = False
         self._heard = (0, self._loop.time())
         self._watch = self._loop.call_later(0, self._look_around)
-        self._round: Iterator[_Exchange] = iter(())
+        self._round: Iterator[Exchange] = iter(())
         self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if self.streamed else None
         self._refresh: asyncio.TimerHandle | None = None
 
@@ -159,8 +152,8 @@ class Client:
                 incoming.popleft()
                 continue
             server = only or self._choose(None)
-            exchange = (_Exchange(self, request, server) if together == 1 else
-                        _Group(self, [request, *itertools.islice(incoming[0], together - 1)], server))
+            exchange = (Exchange(self, request, server) if together == 1 else
+                        Group(self, [request, *itertools.islice(incoming[0], together - 1)], server))
             counts.requests += exchange.size
             counts.prompt_tokens += exchange.prompt_tokens
             self.in_flight += exchange.size
@@ -169,7 +162,7 @@ class Client:
             if self._sent is not None:
                 self._sent(request[3])
 
-    def _send(self, exchange: _Exchange) -> None:
+    def _send(self, exchange: Exchange) -> None:
         server = exchange.server
         server.in_flight += 1
         connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
@@ -226,7 +219,7 @@ class Client:
                 for _ in range(min(SPARE_AT_A_TIME, missing)):
                     self._begin(self._open_spare(server))
 
-    async def _connect_and_send(self, exchange: _Exchange, server: Server) -> None:
+    async def _connect_and_send(self, exchange: Exchange, server: Server) -> None:
         try:
             connection = await self._connect(server)
         except OSError as error:
@@ -241,7 +234,7 @@ class Client:
 
     # Called by exchanges
 
-    def retry(self, exchange: _Exchange) -> None:
+    def retry(self, exchange: Exchange) -> None:
         """Send the exchange again: at once where another server answers, after a short pause otherwise."""
         self.counts.retries += 1
         failed = exchange.server
@@ -251,7 +244,7 @@ class Client:
         pause = RETRY_PAUSE_S[exchange.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
         self._loop.call_later(pause if exchange.server is failed else 0, self._again, exchange)
 
-    def _again(self, exchange: _Exchange) -> None:
+    def _again(self, exchange: Exchange) -> None:
         if not exchange.abandoned:
             self._send(exchange)
 
@@ -269,14 +262,14 @@ class Client:
             self._loop.call_soon(self._hand_over)
         self._done.append((key, tokens))
 
-    def fail(self, exchange: _Exchange, cause: str) -> None:
+    def fail(self, exchange: Exchange, cause: str) -> None:
         """Give a request up."""
         self.counts.failed += exchange.size
         for key in exchange.keys:
             self.sink.failed(key, cause, first_token_seen=exchange.first_token_seen)
         self.leave(exchange)
 
-    def leave(self, exchange: _Exchange) -> None:
+    def leave(self, exchange: Exchange) -> None:
         """Forget a request that has been answered or given up, and send what waited for its end."""
         self._open.discard(exchange)
         self.in_flight -= exchange.size
@@ -313,117 +306,3 @@ class Client:
         if now - self._heard[1] >= self._stall_s:
             for exchange in list(self._open):
                 exchange.abandon(f"the server sent nothing for {self._stall_s:g} s")
-
-
-class _Exchange:
-    """One request through all its tries, until it is answered or given up."""
-
-    __slots__ = ("_body", "_client", "_reader", "abandoned", "connection", "first_token_seen", "json", "key",
-                 "prompt_tokens", "retries", "server")
-    size = 1
-
-    def __init__(self, client: Client, request: Request, server: Server) -> None:
-        self.key, self.json, self.prompt_tokens, _ = request
-        self.server = server
-        self.retries = 0
-        self.first_token_seen = self.abandoned = False
-        self.connection: Connection | None = None
-        self._client = client
-        self._reader = StreamReader() if client.streamed else None
-        self._body = b""
-
-    @property
-    def keys(self) -> Sequence[int]:
-        """The keys of all that is asked for."""
-        return (self.key,)
-
-    def body(self, status: int, data: bytes) -> bool:
-        reader = self._reader
-        if status != 200 or reader is None:
-            self._body = self._body + data if self._body else data
-            return False
-        first = reader.feed(data)
-        if first is not None and not self.abandoned:
-            self.first_token_seen = True
-            self._client.sink.first_token(self.key, first)
-        return self.first_token_seen
-
-    def look_through(self) -> None:
-        """Reduce what has been gathered to its tokens, where it is much."""
-        connection, reader = self.connection, self._reader
-        if connection is not None and reader is not None and connection.gathered >= MUCH:
-            connection.hand_over()
-            reader.compact()
-
-    def ended(self, connection: Connection, status: int) -> None:
-        self.server.in_flight -= 1
-        self.connection = None
-        if self.abandoned:
-            return
-        self._client.release(connection, self.server)
-        if status != 200:
-            message = error_message(self._body).removeprefix("the server answered: ")
-            self._body = b""
-            cause = f"HTTP status {status}" + (f": {message}" if message else "")
-            # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            self._give_up(cause, again=status >= 500 or status == 429)
-            return
-        try:
-            self._complete()
-        except AnswerError as error:
-            self._client.fail(self, str(error))
-            return
-        self._client.leave(self)
-
-    def broken(self, cause: str, *, answered: bool) -> None:
-        self._leave()
-        if not self.abandoned:
-            self._give_up(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
-
-    def abandon(self, cause: str) -> None:
-        """Give the request up from outside; what may still come for it is ignored."""
-        self.abandoned = True
-        self._client.fail(self, cause)
-
-    def _complete(self) -> None:
-        """Hand the answer over. Raises AnswerError when it does not add up."""
-        if self._reader is None:
-            self._client.complete(self.key, whole_answer(self._body, self.prompt_tokens))
-            return
-        tokens = self._reader.finish(self.prompt_tokens)
-        if not self.first_token_seen:
-            raise AnswerError("the stream had no first token")
-        self._client.complete(self.key, tokens)
-
-    def _leave(self) -> None:
-        self.server.in_flight -= 1
-        self.connection = None
-
-    def _give_up(self, cause: str, *, again: bool) -> None:
-        if again and self.retries < MAX_RETRIES:
-            self.retries += 1
-            self._client.retry(self)
-        else:
-            self._client.fail(self, cause)
-
-
-class _Group(_Exchange):
-    """Requests for whole answers that are sent as one, and answered or given up together."""
-
-    __slots__ = ("_keys", "_prompts", "size")
-
-    def __init__(self, client: Client, requests: Sequence[Request], server: Server) -> None:
-        keys, bodies, prompt_tokens, issued_ns = zip(*requests, strict=True)
-        body, self._prompts = several(bodies)
-        super().__init__(client, (keys[0], body, sum(prompt_tokens), issued_ns[0]), server)
-        self._keys: Sequence[int] = keys
-        self.size = len(keys)
-
-    @property
-    def keys(self) -> Sequence[int]:
-        return self._keys
-
-    def _complete(self) -> None:
-        answers = whole_answers(self._body, self._prompts, self.prompt_tokens)
-        for key, tokens in zip(self._keys, answers, strict=True):
-            self._client.complete(key, tokens)

@@ -26,10 +26,10 @@ from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.carrier import Carrier
-from cm4vllm.loadgen.library import SampleLibrary, read_prompts
 from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.sample_library import SampleLibrary, read_prompts
 from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.wire import Sampling, completion_body

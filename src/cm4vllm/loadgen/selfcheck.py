@@ -23,9 +23,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.loadgen.gauge import spread
-from cm4vllm.loadgen.library import SampleLibrary
 from cm4vllm.loadgen.loopback import LoopbackSettings
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
+from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Answer, Workers, worker_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.rules.scenarios import Scenario

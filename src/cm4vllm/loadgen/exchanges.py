@@ -1,0 +1,138 @@
+"""The requests of a client while they are open: one, or several that are sent together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cm4vllm.loadgen.connection import Connection
+from cm4vllm.loadgen.server import Server
+from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, several, whole_answer, whole_answers
+
+if TYPE_CHECKING:
+    from cm4vllm.loadgen.client import Client
+
+__all__ = ["Exchange", "Group", "Request"]
+
+#: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
+MAX_RETRIES = 2
+#: Pieces of a stream (of some 250 bytes) that are worth being reduced to their tokens before the stream ends.
+MUCH = 16
+
+#: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
+#: issued (time.monotonic_ns).
+Request = tuple[int, bytes | memoryview, int, int]
+
+
+class Exchange:
+    """One request through all its tries, until it is answered or given up."""
+
+    __slots__ = ("_body", "_client", "_reader", "abandoned", "connection", "first_token_seen", "json", "key",
+                 "prompt_tokens", "retries", "server")
+    size = 1
+
+    def __init__(self, client: Client, request: Request, server: Server) -> None:
+        self.key, self.json, self.prompt_tokens, _ = request
+        self.server = server
+        self.retries = 0
+        self.first_token_seen = self.abandoned = False
+        self.connection: Connection | None = None
+        self._client = client
+        self._reader = StreamReader() if client.streamed else None
+        self._body = b""
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """The keys of all that is asked for."""
+        return (self.key,)
+
+    def body(self, status: int, data: bytes) -> bool:
+        reader = self._reader
+        if status != 200 or reader is None:
+            self._body = self._body + data if self._body else data
+            return False
+        first = reader.feed(data)
+        if first is not None and not self.abandoned:
+            self.first_token_seen = True
+            self._client.sink.first_token(self.key, first)
+        return self.first_token_seen
+
+    def look_through(self) -> None:
+        """Reduce what has been gathered to its tokens, where it is much."""
+        connection, reader = self.connection, self._reader
+        if connection is not None and reader is not None and connection.gathered >= MUCH:
+            connection.hand_over()
+            reader.compact()
+
+    def ended(self, connection: Connection, status: int) -> None:
+        self.server.in_flight -= 1
+        self.connection = None
+        if self.abandoned:
+            return
+        self._client.release(connection, self.server)
+        if status != 200:
+            message = error_message(self._body).removeprefix("the server answered: ")
+            self._body = b""
+            cause = f"HTTP status {status}" + (f": {message}" if message else "")
+            # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
+            self._give_up(cause, again=status >= 500 or status == 429)
+            return
+        try:
+            self._complete()
+        except AnswerError as error:
+            self._client.fail(self, str(error))
+            return
+        self._client.leave(self)
+
+    def broken(self, cause: str, *, answered: bool) -> None:
+        self._leave()
+        if not self.abandoned:
+            self._give_up(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
+
+    def abandon(self, cause: str) -> None:
+        """Give the request up from outside; what may still come for it is ignored."""
+        self.abandoned = True
+        self._client.fail(self, cause)
+
+    def _complete(self) -> None:
+        """Hand the answer over. Raises AnswerError when it does not add up."""
+        if self._reader is None:
+            self._client.complete(self.key, whole_answer(self._body, self.prompt_tokens))
+            return
+        tokens = self._reader.finish(self.prompt_tokens)
+        if not self.first_token_seen:
+            raise AnswerError("the stream had no first token")
+        self._client.complete(self.key, tokens)
+
+    def _leave(self) -> None:
+        self.server.in_flight -= 1
+        self.connection = None
+
+    def _give_up(self, cause: str, *, again: bool) -> None:
+        if again and self.retries < MAX_RETRIES:
+            self.retries += 1
+            self._client.retry(self)
+        else:
+            self._client.fail(self, cause)
+
+
+class Group(Exchange):
+    """Requests for whole answers that are sent as one, and answered or given up together."""
+
+    __slots__ = ("_keys", "_prompts", "size")
+
+    def __init__(self, client: Client, requests: Sequence[Request], server: Server) -> None:
+        keys, bodies, prompt_tokens, issued_ns = zip(*requests, strict=True)
+        body, self._prompts = several(bodies)
+        super().__init__(client, (keys[0], body, sum(prompt_tokens), issued_ns[0]), server)
+        self._keys: Sequence[int] = keys
+        self.size = len(keys)
+
+    @property
+    def keys(self) -> Sequence[int]:
+        return self._keys
+
+    def _complete(self) -> None:
+        answers = whole_answers(self._body, self._prompts, self.prompt_tokens)
+        for key, tokens in zip(self._keys, answers, strict=True):
+            self._client.complete(key, tokens)
