@@ -6,7 +6,14 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
-from cm4vllm.serving.placement import core_bindings, gpu_groups, own_cores, placed, visible_gpus
+from cm4vllm.serving.placement import (
+    core_bindings,
+    gpu_groups,
+    in_few_processes,
+    own_cores,
+    placed,
+    visible_gpus,
+)
 
 
 @pytest.mark.parametrize(("cores", "servers", "workers", "bindings"), [
@@ -62,6 +69,26 @@ def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
     parts = placed(server(tp_size=2, port=9000), 2, 0, {})
     assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
     assert placed(server(), 1, 0, {}) == [server()]
+
+
+@pytest.mark.parametrize(("given", "servers", "cores", "backend", "threads"), [
+    ({}, 1, 1, "uni", 1),
+    ({}, 1, 2, "uni", 1),
+    ({}, 1, 3, "uni", 2),
+    ({}, 1, 4, "", 0),
+    ({}, 2, 4, "uni", 1),
+    ({}, 0, 4, "", 0),
+    ({"tp_size": 2}, 1, 2, "", 0),
+    ({"device": "cuda"}, 1, 2, "", 0),
+    ({"cpu_binding": "0"}, 1, 2, "", 0),
+    ({"distributed_executor_backend": "mp"}, 1, 2, "mp", 0),
+    ({"distributed_executor_backend": "uni"}, 1, 8, "uni", 7),
+])  # fmt: skip
+def test_on_few_cores_the_worker_is_in_the_engines_process(given, servers, cores, backend, threads):
+    chosen = in_few_processes(server(**given), servers, cores)
+    assert (chosen.distributed_executor_backend, chosen.threads) == (backend, threads)
+    assert server_env(chosen).get("OMP_NUM_THREADS", "0") == str(threads)
+    assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in server_env(chosen)) is (backend == "uni")
 
 
 def test_servers_alike_on_gpus_see_only_their_own():

@@ -35,8 +35,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
     What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
-    settings of the CPU backend. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are
-    visible otherwise. With `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked.
+    settings of the CPU backend, `threads` those of its worker where vLLM binds none. `gpus` are those that it alone
+    uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -56,6 +56,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
     ray_address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
     gpus: str = ""
+    threads: int = 0
     api: Api = Api.COMPLETIONS
     seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
     gpu_memory_utilization: Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = None
@@ -187,6 +188,7 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
     cpu = {} if settings.device != "cpu" else {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
+        **({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else {}),
         **fp8_env(Path(settings.model)),
     }  # fmt: skip
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}

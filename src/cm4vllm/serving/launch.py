@@ -23,7 +23,7 @@ from cm4vllm.serving import arguments, server
 from cm4vllm.serving.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import Options, fitted, read_options
-from cm4vllm.serving.placement import placed
+from cm4vllm.serving.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
@@ -133,6 +133,9 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     options = read_options(Path(settings.installation)) if settings.installation else None
     chosen = replace(chosen, api=_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
+    chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
+    if chosen.threads:
+        say(f"note: its worker computes in the engine's process (uni), with OMP_NUM_THREADS={chosen.threads}")
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
     words = _words(chosen, python, preset, options)
     if chosen.device == "cpu" and fp8_env(Path(chosen.model)):

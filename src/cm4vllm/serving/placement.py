@@ -1,4 +1,4 @@
-"""Which cores or GPUs each of several servers on one machine gets, and each of its workers."""
+"""Which cores or GPUs each server on one machine gets, and each of its workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,27 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
 
-__all__ = ["core_bindings", "gpu_groups", "own_cores", "placed", "visible_gpus"]
+__all__ = ["core_bindings", "gpu_groups", "in_few_processes", "own_cores", "placed", "visible_gpus"]
+
+#: What a server on the CPU backend and its client keep busy: HTTP server, engine, worker, client.
+BUSY = 4
+
+
+def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> ServerSettings:
+    """Return the settings of a server on the CPU backend with its worker in the engine's process, on few cores.
+
+    vLLM's engine and worker wait for each other by spinning. Where they, the HTTP server and the client have no core
+    each, of the `cores` for `servers` alike, that takes from those that work. The worker's threads leave one core to
+    the others, as they do where vLLM binds them. What the user chose is left as it is.
+    """
+    each = cores // max(1, servers)
+    if settings.device != "cpu" or settings.workers > 1:
+        return settings
+    if not settings.distributed_executor_backend and settings.cpu_binding == "auto" and each < BUSY:
+        settings = replace(settings, distributed_executor_backend="uni")
+    if settings.distributed_executor_backend != "uni":
+        return settings
+    return replace(settings, threads=max(1, each - 1))
 
 
 def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[str, str]) -> list[ServerSettings]:
