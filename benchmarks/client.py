@@ -36,6 +36,7 @@ from figures import Figure, arguments, figure, interleaved, ratios, report
 
 SECONDS_OF_LATENCY = 6
 WITH_WORKER = "ours with its worker"
+IN_PROCESS, LIKE_THE_SERVER = "in process", "in process, as the server"
 
 
 @dataclass(frozen=True)
@@ -216,30 +217,39 @@ def workers(bench: Bench) -> Iterator[Figure]:
 
 
 def vllm(bench: Bench) -> Iterator[Figure]:
-    """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate."""
+    """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate.
+
+    "Through LoadGen" is as a run makes it: a server started as a run starts it, asked for tokens alone. Its limit is
+    beside vLLM's own generate as vLLM sets it up, and with the server's executor and environment.
+    """
     real = _real(bench)
     if real is None:
         return
-    with real.in_process() as generate, real.served() as server:
+    ours, default = real.settings(), real.settings("mp")
+    tokens_only = replace(real.task, api="generate")
+    with (real.in_process() as generate, real.in_process(ours) as alike, real.served(ours) as server,
+          real.served(default) as other):
         cases: dict[str, Callable[[], Made]] = {
-            "in process": generate,
-            "through LoadGen": partial(real.through_loadgen, server, real.task),
-            "one prompt a request": partial(real.through_loadgen, server, real.single),
-            "one prompt a request, tokens only": partial(
-                real.through_loadgen, server, replace(real.single, api="generate")),
+            IN_PROCESS: generate,
+            LIKE_THE_SERVER: alike,
+            "through LoadGen": partial(real.through_loadgen, server, tokens_only),
+            "through LoadGen, with text": partial(real.through_loadgen, server, real.task),
+            "through LoadGen, vLLM's default executor": partial(real.through_loadgen, other, tokens_only),
         }
         for case in cases.values():
             case()  # warms up
         measured = interleaved(cases, bench.rounds)
-    within = [made.rate for made in measured["in process"]]
     for name, all_made in measured.items():
         rates = [made.rate for made in all_made]
         yield figure(f"real vLLM, Offline: {name}", rates, "tokens/s")
-        if name != "in process":
-            yield figure(f"real vLLM, Offline: {name} / in process", ratios(rates, within), "x",
+        if name in (IN_PROCESS, LIKE_THE_SERVER):
+            continue
+        for within in (IN_PROCESS, LIKE_THE_SERVER):
+            yield figure(f"real vLLM, Offline: {name} / {within}",
+                         ratios(rates, [made.rate for made in measured[within]]), "x",
                          at_least=0.95 if name == "through LoadGen" else None)
-            for who in ("engine", "api", "client"):
-                yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
+        for who in ("engine", "api", "client"):
+            yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
 
 
 def ways(bench: Bench) -> Iterator[Figure]:
@@ -247,14 +257,15 @@ def ways(bench: Bench) -> Iterator[Figure]:
     real = _real(bench)
     if real is None:
         return
-    with tempfile.TemporaryDirectory() as folder, real.served() as tcp, real.served(Path(folder) / "socket") as unix:
-        streamed = replace(real.single, streamed=True)
+    settings = real.settings()
+    with (tempfile.TemporaryDirectory() as folder, real.served(settings) as tcp,
+          real.served(settings, Path(folder) / "socket") as unix):
+        streamed = replace(real.task, streamed=True)
         asked = {
-            "TCP, whole answers": (tcp, real.single),
-            "several a request": (tcp, real.task),
-            "Unix socket": (unix, real.single),
-            "/inference/v1/generate": (tcp, replace(real.single, api="generate")),
-            "both": (unix, replace(real.single, api="generate")),
+            "TCP, whole answers": (tcp, real.task),
+            "Unix socket": (unix, real.task),
+            "/inference/v1/generate": (tcp, replace(real.task, api="generate")),
+            "both": (unix, replace(real.task, api="generate")),
             "stream_interval 16": (tcp, replace(streamed, interval=16)),
             "stream_interval 1": (tcp, streamed),
         }

@@ -16,7 +16,10 @@ from typing import IO, cast
 
 from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
-from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE, IN_FLIGHT_TOGETHER, PROMPTS_PER_REQUEST
+from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
+from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.placement import in_few_processes, own_cores
+from cm4vllm.serving.records import Api
 
 __all__ = ["Made", "RealVllm", "Served", "bench_serve"]
 
@@ -58,25 +61,29 @@ class RealVllm:
 
     @property
     def task(self) -> Task:
-        """The Offline run of all samples, as a run makes it by itself: several whole answers a request."""
+        """The Offline run of all samples, whole answers."""
         return Task(port=0, queries=self.samples, tokens=TOKENS, streamed=False,
-                    in_flight=IN_FLIGHT_TOGETHER * self.sequences, prompts_per_request=PROMPTS_PER_REQUEST,
-                    vocabulary=VOCABULARY)
+                    in_flight=IN_FLIGHT_PER_SEQUENCE * self.sequences, vocabulary=VOCABULARY)
 
-    @property
-    def single(self) -> Task:
-        """The same with one prompt a request."""
-        return replace(self.task, in_flight=IN_FLIGHT_PER_SEQUENCE * self.sequences, prompts_per_request=1)
+    def settings(self, executor: str = "") -> ServerSettings:
+        """The settings of a server as a run starts it on this machine, or with another executor."""
+        settings = ServerSettings(model=str(self.model), name="mock", max_num_seqs=self.sequences, max_model_len=1024,
+                                  api=Api.GENERATE, distributed_executor_backend=executor)
+        return in_few_processes(settings, 1, len(own_cores()))
 
     @contextmanager
-    def in_process(self) -> Iterator[Callable[[], Made]]:
-        """Load the model without a server; give what has vLLM's own generate answer all samples."""
+    def in_process(self, settings: ServerSettings | None = None) -> Iterator[Callable[[], Made]]:
+        """Load the model without a server; give what has vLLM's own generate answer all samples.
+
+        It is as vLLM sets it up by itself, or with the executor and the environment of a server's `settings`.
+        """
+        env, executor = ({}, "") if settings is None else (server_env(settings), settings.distributed_executor_backend)
         prompts = [prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)]
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(json.dumps(prompts))
             file.flush()
-            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name, str(self.sequences)]
-            process = subprocess.Popen(argv, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name, str(self.sequences), executor]
+            process = subprocess.Popen(argv, env=_environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True)
             told, said = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
 
@@ -96,17 +103,14 @@ class RealVllm:
                 process.communicate(timeout=TOO_LONG_S)
 
     @contextmanager
-    def served(self, unix: Path | None = None) -> Iterator[Served]:
-        """Serve the model on a free port, or on the Unix socket `unix`, its token-only endpoint too."""
+    def served(self, settings: ServerSettings, unix: Path | None = None) -> Iterator[Served]:
+        """Serve the model on a free port, or on the Unix socket `unix`."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        place = ["--uds", str(unix)] if unix else ["--port", str(port)]
-        argv = [self.python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model), *place,
-                "--served-model-name", "mock", "--max-num-seqs", str(self.sequences), "--max-model-len", "1024",
-                "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--enable-scale-out"]
+        argv = [*server_argv(Path(self.python), settings, port), *(["--uds", str(unix)] if unix else [])]
         with tempfile.TemporaryFile("w+") as log:
-            server = subprocess.Popen(argv, env=_environment(), stdout=log, stderr=subprocess.STDOUT,
-                                      stdin=subprocess.DEVNULL, process_group=0)
+            server = subprocess.Popen(argv, env=_environment(**server_env(settings)), stdin=subprocess.DEVNULL,
+                                      stdout=log, stderr=subprocess.STDOUT, process_group=0)
             try:
                 _await(server, unix or ("127.0.0.1", port))
                 yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
@@ -146,8 +150,9 @@ def _run(argv: list[str], cores: Sequence[int] | None = None) -> None:
         raise RuntimeError("\n".join([f"{' '.join(argv[:5])} … failed:", *telling, "…", *lines[-5:]]))
 
 
-def _environment() -> dict[str, str]:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+def _environment(**more: str) -> dict[str, str]:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+           "VLLM_CPU_KVCACHE_SPACE": "1", **more}
     env.pop("PYTHONPATH", None)
     return env
 

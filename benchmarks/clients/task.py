@@ -31,9 +31,8 @@ class Task:
 
     `qps` is the rate of a Server run, None where queries follow each other as fast as they are answered. `more_ports`
     and `workers` are for ours alone: further servers, and worker processes. `warm` has `in_flight` queries answered
-    before anything is measured, so that the connections are open. A stream has `interval` tokens a chunk. `endpoint`,
-    `api` and `prompts_per_request` are for ours through LoadGen: a server that is not at `port`, and the way in which
-    it is asked.
+    before anything is measured, so that the connections are open. A stream has `interval` tokens a chunk. `endpoint`
+    and `api` are for ours through LoadGen: a server that is not at `port`, and the way in which it is asked.
     """
 
     port: int
@@ -50,7 +49,6 @@ class Task:
     interval: int = 1
     endpoint: str = ""
     api: str = "completions"
-    prompts_per_request: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

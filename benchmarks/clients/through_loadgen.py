@@ -85,12 +85,11 @@ def _settings(task: Task, folder: Path) -> RunSettings:
     return run_settings(
         conf, benchmark, "v6.1", target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
         stream_interval=task.interval if task.streamed else 0, self_check=False,
-        prompts_per_request=task.prompts_per_request,
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
         dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
                               samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
         server=ServerRecord(endpoint=task.endpoint or f"http://127.0.0.1:{task.port}", api=Api(task.api),
-                            model_name="mock", max_model_len=131_072, version="0.32.0", several=True, owned=False),
+                            model_name="mock", max_model_len=131_072, version="0.32.0", owned=False),
     )
 
 

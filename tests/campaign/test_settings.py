@@ -57,8 +57,6 @@ def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
         {"num_workers": 0},
         {"replicas": 0},
         {"max_in_flight": 0},
-        {"prompts_per_request": 0},
-        {"prompts_per_request": 2, "api": "generate"},
         {"tp_size": -1},
     ],
 )

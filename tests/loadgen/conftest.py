@@ -18,7 +18,7 @@ from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules.benchmarks import benchmark_named
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.records import ServerRecord
 
 SAMPLES = 64
 
@@ -40,13 +40,12 @@ def make_settings(dataset) -> MakeSettings:
     """Make the settings of a rehearsal of llama3.1-8b against an endpoint."""
 
     def make(endpoint: str, scenario: str, mode: str, *, target_qps: float = 100, test_query_count: int = 64,
-             max_model_len: int = 2048, self_check: bool = False, niceness: int = 0, several: bool = True,
-             offered: Api = Api.COMPLETIONS, **more) -> RunSettings:
+             max_model_len: int = 2048, self_check: bool = False, niceness: int = 0, **more) -> RunSettings:
         benchmark = benchmark_named("llama3.1-8b", "v6.1")
         conf = user_conf(benchmark, Scenario(scenario), Mode(mode), ExecutionMode.TEST, target_qps=target_qps,
                          test_query_count=test_query_count, dataset_samples=dataset.samples)
         server = ServerRecord(endpoint=endpoint, model_name="tiny", max_model_len=max_model_len, version="0",
-                              owned=False, niceness=niceness, several=several, api=offered)
+                              owned=False, niceness=niceness)
         model = ModelRecord(name="tiny", path="", source="made by the test", sha256="", min_tokens=2)
         return run_settings(conf, benchmark, "v6.1", model=model, dataset=dataset, server=server,
                             target_qps=target_qps, target_qps_source="the test's", self_check=self_check, **more)

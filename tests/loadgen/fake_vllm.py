@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -30,8 +29,6 @@ class Fault(Enum):
     WRONG_USAGE = auto()
     WRONG_PROMPT = auto()
     NO_IDS = auto()
-    MISSING_CHOICE = auto()
-    SWAPPED = auto()
     NO_DONE = auto()
     ERROR_EVENT = auto()
     SLOW_HEADERS = auto()
@@ -88,12 +85,6 @@ class FakeVllm:
         if self.behaviour.unix:
             return f"unix://{self.behaviour.unix}"
         return f"http{'s' if self.behaviour.certificate else ''}://127.0.0.1:{self.port}"
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """All prompts that were asked for, one or several in a request."""
-        asked = [body["prompt"] if "prompt" in body else body["token_ids"] for body in list(self.bodies)]
-        return [prompt for one in asked for prompt in (one if isinstance(one[0], list) else [one])]
 
     def __enter__(self) -> FakeVllm:
         started = threading.Event()
@@ -212,28 +203,18 @@ class FakeVllm:
             content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
             await self._write(writer, f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
             return
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
         if body.get("stream"):
-            tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
             await self._stream(body, tokens, fault, writer)
         else:
-            await self._whole(body, fault, writer)
+            await self._whole(body, tokens, fault, writer)
 
-    async def _whole(self, body: dict[str, Any], fault: Fault, writer: asyncio.StreamWriter) -> None:
-        prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
-        answers = [expected_tokens(prompt, body["max_tokens"], body["min_tokens"]) for prompt in prompts]
-        await asyncio.sleep(self.behaviour.token_delay_s * max(map(len, answers)))
-        choices = [
-            {**_choice({"prompt": prompt}, tokens, "length", self.behaviour.text, first=True), "index": index}
-            for index, (prompt, tokens) in enumerate(zip(prompts, answers, strict=True))
-        ]
+    async def _whole(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self.behaviour.token_delay_s * len(tokens))
+        choice = self._choice(body, tokens, "length", first=True)
         if fault is Fault.NO_IDS:
-            choices[-1]["token_ids"] = None
-        if fault is Fault.MISSING_CHOICE:
-            choices[-1]["index"] = 0
-        if fault is Fault.SWAPPED:
-            choices[0]["index"], choices[-1]["index"] = choices[-1]["index"], choices[0]["index"]
-        usage = _usage({"prompt": list(chain(*prompts))}, list(chain(*answers)), fault)
-        content = _compact({"id": "cmpl-1", "choices": choices[::-1], "usage": usage})
+            choice["token_ids"] = None
+        content = _compact({"id": "cmpl-1", "choices": [choice], "usage": self._usage(body, tokens, fault)})
         if fault is Fault.CLOSE_MIDSTREAM:
             writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content[:40])
             await writer.drain()
@@ -272,6 +253,13 @@ class FakeVllm:
             await writer.drain()
             if self.behaviour.split:
                 await asyncio.sleep(0.0005)  # so that the pieces arrive apart
+
+    def _choice(self, body: dict[str, Any], ids: list[int], reason: str | None, *, first: bool) -> dict[str, Any]:
+        return _choice(body, ids, reason, self.behaviour.text, first=first)
+
+    @staticmethod
+    def _usage(body: dict[str, Any], tokens: list[int], fault: Fault) -> dict[str, int]:
+        return _usage(body, tokens, fault)
 
 
 def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour, fault: Fault) -> list[bytes]:

@@ -329,38 +329,3 @@ def test_prompts_of_ten_thousand_tokens(stream_interval):
         ledger = asyncio.run(main())
     assert all(body["prompt"] == long for body in server.bodies)
     assert ledger.tokens == dict.fromkeys(range(8), expected_tokens(long, 128, 2))
-
-
-@pytest.mark.parametrize("together", [2, 7, 16, 500])
-def test_prompts_that_share_a_request_are_each_answered_once(together):
-    with FakeVllm() as server:
-        client, ledger = drive(server, range(200), stream_interval=0, prompts_per_request=together, max_in_flight=100)
-    exactly_once(ledger, range(200))
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(200)}
-    # Each request has a connection: in which order the server reads them is not the client's to say.
-    assert sorted(server.prompts) == sorted(prompt(key) for key in range(200))
-    assert len(server.bodies) == -(-200 // min(together, 100))
-    assert (client.in_flight, client.counts.requests, client.counts.completed) == (0, 200, 200)
-    assert client.counts.prompt_tokens == sum(len(prompt(key)) for key in range(200))
-    assert client.counts.completion_tokens == sum(map(len, ledger.tokens.values()))
-
-
-@pytest.mark.parametrize("fault", [Fault.STATUS_500, Fault.CLOSE_BEFORE])
-def test_prompts_that_share_a_request_are_sent_again_together(fault):
-    with FakeVllm(Behaviour(fault=lambda n: fault if n == 1 else Fault.NONE)) as server:
-        client, ledger = drive(server, range(12), stream_interval=0, prompts_per_request=4)
-    exactly_once(ledger, range(12))
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(12)}
-    assert len(server.bodies) == 4
-    assert client.counts.retries == 1
-
-
-@pytest.mark.parametrize("fault", [Fault.STATUS_400, Fault.CLOSE_MIDSTREAM, Fault.WRONG_USAGE, Fault.WRONG_PROMPT,
-                                   Fault.NO_IDS, Fault.MISSING_CHOICE, Fault.SWAPPED])
-def test_prompts_that_share_a_request_fail_together_and_leave_the_others_alone(fault):
-    with FakeVllm(Behaviour(fault=lambda n: fault if n == 1 else Fault.NONE)) as server:
-        client, ledger = drive(server, range(12), stream_interval=0, prompts_per_request=4)
-    exactly_once(ledger, range(12))
-    assert set(ledger.causes) == {4, 5, 6, 7}
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in (0, 1, 2, 3, 8, 9, 10, 11)}
-    assert (client.in_flight, client.counts.failed, client.counts.completed) == (0, 4, 8)

@@ -16,7 +16,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.records import ServerRecord
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def inputs(env, **changes):
 
 def serve(tmp_path, server):
     write_record(tmp_path / "server.json", ServerRecord(
-        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", several=True, owned=False))
+        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False))
 
 
 def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path, capsys, monkeypatch):
@@ -53,9 +53,7 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
 
     with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
         serve(tmp_path, server)
-        one_by_one = inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy", CM_MLPERF_LOADGEN_PROMPTS_PER_REQUEST="1",
-                            CM_MLPERF_LOADGEN_MAX_IN_FLIGHT="16")
-        record, _ = measure(one_by_one, lambda settings: note)
+        record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
         measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
     assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
     assert "tokens/s so far; as seen by the test\n" in capsys.readouterr().out
@@ -114,9 +112,9 @@ def test_a_rehearsal_is_measured_again_each_time(env, tmp_path):
     with FakeVllm() as server:
         serve(tmp_path, server)
         first, _ = measure(inputs(env))
-        before = len(server.prompts)
+        before = len(server.bodies)
         measure(inputs(env))
-        assert len(server.prompts) == 2 * before
+        assert len(server.bodies) == 2 * before
     assert first.settings.rehearsal
 
 
@@ -136,12 +134,12 @@ def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, mo
         first, path = measure(short)
         again, _ = measure(short)
         assert again == first
-        assert len(server.prompts) == 64
+        assert len(server.bodies) == 64
         measure(msgspec.structs.replace(short, rerun=True))
-        assert len(server.prompts) == 128
+        assert len(server.bodies) == 128
         (path.parent / "mlperf_log_summary.txt").write_text("changed")
         measure(short)
-        assert len(server.prompts) == 192
+        assert len(server.bodies) == 192
 
 
 def test_our_own_server_is_watched(env, tmp_path):
@@ -160,38 +158,8 @@ def test_our_own_server_is_watched(env, tmp_path):
     assert not (tmp_path / "runs" / "performance").exists()
 
 
-@pytest.mark.parametrize(("argv", "sequences"), [
-    (["--max-num-seqs", "128"], 128), (["--max-num-seqs=64"], 64), (["--max-num-seqs"], 256), ([], 256)])
-def test_the_server_is_kept_busy_with_multiples_of_its_batch(argv, sequences):
+@pytest.mark.parametrize(("argv", "requests"), [
+    (["--max-num-seqs", "128"], 256), (["--max-num-seqs=64"], 128), (["--max-num-seqs"], 512), ([], 512)])
+def test_the_server_is_kept_busy_with_twice_its_batch(argv, requests):
     server = ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=True, argv=argv)
-    assert in_flight_of(server) == 2 * sequences
-    assert in_flight_of(server, 16) == 4 * sequences
-
-
-@pytest.mark.parametrize(("scenario", "told", "together", "asked_at"), [
-    ("Offline", {}, 16, Api.COMPLETIONS),
-    ("Offline", {"api": "completions"}, 16, Api.COMPLETIONS),
-    ("Offline", {"prompts_per_request": 3}, 3, Api.COMPLETIONS),
-    ("Offline", {"prompts_per_request": 1}, 1, Api.GENERATE),
-    ("Offline", {"api": "generate"}, 1, Api.GENERATE),
-    ("Offline", {"api": "generate", "prompts_per_request": 1}, 1, Api.GENERATE),
-    ("Offline", {"stream_interval": 4}, 1, Api.GENERATE),
-    ("Offline", {"several": False}, 1, Api.GENERATE),
-    ("Server", {}, 1, Api.GENERATE),
-    ("Server", {"prompts_per_request": 2}, 1, Api.GENERATE),
-])
-def test_a_vllm_is_asked_for_several_whole_answers_in_a_request(make_settings, scenario, told, together, asked_at):
-    settings = make_settings("http://a:1", scenario, "performance", offered=Api.GENERATE, **told)
-    assert (settings.prompts_per_request, settings.server.api) == (together, asked_at)
-
-
-@pytest.mark.parametrize(("told", "cause"), [
-    ({"prompts_per_request": 0}, ""),
-    ({"prompts_per_request": 2, "api": "generate"}, "/inference/v1/generate takes one prompt"),
-    ({"prompts_per_request": 2, "stream_interval": 1}, "each stream is a request of its own"),
-    ({"prompts_per_request": 2, "several": False}, "http://a:1 did not answer two prompts in a request"),
-])
-def test_prompts_that_cannot_share_a_request_are_refused(make_settings, told, cause):
-    with pytest.raises(UsageError, match="prompts_per_request=. is not usable") as refused:
-        make_settings("http://a:1", "Offline", "performance", **told)
-    assert refused.value.cause == cause
+    assert in_flight_of(server) == requests

@@ -61,7 +61,7 @@ def test_more_workers_are_taken_where_one_is_too_few_and_there_are_processors(ch
 def test_a_run_has_its_check_in_its_record(tmp_path, make_settings):
     with FakeVllm() as server:
         record = run(make_settings(server.endpoint, "Server", "performance", self_check=True), tmp_path / "run")
-        assert len(server.prompts) == record.client.requests
+        assert len(server.bodies) == record.client.requests
     assert record.client.self_check is not None
     assert record.client.self_check.workers == len(record.client.processes) - 1
 
@@ -73,9 +73,7 @@ def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_setting
 
 
 def test_connections_are_counted_as_a_run_within_its_limits_needs_them(make_settings):
-    assert connections_of(make_settings("http://a:1", "Offline", "performance", max_in_flight=512,
-                                        prompts_per_request=1)) == 512
-    assert connections_of(make_settings("http://a:1", "Offline", "performance", max_in_flight=500)) == 32
+    assert connections_of(make_settings("http://a:1", "Offline", "performance", max_in_flight=512)) == 512
     # 2 s to the first token, 128 tokens at 0.1 s; 16 spare ones, and those that take their place
     assert connections_of(make_settings("http://a:1", "Server", "performance", target_qps=100)) == 1480 + 32
 

@@ -6,16 +6,7 @@ import random
 import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
-from cm4vllm.loadgen.wire import (
-    AnswerError,
-    Sampling,
-    StreamReader,
-    completion_body,
-    error_message,
-    several,
-    whole_answer,
-    whole_answers,
-)
+from cm4vllm.loadgen.wire import AnswerError, Sampling, StreamReader, completion_body, error_message, whole_answer
 
 PROMPT = [5, 6, 7]
 BODY = {"model": "tiny", "prompt": PROMPT}
@@ -139,49 +130,3 @@ def test_a_whole_answer_is_asked_for_without_a_stream():
 def test_the_message_of_an_error_document_is_found():
     assert error_message(b'{"error":{"message":"no such model","code":404}}') == "the server answered: no such model"
     assert error_message(b'{"detail":"Not Found"}') == ""
-
-
-@pytest.mark.parametrize("model", ["tiny", '"prompt":[1,2]', "prompt"])
-def test_several_bodies_become_one_with_all_prompts(model):
-    sampling = Sampling(model, 128, 2, 0)
-    prompts = [[7], [1, 2, 3], list(range(500)), [128_009]]
-    body, said = several([memoryview(completion_body(sampling, prompt)) for prompt in prompts])
-    assert json.loads(body) == {**json.loads(completion_body(sampling, [7])), "prompt": prompts}
-    assert [json.loads(prompt) for prompt in said] == prompts
-
-
-SENT = [b"[9]", b"[8,7]", b"[7,8]"]
-
-
-def answers(*choices, made=6, prompts=5, said=SENT):
-    return json.dumps({
-        "choices": [{"index": index, "token_ids": ids, "prompt_token_ids": json.loads(said[min(index, 2)])}
-                    for index, ids in choices],
-        "usage": {"prompt_tokens": prompts, "completion_tokens": made}}).encode()
-
-
-@pytest.mark.parametrize("said", [SENT, [b"null"] * 3])
-def test_each_of_several_prompts_gets_its_own_answer_in_whatever_order_they_come(said):
-    body = answers((2, [6]), (0, [1, 2]), (1, [3, 4, 5]), said=said)
-    assert [tokens.tolist() for tokens in whole_answers(body, SENT, 5)] == [[1, 2], [3, 4, 5], [6]]
-
-
-@pytest.mark.parametrize(("body", "cause"), [
-    (answers((0, [1, 2]), (1, [3, 4, 5, 6])), "one choice for each prompt"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (1, [6])), "one choice for each prompt"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (3, [6])), "one choice for each prompt"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [6]), (3, [7])), "one choice for each prompt"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [])), "no token_ids"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, None)), "no token_ids"),
-    (answers((0, [1, 2]), (1, []), (2, []), made=0), "no tokens"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [6]), made=7), "disagree"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [2**31]), made=6), "not 32-bit"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [6]), prompts=6), "other prompt tokens"),
-    (answers((0, [1, 2]), (1, [3, 4, 5]), (2, [6]), said=[SENT[0], SENT[2], SENT[1]]), "to other prompts"),
-    (b'{"error": {"message": "too long"}}', "too long"),
-    (b'{"choices": []}', "one choice for each prompt"),
-    (b"<html>", "not a completion"),
-])
-def test_an_answer_to_several_prompts_that_does_not_add_up_is_refused(body, cause):
-    with pytest.raises(AnswerError, match=cause):
-        whole_answers(body, SENT, 5)

@@ -94,11 +94,8 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
         "scenario": scenario, "mode": mode, "user_conf": USER_CONF, "samples": SAMPLES, "max_tokens": 128,
         "min_tokens": 2, "max_in_flight": 8, "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
         "target_qps_source": "0.8 of the rate of the Offline accuracy run", "model": MODEL_RECORD,
-        "dataset": DATASET_RECORD, "server": SERVER,
+        "dataset": DATASET_RECORD, "server": SERVER, **settings,
     }
-    if scenario is Scenario.OFFLINE:
-        values |= {"prompts_per_request": 16, "server": msgspec.structs.replace(SERVER, api=Api.COMPLETIONS)}
-    values |= settings
     made = RunSettings(**values)
     return RunRecord(
         notice=REHEARSAL_NOTICE if made.rehearsal else "", settings=made, settings_sha256="12" * 32,

@@ -80,9 +80,6 @@ class Handler(BaseHTTPRequestHandler):
             words = VOCABULARY if self.fault != "other-vocabulary" else VOCABULARY[::-1]
             self.answer({"prompt": " ".join(words[token] for token in body["tokens"])})
             return
-        if isinstance(body["prompt"][0], list):
-            self.several(body)
-            return
         ids = None if self.fault == "no-ids" else list(range(body["max_tokens"]))
         said = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
         if self.fault == "token-short":
@@ -99,25 +96,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.fault != "cut-stream":
             events.append("[DONE]")
         self.answer("".join(f"data: {event}\n\n" for event in events), content_type="text/event-stream")
-
-
-    def several(self, body):
-        if self.fault == "one-prompt":
-            self.answer({"error": {"message": "one prompt, please"}}, status=400)
-            return
-        choices = [{"index": index, "text": "x", "token_ids": list(range(body["max_tokens"]))}
-                   for index in range(len(body["prompt"]))]
-        said = {"prompt_tokens": sum(map(len, body["prompt"])), "completion_tokens": len(choices) * body["max_tokens"]}
-        if self.fault == "first-alone":
-            del choices[1:]
-        if self.fault == "no-index":
-            for choice in choices:
-                del choice["index"]
-        if self.fault == "several-without-ids":
-            choices[1]["token_ids"] = None
-        if self.fault == "several-not-counted":
-            said["completion_tokens"] = body["max_tokens"]
-        self.answer({"choices": choices, "usage": said})
 
 
 class UnixServer(ThreadingHTTPServer):

@@ -122,17 +122,6 @@ def test_a_server_that_does_not_tell_its_length_must_have_it_told():
         assert probe(url, max_model_len=512).max_model_len == 512
 
 
-@pytest.mark.parametrize(("fault", "several"), [
-    ("", True), ("not-vllm", True), ("one-prompt", False), ("first-alone", False), ("no-index", False),
-    ("several-without-ids", False), ("several-not-counted", False)])
-def test_it_is_seen_whether_a_server_takes_several_prompts_in_a_request(fault, several):
-    with peer.running(fault) as url:
-        assert probe(url).several is several
-    with peer.running() as one, peer.running(fault) as other:
-        if fault != "not-vllm":  # two that differ in more than that are refused
-            assert probe(f"{one},{other}").several is several
-
-
 def test_the_token_only_endpoint_is_taken_where_it_is_offered():
     with peer.running("scale-out") as url:
         assert probe(url, api=Api.GENERATE).api is Api.GENERATE

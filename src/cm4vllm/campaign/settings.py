@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ("vllm", "reference")
 QUANTISATIONS = ("_fp8", "_fp8-dynamic", "_int8", "_gptq-w4a16", "_weights-as-they-are", "_kv-fp8")
 CATEGORIES = ("datacenter",)
 _POSITIVE = ("offline_target_qps", "server_target_qps", "test_query_count", "max_test_duration", "num_workers",
-             "max_in_flight", "prompts_per_request", "replicas", "tp_size", "pp_size", "dp_size", "max_model_len")
+             "max_in_flight", "replicas", "tp_size", "pp_size", "dp_size", "max_model_len")
 
 
 class CampaignSettings(Record, frozen=True, kw_only=True):
@@ -53,8 +53,6 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
     num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
     max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
-    prompts_per_request: Annotated[int | None, Key("CM_MLPERF_LOADGEN_PROMPTS_PER_REQUEST")] = None
-    api: Annotated[str, Key("CM_MLPERF_INFERENCE_API")] = "auto"
     replicas: Annotated[int | None, Key("CM_VLLM_SERVER_REPLICAS")] = None
     tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
     pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
@@ -103,10 +101,6 @@ class Job:
             _positive(flag, getattr(settings, flag))
         _folder_name("submitter", settings.submitter)
         _quantisation(settings)
-        if settings.api == "generate" and (settings.prompts_per_request or 1) > 1:
-            raise UsageError(f"--prompts_per_request={settings.prompts_per_request} cannot be given with "
-                             "--api=generate", cause="that endpoint takes one prompt a request",
-                             remedy="leave one of them out")
         return cls(
             settings=settings,
             round=round_,

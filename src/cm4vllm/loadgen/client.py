@@ -7,7 +7,6 @@ processes, and alone in tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from array import array
 from collections import deque
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
-from cm4vllm.loadgen.exchanges import Exchange, Group, Request
+from cm4vllm.loadgen.exchanges import Exchange, Request
 from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.server import Server
 from cm4vllm.serving.records import Api
@@ -78,17 +77,16 @@ class Sink(Protocol):
 class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
-    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of those, `prompts_per_request` go
-    out together, in one HTTP request of the completions API. Of several servers the one with the fewest HTTP requests
-    open is asked. `sent` is called with the time at which a request was issued, when it is written to a connection for
-    the first time, or one is being opened for it. After `prepare`, `spare` connections to each server are kept open
-    beside those in use, so that no handshake counts as the server's time to the first token.
+    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of several servers the one with
+    the fewest requests open is asked. `sent` is called with the time at which a request was issued, when it is written
+    to a connection for the first time, or one is being opened for it. After `prepare`, `spare` connections to each
+    server are kept open beside those in use, so that no handshake counts as the server's time to the first token.
     """
 
     def __init__(
         self, addresses: Sequence[Address], sink: Sink, *, stream_interval: int, max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
-        spare: int = 0, prompts_per_request: int = 1,
+        spare: int = 0,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
@@ -98,7 +96,6 @@ class Client:
         self._spare = spare
         self._servers = [Server(address, address.head(api.path)) for address in addresses]
         self._max_in_flight = max_in_flight
-        self._together = min(prompts_per_request, max_in_flight or prompts_per_request)
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
         # Chunks of several tokens are too few for its rounds to be worth their time.
@@ -144,19 +141,17 @@ class Client:
 
     def _send_waiting(self) -> None:
         self._filling = False
-        incoming, limit, counts, together = self._incoming, self._max_in_flight, self.counts, self._together
+        incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
         only = self._servers[0] if len(self._servers) == 1 else None
-        while incoming and (limit is None or self.in_flight + together <= limit):
+        while incoming and (limit is None or self.in_flight < limit):
             request = next(incoming[0], None)
             if request is None:
                 incoming.popleft()
                 continue
-            server = only or self._choose(None)
-            exchange = (Exchange(self, request, server) if together == 1 else
-                        Group(self, [request, *itertools.islice(incoming[0], together - 1)], server))
-            counts.requests += exchange.size
+            exchange = Exchange(self, request, only or self._choose(None))
+            counts.requests += 1
             counts.prompt_tokens += exchange.prompt_tokens
-            self.in_flight += exchange.size
+            self.in_flight += 1
             self._open.add(exchange)
             self._send(exchange)
             if self._sent is not None:
@@ -254,25 +249,24 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, key: int, tokens: array[int]) -> None:
+    def complete(self, exchange: Exchange, tokens: array[int]) -> None:
         """Hand over a whole answer, together with the others of this turn of the event loop."""
         self.counts.completed += 1
         self.counts.completion_tokens += len(tokens)
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append((key, tokens))
+        self._done.append((exchange.key, tokens))
+        self._leave(exchange)
 
     def fail(self, exchange: Exchange, cause: str) -> None:
         """Give a request up."""
-        self.counts.failed += exchange.size
-        for key in exchange.keys:
-            self.sink.failed(key, cause, first_token_seen=exchange.first_token_seen)
-        self.leave(exchange)
+        self.counts.failed += 1
+        self.sink.failed(exchange.key, cause, first_token_seen=exchange.first_token_seen)
+        self._leave(exchange)
 
-    def leave(self, exchange: Exchange) -> None:
-        """Forget a request that has been answered or given up, and send what waited for its end."""
+    def _leave(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
-        self.in_flight -= exchange.size
+        self.in_flight -= 1
         if self._incoming and not self._filling:
             self._filling = True
             self._loop.call_soon(self._send_waiting)

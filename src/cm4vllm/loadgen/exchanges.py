@@ -1,18 +1,18 @@
-"""The requests of a client while they are open: one, or several that are sent together."""
+"""The requests of a client while they are open, through all their tries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.connection import Connection
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, several, whole_answer, whole_answers
+from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
 
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client import Client
 
-__all__ = ["Exchange", "Group", "Request"]
+__all__ = ["Exchange", "Request"]
 
 #: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
 MAX_RETRIES = 2
@@ -29,7 +29,6 @@ class Exchange:
 
     __slots__ = ("_body", "_client", "_reader", "abandoned", "connection", "first_token_seen", "json", "key",
                  "prompt_tokens", "retries", "server")
-    size = 1
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request
@@ -40,11 +39,6 @@ class Exchange:
         self._client = client
         self._reader = StreamReader() if client.streamed else None
         self._body = b""
-
-    @property
-    def keys(self) -> Sequence[int]:
-        """The keys of all that is asked for."""
-        return (self.key,)
 
     def body(self, status: int, data: bytes) -> bool:
         reader = self._reader
@@ -78,11 +72,11 @@ class Exchange:
             self._give_up(cause, again=status >= 500 or status == 429)
             return
         try:
-            self._complete()
+            tokens = self._answer()
         except AnswerError as error:
             self._client.fail(self, str(error))
             return
-        self._client.leave(self)
+        self._client.complete(self, tokens)
 
     def broken(self, cause: str, *, answered: bool) -> None:
         self._leave()
@@ -94,15 +88,14 @@ class Exchange:
         self.abandoned = True
         self._client.fail(self, cause)
 
-    def _complete(self) -> None:
-        """Hand the answer over. Raises AnswerError when it does not add up."""
+    def _answer(self) -> array[int]:
+        """Return the answer's tokens. Raises AnswerError when it does not add up."""
         if self._reader is None:
-            self._client.complete(self.key, whole_answer(self._body, self.prompt_tokens))
-            return
+            return whole_answer(self._body, self.prompt_tokens)
         tokens = self._reader.finish(self.prompt_tokens)
         if not self.first_token_seen:
             raise AnswerError("the stream had no first token")
-        self._client.complete(self.key, tokens)
+        return tokens
 
     def _leave(self) -> None:
         self.server.in_flight -= 1
@@ -114,25 +107,3 @@ class Exchange:
             self._client.retry(self)
         else:
             self._client.fail(self, cause)
-
-
-class Group(Exchange):
-    """Requests for whole answers that are sent as one, and answered or given up together."""
-
-    __slots__ = ("_keys", "_prompts", "size")
-
-    def __init__(self, client: Client, requests: Sequence[Request], server: Server) -> None:
-        keys, bodies, prompt_tokens, issued_ns = zip(*requests, strict=True)
-        body, self._prompts = several(bodies)
-        super().__init__(client, (keys[0], body, sum(prompt_tokens), issued_ns[0]), server)
-        self._keys: Sequence[int] = keys
-        self.size = len(keys)
-
-    @property
-    def keys(self) -> Sequence[int]:
-        return self._keys
-
-    def _complete(self) -> None:
-        answers = whole_answers(self._body, self._prompts, self.prompt_tokens)
-        for key, tokens in zip(self._keys, answers, strict=True):
-            self._client.complete(key, tokens)

@@ -51,7 +51,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     api: Api
     stream_interval: int
     max_in_flight: int | None
-    prompts_per_request: int = 1
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def connections_of(settings: RunSettings) -> int:
     needs more has lost its result anyhow), and the spare ones.
     """
     if settings.scenario is Scenario.OFFLINE:
-        return math.ceil(settings.max_in_flight / settings.prompts_per_request)
+        return settings.max_in_flight
     limits = BENCHMARKS[settings.benchmark].limits[settings.scenario]
     longest_s = (limits.ttft_ms + settings.max_tokens * limits.tpot_ms) / 1e3
     spare = 2 * SPARE * len(settings.server.endpoints) * (settings.num_workers or 1)

@@ -43,8 +43,6 @@ class RunInputs(Record, frozen=True, kw_only=True):
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
-    prompts_per_request: Annotated[int | None, Key("CM_MLPERF_LOADGEN_PROMPTS_PER_REQUEST")] = None
-    api: Annotated[Literal["auto", "completions", "generate"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
     num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
@@ -103,7 +101,6 @@ def _settings(inputs: RunInputs) -> RunSettings:
         server=read_record(Path(_given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
         target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
         stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
-        prompts_per_request=inputs.prompts_per_request, api=inputs.api,
     )
 
 

@@ -38,10 +38,10 @@ class RunSettings(Record, frozen=True, kw_only=True):
     """All that one LoadGen run depends on: the input of the process that runs LoadGen.
 
     `user_conf` is the text of user.conf. `samples` is the size of the query sample library: the whole dataset, or its
-    first samples in a rehearsal. `max_in_flight` bounds the samples in flight in the Offline scenario alone, of which
-    `prompts_per_request` go out in one HTTP request. `stream_interval` says how answers are asked for: 0 whole, k as a
-    stream with a chunk for every k tokens, of which the first always comes alone. `num_workers` is the number of client
-    processes; 0 has the self-check decide. Only tests leave the `self_check` out.
+    first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the Offline scenario alone.
+    `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
+    the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
+    tests leave the `self_check` out.
     """
 
     rehearsal: bool
@@ -55,7 +55,6 @@ class RunSettings(Record, frozen=True, kw_only=True):
     max_tokens: int
     min_tokens: int
     max_in_flight: int
-    prompts_per_request: int = 1
     stream_interval: int = 1
     num_workers: int = 0
     self_check: bool = True

@@ -84,9 +84,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
     answers = LoopbackSettings(tokens=tokens, interval=interval, step_s=STREAM_S / chunks)
     tally = _Tally()
     with _loopback(answers) as (endpoint, server):
-        # One prompt a request costs the client more than several do.
-        there = replace(settings, prompts_per_request=1,
-                        server=replace(settings.server, endpoint=endpoint, replicas=[]))
+        there = replace(settings, server=replace(settings.server, endpoint=endpoint, replicas=[]))
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)

@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from cm4vllm.serving.records import Api
 
-__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "several", "whole_answer",
-           "whole_answers"]
+__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "whole_answer"]
 
 #: Bytes at the end of what has come that are left as they are: more than the events with usage and [DONE] have.
 TAIL_BYTES = 1024
 
 _KEY = b'"token_ids"'
-_PROMPT = b'"prompt":'
 _IDS = re.compile(rb'"token_ids":\s*(?:\[\s*([\d,\s]*)\]|null)')
 _FIRST = re.compile(rb'"token_ids":\s*\[\s*(\d+)\s*[,\]]')
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
@@ -83,27 +81,8 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def several(bodies: Sequence[bytes | memoryview]) -> tuple[bytes, list[bytes]]:
-    """Return the body of one request for the prompts of all `bodies`, and these prompts, as JSON.
-
-    The bodies are those of Api.COMPLETIONS and of one sampling.
-    """
-    # They differ in their prompts alone. The key is not in a string, whose quotes would be escaped.
-    whole = [bytes(body) for body in bodies]
-    begin = whole[0].index(_PROMPT) + len(_PROMPT)
-    end = whole[0].index(b"]", begin) + 1
-    rest = len(whole[0]) - end
-    prompts = [body[begin:len(body) - rest] for body in whole]
-    return b"%b[%b]%b" % (whole[0][:begin], b",".join(prompts), whole[0][end:]), prompts
-
-
 class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
-
-
-class _Indexed(_Choice, gc=False):
-    index: int = 0
-    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -117,76 +96,32 @@ class _Answer(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _Answers(msgspec.Struct, gc=False):
-    choices: list[_Indexed] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-T = TypeVar("T", _Answer, _Answers)
-_NO_USAGE = _Usage()
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_answers = msgspec.json.Decoder(_Answers).decode
 
 
 def whole_answer(body: bytes, prompt_tokens: int) -> array[int]:
     """Return the token ids of an answer that is no stream, as int32. Raises AnswerError when it does not add up."""
-    answer = _decoded(_decode_answer, body)
-    tokens = _tokens(answer.choices[0]) if answer.choices else array("i")
-    usage = answer.usage or _NO_USAGE
-    _check(len(tokens), usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
-    return tokens
-
-
-def whole_answers(body: bytes, prompts: Sequence[bytes], prompt_tokens: int) -> list[array[int]]:
-    """Return the token ids of an answer to `prompts` (as JSON), in their order. Raises as `whole_answer` does.
-
-    Its usage is that of all prompts together, which have `prompt_tokens` tokens: the sums are checked, that each prompt
-    has one answer, and that it is the one to this prompt, which vLLM repeats beside it.
-    """
-    answer = _decoded(_decode_answers, body)
-    choices = sorted(answer.choices, key=lambda choice: choice.index)
-    if [choice.index for choice in choices] != list(range(len(prompts))):
-        raise AnswerError("the answer does not have one choice for each prompt")
-    if not all(map(_answers, choices, prompts)):
-        raise AnswerError("the answer is to other prompts than were sent")
-    tokens = list(map(_tokens, choices))
-    usage = answer.usage or _NO_USAGE
-    made = sum(map(len, tokens)) if all(tokens) else 0  # an empty answer is a fault, whatever the others have
-    _check(made, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
-    return tokens
-
-
-def _answers(choice: _Indexed, prompt: bytes) -> bool:
-    """Tell whether a choice is the one for `prompt`, or does not say which it is for."""
-    said = bytes(choice.prompt_token_ids)
-    return said in (prompt, b"null") or msgspec.json.decode(said) == msgspec.json.decode(prompt)
-
-
-def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
     try:
-        answer = decode(body)
+        answer = _decode_answer(body)
     except msgspec.DecodeError as error:
         raise AnswerError("the answer is not a completion in JSON") from error
     if answer.error is not None:
         raise AnswerError(error_message(body) or "the server answered with an error")
-    return answer
-
-
-def _tokens(choice: _Choice) -> array[int]:
+    usage = answer.usage or _Usage()
     try:
-        return array("i", choice.token_ids or ())
+        tokens = array("i", (answer.choices[0].token_ids if answer.choices else None) or ())
     except OverflowError:
         raise AnswerError(_TOO_WIDE) from None
+    return _checked(tokens, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
 
 
-def _check(tokens: int, counted: int, prompt_counted: int, prompt_tokens: int) -> None:
-    """Raise AnswerError when an answer of `tokens` tokens is not what the server counted."""
-    if counted == tokens > 0 and prompt_counted == prompt_tokens:
-        return
+def _checked(tokens: array[int], counted: int, prompt_counted: int, prompt_tokens: int) -> array[int]:
+    """Return `tokens`, if they are as many as the server says. Raises AnswerError."""
+    if counted == len(tokens) > 0 and prompt_counted == prompt_tokens:
+        return tokens
     if counted < 0:
         raise AnswerError("the answer has no usage.completion_tokens")
-    if tokens != counted:
+    if len(tokens) != counted:
         if not tokens:
             raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly")
         raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
@@ -231,8 +166,7 @@ class StreamReader:
             if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
                 raise AnswerError("the stream ended without [DONE]")
             counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
-            _check(len(self._tokens), counted, prompt_counted, prompt_tokens)
-            return self._tokens
+            return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
         except AnswerError as error:
             # What the server says of an answer that does not add up tells more than that.
             raise AnswerError(error_message(bytes(rest)) or str(error)) from None

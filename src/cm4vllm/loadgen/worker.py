@@ -54,7 +54,7 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     at_once = settings.max_in_flight is None
     client = Client(addresses, _Pipe(link), stream_interval=settings.stream_interval, api=settings.api,
                     max_in_flight=settings.max_in_flight, sent=gauge.issued if at_once else None,
-                    spare=SPARE if at_once else 0, prompts_per_request=settings.prompts_per_request)
+                    spare=SPARE if at_once else 0)
     await client.prepare()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))

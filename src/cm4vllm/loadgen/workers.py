@@ -63,7 +63,7 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
                        ca_file=server.ca_file, api=server.api, stream_interval=settings.stream_interval,
-                       max_in_flight=share, prompts_per_request=settings.prompts_per_request)
+                       max_in_flight=share)
         for number in range(workers)
     ]
 

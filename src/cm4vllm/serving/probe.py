@@ -25,7 +25,7 @@ __all__ = ["Site", "base_url", "base_urls", "check_completion", "check_vocabular
 _SHORT_S = 10.0
 #: For a completion of a few tokens: a large model that has just started compiles and allocates for its first one.
 _LONG_S = 120.0
-_PROMPT, _ANOTHER = [3, 4, 5], [6, 7]
+_PROMPT = [3, 4, 5]
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
@@ -105,8 +105,7 @@ def probe(
                     remedy="start them with the same vLLM, model and options; a result is of one system",
                 )
     unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
-    return replace(first, replicas=[record.endpoint for record in records[1:]], unchecked=unchecked,
-                   several=all(record.several for record in records))
+    return replace(first, replicas=[record.endpoint for record in records[1:]], unchecked=unchecked)
 
 
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerRecord:
@@ -128,8 +127,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerR
     if not _prefix_caching_is_known(site):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not tell")
     return ServerRecord(endpoint=site.endpoint, api=api, ca_file=site.ca_file, model_name=model.name,
-                        max_model_len=length, version=version, owned=False, unchecked=unchecked,
-                        several=_takes_several(site, model.name))
+                        max_model_len=length, version=version, owned=False, unchecked=unchecked)
 
 
 def served_models(site: Site | str) -> list[Model]:
@@ -188,20 +186,6 @@ def check_completion(
             f"{counted[1]} tokens to a prompt of {counted[0]}",
             remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
         )
-
-
-def _takes_several(site: Site, model: str) -> bool:
-    """Tell whether a server answers two prompts in one request, each by its index, and counts their tokens together."""
-    body = {"model": model, "prompt": [_PROMPT, _ANOTHER], "max_tokens": _TOKENS, "min_tokens": _TOKENS,
-            "ignore_eos": True, "temperature": 0, "return_token_ids": True}
-    try:
-        answer = _decoded(site.endpoint, Api.COMPLETIONS.path,
-                          _request(site, "POST", Api.COMPLETIONS.path, body, _LONG_S))
-        listed = sorted((choice["index"], len(choice["token_ids"])) for choice in answer["choices"])
-        counted = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
-    except (ServerUnsuitable, KeyError, TypeError):
-        return False
-    return listed == [(0, _TOKENS), (1, _TOKENS)] and counted == (len(_PROMPT) + len(_ANOTHER), 2 * _TOKENS)
 
 
 def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:

@@ -31,9 +31,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
     of the same model, over which the client spreads its requests; `members` are their records where they are ours.
     `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's. `unchecked` says
-    in words what the probe could not find out. `several` tells whether it was seen to answer several prompts in one
-    request of COMPLETIONS. `niceness` is what its processes and their scheduling group have more of than ours while
-    the latency of its answers is measured.
+    in words what the probe could not find out. `niceness` is what its processes and their scheduling group have more
+    of than ours while the latency of its answers is measured.
     """
 
     endpoint: str
@@ -42,7 +41,6 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     api: Api = Api.COMPLETIONS
     ca_file: str = ""
     unchecked: list[str] = []
-    several: bool = False
     model_name: str
     max_model_len: int
     version: str

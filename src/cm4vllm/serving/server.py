@@ -133,7 +133,7 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
     found = probe(one.endpoint, one.settings.name, api=one.settings.api)
     record = ServerRecord(
         endpoint=one.endpoint, api=found.api, model_name=found.model_name, max_model_len=found.max_model_len,
-        version=found.version, several=found.several, owned=True, argv=one.argv, env=one.env,
+        version=found.version, owned=True, argv=one.argv, env=one.env,
         niceness=niceness(one.settings), packages=packages,
         log=str(one.folder / LOG_FILE), supervisor_pid=one.supervisor.pid, started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
