@@ -24,6 +24,8 @@ from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
 from cm4vllm.serving import server
 from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.placement import in_few_processes, own_cores
+from cm4vllm.serving.records import Api
 from figures import arguments, figure, interleaved, ratios, report
 
 BENCHMARK = BENCHMARKS["llama3.1-8b"]
@@ -38,8 +40,9 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(model=model.path, name=model.name, dtype="float32", max_model_len=2048,
-                                  max_num_seqs=256, enforce_eager=True,
+                                  max_num_seqs=256, enforce_eager=True, api=Api.GENERATE,
                                   distributed_executor_backend=executor)
+        settings = in_few_processes(settings, 1, len(own_cores()))
         record = server.start(python, settings, Path(folder) / "server")
         try:
             for scenario, rate in ((Scenario.OFFLINE, OFFLINE_QPS), (Scenario.SERVER, SERVER_QPS)):

@@ -1,7 +1,8 @@
 """vLLM's own in-process generate: `PYTHON generate.py MODEL PROMPTS MAX_NUM_SEQS EXECUTOR` in the Python that has vLLM.
 
 PROMPTS is a file of lists of token ids, EXECUTOR mp, uni, or empty for vLLM's choice. For each line of standard input
-they are all answered once, and a line `RATE tokens/s` printed among what vLLM says. Nothing of the benchmark is imported: this Python need not have it.
+they are all answered once, and a line `RATE tokens/s` printed among what vLLM says. Nothing of the benchmark is
+imported: this Python need not have it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def test_two_runs_do_not_share_a_results_folder(tmp_path):
 
 
 def test_targets_say_where_they_come_from():
-    offline, server = offline_target(SamplesPerSecond(200)), server_target(SamplesPerSecond(200))
+    rate = SamplesPerSecond(200)
+    offline, server = offline_target(rate, rehearsal=False), server_target(rate)
     assert (offline.value, server.value) == (240, 40)
+    assert offline_target(rate, rehearsal=True).value == 400
     assert "200.00 samples/s" in offline.source
     assert "Offline" in server.source

@@ -181,7 +181,8 @@ class _Campaign:
             return earlier
         if rate is None:
             rate = self._rate()
-        return offline_target(rate) if scenario is Scenario.OFFLINE else server_target(rate)
+        return (offline_target(rate, rehearsal=self.job.rehearsal) if scenario is Scenario.OFFLINE
+                else server_target(rate))
 
     def _earlier_target(self, scenario: Scenario) -> TargetQps | None:
         """Return the target of a valid result that is there already, so that the same command finds it again."""
@@ -200,7 +201,7 @@ class _Campaign:
         if result.duration < result.min_duration:
             say(f"the Offline run ended after {result.duration}, before the {result.min_duration} that the rules ask: "
                 "the server is faster than it was in the accuracy run. It is made again, sized by the rate just seen")
-            self._measure(scenario, Mode.PERFORMANCE, offline_target(result.samples_per_second))
+            self._measure(scenario, Mode.PERFORMANCE, offline_target(result.samples_per_second, rehearsal=False))
 
     def _rate(self) -> SamplesPerSecond:
         """Measure the server's Offline rate in a short run of its own, where no accuracy run gives it."""

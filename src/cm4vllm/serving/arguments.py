@@ -35,8 +35,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
     What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
-    settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds none. `gpus` are those
-    that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its
+    settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds none. `gpus` are
+    those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its
     workers are placed by the Ray cluster there. `api` is how it is asked.
     """
 
