@@ -99,6 +99,18 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
     assert ("--enable-scale-out" in record.argv) == (asked is Api.GENERATE)
 
 
+@pytest.mark.parametrize(("cores", "few"), [(2, True), (8, False)])
+def test_a_server_of_few_cores_is_started_with_few_processes(
+    tmp_path, monkeypatch, capsys, python, model_record, cores, few,
+):
+    monkeypatch.setattr("cm4vllm.serving.launch.own_cores", lambda: list(range(cores)))
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    end(str(path))
+    assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few
+    assert record.env.get("OMP_NUM_THREADS") == ("1" if few else None)
+    assert ("vLLM's worker computes in its engine's process" in capsys.readouterr().out) is few
+
+
 def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, model_record):
     record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
     end(str(path))

@@ -188,8 +188,9 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
     cpu = {} if settings.device != "cpu" else {
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib), "VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding,
-        **({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else {}),
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        **({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else
+           {"VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}),
         **fp8_env(Path(settings.model)),
     }  # fmt: skip
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
