@@ -20,17 +20,18 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
     """Return the settings of a server on the CPU backend with its worker in the engine's process, on few cores.
 
     vLLM's engine and worker wait for each other by spinning. Where they, the HTTP server and the client have no core
-    each, of the `cores` for `servers` alike, that takes from those that work. The worker's threads leave one core to
-    the others, as they do where vLLM binds them. What the user chose is left as it is.
+    each of the machine's `cores`, that takes from those that work. The worker's threads leave one core to the others,
+    as they do where vLLM binds them. What the user chose is left as it is, and so are several servers, whose workers
+    are bound to cores of their own.
     """
-    each = cores // max(1, servers)
     if settings.device != "cpu" or settings.workers > 1:
         return settings
-    if not settings.distributed_executor_backend and settings.cpu_binding == "auto" and each < BUSY:
+    chosen = settings.distributed_executor_backend or settings.cpu_binding != "auto"
+    if servers == 1 and not chosen and cores < BUSY:
         settings = replace(settings, distributed_executor_backend="uni")
     if settings.distributed_executor_backend != "uni":
         return settings
-    return replace(settings, threads=max(1, each - 1))
+    return replace(settings, threads=max(1, cores // max(1, servers) - 1))
 
 
 def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[str, str]) -> list[ServerSettings]:
