@@ -76,3 +76,15 @@ def test_a_number_that_is_no_supervisors_any_more_is_left_alone():
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_niceness_that_cannot_be_taken_back_is_told(supervisor, monkeypatch, capsys, grouped):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    monkeypatch.setattr(Path, "exists", lambda _: grouped)
+    give_way(record(supervisor, 0))
+    said = "".join(capsys.readouterr())
+    assert ("only root may lower it" in said) is not grouped

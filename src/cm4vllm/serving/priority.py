@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from cm4vllm.common.progress import warn
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.strays import supervisor_spec
 from cm4vllm.serving.supervisor import children
@@ -18,7 +19,7 @@ def give_way(record: ServerRecord) -> None:
 
     Where Linux makes a scheduling group of each session (CONFIG_SCHED_AUTOGROUP), a process's own niceness counts only
     among those of its session, and its session's niceness counts between sessions (sched(7)). Only root may lower that
-    of processes again, anybody that of a session.
+    of processes again, anybody that of a session: where there are none, the user is warned.
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
@@ -26,8 +27,14 @@ def give_way(record: ServerRecord) -> None:
         for server in children(supervisor) if supervisor_spec(supervisor) is not None else []:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{server}/autogroup").write_text(str(niceness))
-            with contextlib.suppress(OSError):
+            try:
                 os.setpriority(os.PRIO_PGRP, server, min(19, own + niceness))
+            except PermissionError:
+                if not Path(f"/proc/{server}/autogroup").exists():
+                    warn(f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, server)} that it had in another "
+                         "run: only root may lower it. Start it anew for this one")
+            except OSError:
+                pass
 
 
 def _supervised(record: ServerRecord) -> list[tuple[int, int]]:
