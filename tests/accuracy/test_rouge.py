@@ -88,3 +88,10 @@ def test_a_score_worked_out_by_hand():
 
 def test_words_are_stemmed():
     assert rouge(["ships landing"], ["ship landed"], VOCABULARY)["rouge1"].tolist() == [1.0]
+
+
+def test_a_text_may_have_more_words_than_there_are_code_points_below_the_surrogates():
+    words = [f"w{number}" for number in range(56_000)]
+    ours = rouge([" ".join(words)], [" ".join(words[500:])], Vocabulary())
+    precision = 55_500 / 56_000
+    assert ours["rougeL"][0] == 2 * precision / (precision + 1)

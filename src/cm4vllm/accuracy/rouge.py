@@ -88,10 +88,18 @@ def _bigram_hits(pairs: _Pairs) -> IntArray:
 
 
 def _longest(pairs: _Pairs) -> IntArray:
-    ours, theirs = (np.split(entries, np.cumsum(texts.sizes)[:-1]) for entries, texts in (
+    # Texts of a character for each word: rapidfuzz compares these without looking at a Python object a word.
+    first = np.searchsorted(pairs.pair_of, np.arange(pairs.count))
+    ours, theirs = (_characters(entries - first[pairs.pair_of[entries]], texts.sizes) for entries, texts in (
         (pairs.our_entries, pairs.ours), (pairs.their_entries, pairs.theirs)))
-    lengths = [LCSseq.similarity(a.tolist(), b.tolist()) for a, b in zip(ours, theirs, strict=True)]
-    return np.array(lengths, np.int64)
+    return np.array([LCSseq.similarity(a, b) for a, b in zip(ours, theirs, strict=True)], np.int64)
+
+
+def _characters(words: IntArray, sizes: IntArray) -> list[str]:
+    """Return each text with its words, numbered from 0 within their pair, as the characters of these code points."""
+    whole = words.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    ends = np.cumsum(sizes).tolist()
+    return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _summary_hits(pairs: _Pairs) -> IntArray:
