@@ -135,8 +135,7 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
     if chosen.threads:
-        say("note: on few cores vLLM's worker computes in its engine's process (uni), "
-            f"with OMP_NUM_THREADS={chosen.threads}")
+        say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={chosen.threads}")
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
     words = _words(chosen, python, preset, options)
     if chosen.device == "cpu" and fp8_env(Path(chosen.model)):

@@ -21,7 +21,7 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
 
     vLLM's engine and worker wait for each other by spinning. Where they, the HTTP server and the client have no core
     each of the machine's `cores`, that takes from those that work. The worker's threads leave one core to the others,
-    as they do where vLLM binds them. What the user chose is left as it is, and so are several servers, whose workers
+    as those do that vLLM binds. What the user chose is left as it is, and so are several servers, whose workers
     are bound to cores of their own.
     """
     if settings.device != "cpu" or settings.workers > 1:
