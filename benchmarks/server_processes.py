@@ -24,7 +24,7 @@ from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
 from cm4vllm.serving import server
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.placement import in_few_processes, own_cores
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores
 from cm4vllm.serving.records import Api
 from figures import arguments, figure, interleaved, ratios, report
 

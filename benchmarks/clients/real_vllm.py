@@ -18,7 +18,7 @@ from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
-from cm4vllm.serving.placement import in_few_processes, own_cores
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores
 from cm4vllm.serving.records import Api
 
 __all__ = ["Made", "RealVllm", "Served", "bench_serve"]

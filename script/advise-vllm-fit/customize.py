@@ -3,7 +3,7 @@
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.advice import AdviceSettings, advice
+    from cm4vllm.serving.fit.advice import AdviceSettings, advice
 
     env = i["env"]
     fit = advice(read_settings(AdviceSettings, env))

@@ -8,8 +8,8 @@ def preprocess(i):
 
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.kubernetes import PodSettings, write_manifests
-    from cm4vllm.serving.kubernetes_schemas import check_objects
+    from cm4vllm.serving.clusters.kubernetes_manifests import PodSettings, write_manifests
+    from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
 
     env = i["env"]
     path = write_manifests(read_settings(PodSettings, env), env, Path(env["CM_KUBERNETES_DIR"]).absolute())

@@ -4,7 +4,7 @@
 def preprocess(i):
     from pathlib import Path
 
-    from cm4vllm.serving.ray_install import install_ray
+    from cm4vllm.serving.clusters.ray_install import install_ray
 
     python, release = install_ray(Path(i["env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]), Path.cwd())
     i["env"]["CM_RAY_PYTHON_BIN_WITH_PATH"] = str(python)

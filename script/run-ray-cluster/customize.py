@@ -3,7 +3,7 @@
 
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.ray_cluster import RaySettings, show, start
+    from cm4vllm.serving.clusters.ray_cluster import RaySettings, show, start
 
     env = i["env"]
     settings = read_settings(RaySettings, env)
@@ -17,7 +17,7 @@ def preprocess(i):
 
 
 def postprocess(i):
-    from cm4vllm.serving.ray_cluster import wait_in_foreground
+    from cm4vllm.serving.clusters.ray_cluster import wait_in_foreground
 
     if i["env"]["CM_RAY_BACKGROUND"] != "yes" and i["env"].get("CM_RAY_RECORD"):
         wait_in_foreground(i["env"]["CM_RAY_RECORD"])
@@ -25,7 +25,7 @@ def postprocess(i):
 
 
 def cleanup(i):
-    from cm4vllm.serving.ray_cluster import end
+    from cm4vllm.serving.clusters.ray_cluster import end
 
     end(i["env"].get("CM_RAY_RECORD", ""))
     return {"return": 0}

@@ -19,10 +19,10 @@ from cm4vllm.loadgen.wire import Sampling, StreamReader, completion_body, whole_
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
+from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
-from cm4vllm.serving.strays import end_strays
 from cm4vllm.serving.verification import CONFIG
 
 pytestmark = [
@@ -138,7 +138,7 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
                 time.sleep(0.05)
             assert f"VLLM::EngineCore ({engine.pid}) ended" in reason
             assert gone([supervisor])
-        end_strays()
+        end_orphans()
         assert not any(path.exists() for path in [sockets, *segments])
     finally:
         owner.kill()

@@ -356,8 +356,8 @@ def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tm
     assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
 
 
-#: Runs without the leash (-I ignores PYTHONPATH), as a process of the server that is no Python would.
-UNLEASHED = """
+#: Does not watch its supervisor (-I ignores PYTHONPATH), as a process of the server that is no Python would.
+UNWATCHED = """
 import os, subprocess, sys
 subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
@@ -366,8 +366,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_else(tmp_path, capsys):
     stranger = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
-    other = launch(tmp_path / "other", argv=[sys.executable, "-c", UNLEASHED, *PEER[1:]])
-    record = launch(tmp_path / "first", argv=[sys.executable, "-c", UNLEASHED, *PEER[1:]])
+    other = launch(tmp_path / "other", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])
+    record = launch(tmp_path / "first", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])
     try:
         supervisor, *others = family(record.supervisor_pid)
         stray = next(one for one in others if "-I" in one.cmdline())
@@ -387,7 +387,7 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_
 
 def test_the_environments_own_sitecustomize_is_still_imported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine')")
-    leash = Path(module.__file__).parent / "leash"
+    site = Path(module.__file__).parent / "end_with_supervisor"
     done = subprocess.run([sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"], text=True,
-                          capture_output=True, env={"PYTHONPATH": f"{leash}{os.pathsep}{tmp_path}"})
+                          capture_output=True, env={"PYTHONPATH": f"{site}{os.pathsep}{tmp_path}"})
     assert (done.stdout, done.stderr) == (f"mine\n{tmp_path / 'sitecustomize.py'}\n", "")

@@ -13,6 +13,9 @@ import pytest
 from cm4vllm.serving import supervisor as module
 from cm4vllm.serving.supervisor import descendants, parent_of
 
+#: The folder in which the processes of a server find their sitecustomize.
+SITE = Path(module.__file__).with_name("end_with_supervisor")
+
 
 @pytest.fixture
 def supervise(tmp_path):
@@ -104,12 +107,12 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
     monkeypatch.setenv("KEPT", "kept")
     code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['KEPT'], os.environ['GIVEN'])"
     supervise(sys.executable, "-c", code, env={"GIVEN": "given"}).wait(10)
-    assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'} kept given\n"
+    assert (tmp_path / "server.log").read_text() == f"{SITE} kept given\n"
 
 
-def test_the_servers_own_path_comes_after_the_leash(supervise, tmp_path):
+def test_the_servers_own_path_comes_after_ours(supervise, tmp_path):
     supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(10)
-    assert (tmp_path / "server.log").read_text() == f"{Path(module.__file__).parent / 'leash'}{os.pathsep}/given\n"
+    assert (tmp_path / "server.log").read_text() == f"{SITE}{os.pathsep}/given\n"
 
 
 def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,9 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.presets import Preset, option_words
-from cm4vllm.serving.ray_cluster import ray_env
 from cm4vllm.serving.records import Api
 
-__all__ = ["ServerSettings", "completed", "niceness", "server_argv", "server_env"]
+__all__ = ["ServerSettings", "completed", "niceness", "ray_env", "server_argv", "server_env"]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
@@ -207,3 +207,11 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
     }
+
+
+def ray_env() -> dict[str, str]:
+    """Return what all processes of a Ray cluster need alike.
+
+    Without a mode in its environment a head asks for a token as soon as the user has one, and its clients give none.
+    """
+    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}

@@ -20,14 +20,14 @@ from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
-from cm4vllm.serving.advice import require_host_memory
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import Options, fitted, read_options
-from cm4vllm.serving.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.servers import running_servers, status_text, stop_one
+from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 
 __all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_places", "wait_in_foreground"]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from cm4vllm.common.processes import last_lines
-from cm4vllm.serving.signatures import signature
+from cm4vllm.serving.known_failures import known_failure
 
 __all__ = ["advice", "last_words", "progress_line", "telling_lines"]
 
@@ -56,7 +56,7 @@ def _whole(lines: list[str], index: int) -> str:
 
 def advice(text: str) -> str:
     """Return what to do about a failure that a text names, empty when it names none that is known."""
-    found = signature(text)
+    found = known_failure(text)
     return found.remedy if found else ""
 
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
+from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.strays import supervisor_spec
 from cm4vllm.serving.supervisor import children
 
 __all__ = ["give_way"]

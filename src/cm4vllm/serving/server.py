@@ -32,11 +32,11 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
+from cm4vllm.serving.orphans import end_orphans, supervisor_spec
 from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.signatures import signature
-from cm4vllm.serving.strays import end_strays, supervisor_spec
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "free_port", "start", "start_all", "stop"]
@@ -95,8 +95,8 @@ def start_all(
     `argv` takes the place of vLLM's command line, {port} in it that of the port. Raises PortInUse, ServerDied,
     ServerNotReady, UsageError.
     """
-    if strays := end_strays():
-        say(f"ended what was left of an earlier server: {', '.join(strays)}")
+    if orphans := end_orphans():
+        say(f"ended what was left of an earlier server: {', '.join(orphans)}")
     memory = gpu_memory()
     starting: list[_Starting] = []
     try:
@@ -147,7 +147,7 @@ def stop(record: ServerRecord) -> None:
     """End a server that we started, its members, and all their processes; nothing happens to one that is not ours."""
     if supervisors := record.supervisors:
         end_supervisors(supervisors)
-        end_strays()
+        end_orphans()
         before: dict[str, GpuMemory] = {}
         for supervisor in supervisors:
             before |= _memory_before.pop(supervisor, {})
@@ -230,7 +230,7 @@ def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) 
 
 def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
     cause = _cause(folder)
-    found = signature(cause)
+    found = known_failure(cause)
     if found is not None and found.name == "port":
         return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause,
                          remedy=found.remedy)

@@ -12,9 +12,9 @@ output in the log, and ends everything that came of it (SIGTERM, after grace_s s
 
 It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
 children instead of init's, so that it finds and reaps all of them. When it is killed itself, the kernel kills them:
-each holds the leash that leash/sitecustomize.py describes. The leash's name in their environment is also what tells our
-processes from others (strays.py). In the state file it notes what it started, why it ends that as soon as it knows, and
-how it ended. Only the standard library is imported.
+each watches the supervisor's pipe (end_with_supervisor/sitecustomize.py). The name of the pipe in their environment
+also distinguishes our processes from others (orphans.py). In the state file it notes what it started, why it ends that
+as soon as it knows, and how it ended. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words
-from cm4vllm.serving.remains import BASE, Remains
+from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
-    "LEASH", "OWN_END", "READY", "Supervisor", "children", "descendants", "main", "parent_of", "start_supervised",
-    "title_of",
+    "OWN_END", "READY", "SUPERVISOR_PIPE", "Supervisor", "children", "descendants", "main", "parent_of",
+    "start_supervised", "title_of",
 ]  # fmt: skip
 
-#: The environment key that names the leash: /proc/<pid of the supervisor>/fd/<number>.
-LEASH = "CM4VLLM_LEASH"
+#: The environment key of the supervisor's pipe, /proc/<pid of the supervisor>/fd/<number>, which closes when it dies.
+SUPERVISOR_PIPE = "CM4VLLM_SUPERVISOR_PIPE"
 #: Written to the supervisor when the server is ready: all its engines and workers are there.
 READY = b"+"
 #: How the titles of vLLM's own processes begin; others of the server may come and go.
@@ -78,42 +78,42 @@ class Supervisor:
     def run(self) -> int:
         """Start the server, wait for a reason to end, end everything; return the server's exit status."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        leash, _held = os.pipe()  # not inherited by children: the writing end is ours alone
+        pipe, _held = os.pipe()  # not inherited by children: the writing end is ours alone
         wake = self._wake_on_signals()
         parent = os.getppid()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            remains = Remains.begin()
+            ipc_files = IpcFiles.begin()
         except OSError as error:
             self._note(None, 127, f"its sockets have no place: {error.filename}: {error.strerror}")
             return 127
         with self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.argv, env=self._environment(leash, remains.folder), stdin=subprocess.DEVNULL, stdout=log,
+                    self.argv, env=self._environment(pipe, ipc_files.folder), stdin=subprocess.DEVNULL, stdout=log,
                     stderr=log, start_new_session=True,
                 )
             except OSError as error:
-                remains.remove()
+                ipc_files.remove()
                 self._note(None, 127, f"{self.argv[0]} cannot be started: {error.strerror}")
                 return 127
         self._note(child.pid, None, "")
-        self._wait(child, wake, parent, remains)
+        self._wait(child, wake, parent, ipc_files)
         self._note(child.pid, child.returncode, self.reason)  # at once: to end all of it may take seconds
-        remains.note_memory(descendants(os.getpid()))
+        ipc_files.note_memory(descendants(os.getpid()))
         self._end_all(child)
-        remains.remove()
+        ipc_files.remove()
         status = child.returncode if child.returncode is not None else 0
         self._note(child.pid, status, self.reason)
         return status
 
-    def _environment(self, leash: int, sockets: Path) -> dict[str, str]:
+    def _environment(self, pipe: int, sockets: Path) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
         ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-        leashed = str(Path(__file__).with_name("leash"))
+        site = str(Path(__file__).with_name("end_with_supervisor"))
         held = {
-            LEASH: f"/proc/{os.getpid()}/fd/{leash}",
-            "PYTHONPATH": os.pathsep.join(filter(None, (leashed, self.env.get("PYTHONPATH")))),
+            SUPERVISOR_PIPE: f"/proc/{os.getpid()}/fd/{pipe}",
+            "PYTHONPATH": os.pathsep.join(filter(None, (site, self.env.get("PYTHONPATH")))),
             BASE: str(sockets),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
@@ -133,7 +133,7 @@ class Supervisor:
     def _asked_by_signal(self, signum: int, _frame: object) -> None:
         self.reason = self.reason or f"ended by {signal.Signals(signum).name}"
 
-    def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int, remains: Remains) -> None:
+    def _wait(self, child: subprocess.Popen[bytes], wake: int, parent: int, ipc_files: IpcFiles) -> None:
         owner = sys.stdin.fileno()
         while not self.reason:
             ready, _, _ = select.select([wake, owner, *(self._engines if self._ready else ())], [], [], _PARENT_S)
@@ -147,7 +147,7 @@ class Supervisor:
                 self.reason = self.reason or _end_in_words(*self._engines[descriptor])
             if not self._ready:
                 self._watch_engines()
-                remains.note_memory(descendants(os.getpid()))
+                ipc_files.note_memory(descendants(os.getpid()))
             if owner in ready and os.read(owner, 1) == READY:
                 self._ready = True
             elif owner in ready or os.getppid() != parent:

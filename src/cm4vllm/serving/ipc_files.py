@@ -1,4 +1,4 @@
-"""What vLLM leaves behind when it is killed, Unix sockets and shared memory, and who takes it away.
+"""Unix sockets and shared memory of a server: vLLM leaves them behind when it is killed, and they are removed here.
 
 Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory that its
 processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BASE", "Remains", "remove_remains"]
+__all__ = ["BASE", "IpcFiles", "remove_abandoned"]
 
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
@@ -30,14 +30,14 @@ _SEGMENT = re.compile(r" (/dev/shm/psm_\w+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Remains:
+class IpcFiles:
     """The folder of a server that runs, locked as long as this process lives and `remove` was not called."""
 
     folder: Path
     _lock: int
 
     @classmethod
-    def begin(cls) -> Remains:
+    def begin(cls) -> IpcFiles:
         """Make a folder for a server. Raises OSError."""
         while True:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parents()[0]))
@@ -45,7 +45,7 @@ class Remains:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.exists():
                 return cls(folder, lock)
-            os.close(lock)  # it was taken for another's remains before it was locked
+            os.close(lock)  # it was taken for an abandoned one before it was locked
 
     def note_memory(self, processes: Iterable[int]) -> None:
         """Note the segments of shared memory that these processes have mapped."""
@@ -61,7 +61,7 @@ class Remains:
         os.close(self._lock)
 
 
-def remove_remains() -> None:
+def remove_abandoned() -> None:
     """Remove what servers left whose supervisor is gone: nobody holds their folder's lock."""
     for folder in (folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")):
         with contextlib.suppress(OSError):  # another's, removed by somebody else, or locked

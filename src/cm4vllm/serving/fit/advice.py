@@ -17,7 +17,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.fit import GIB, UTILISATION, Asked, Fit, advise, table
+from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
 
 __all__ = ["AdviceSettings", "advice", "require_host_memory"]
 

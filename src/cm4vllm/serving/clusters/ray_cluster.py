@@ -6,7 +6,6 @@ Ray starts and joins; here its processes are owned, so that none is left behind,
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -24,10 +23,11 @@ from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
+from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.supervisor import start_supervised
 
 __all__ = [
-    "RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "ray_env", "show", "start", "wait_in_foreground",
+    "RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground",
 ]  # fmt: skip
 
 RAY_FILE = "ray.json"
@@ -190,14 +190,6 @@ def end(path: str) -> None:
     if record.temp_dir:
         shutil.rmtree(record.temp_dir, ignore_errors=True)
     Path(path).unlink(missing_ok=True)
-
-
-def ray_env() -> dict[str, str]:
-    """Return what all processes of a cluster need alike.
-
-    Without a mode in its environment a head asks for a token as soon as the user has one, and its clients give none.
-    """
-    return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
 
 
 def _address(settings: RaySettings) -> str:

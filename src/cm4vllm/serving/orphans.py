@@ -1,7 +1,8 @@
-"""Processes of a server of ours whose supervisor is gone: found by the leash in their environment, and ended.
+"""Processes of our servers whose supervisor is gone: found by the supervisor's pipe in their environment, and ended.
 
-The leash ends them already. This is for one that does not hold it, and would keep memory that the next server needs. A
-process that is not ours has no leash in its environment, and one whose supervisor lives is not touched.
+The kernel ends most of them already (end_with_supervisor/). This is for one that has not opened the pipe, and would
+keep memory that the next server needs. A process of another program does not have the pipe in its environment, and one
+whose supervisor lives is not touched.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.serving.remains import remove_remains
-from cm4vllm.serving.supervisor import LEASH
+from cm4vllm.serving.ipc_files import remove_abandoned
+from cm4vllm.serving.supervisor import SUPERVISOR_PIPE
 
-__all__ = ["end_strays", "supervisor_spec", "supervisors"]
+__all__ = ["end_orphans", "supervisor_spec", "supervisors"]
 
 _MODULE = b"cm4vllm.serving.supervisor"
-_MARK = re.compile(rb"(?:^|\0)" + LEASH.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
+_MARK = re.compile(rb"(?:^|\0)" + SUPERVISOR_PIPE.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
 #: A killed process of many GiB takes a while to be gone.
 _GONE_S = 10.0
 
 
-def end_strays() -> list[str]:
+def end_orphans() -> list[str]:
     """Kill all processes whose supervisor is gone, and return what they were; what those left behind is removed."""
     ended = []
-    for pid in _stray_pids():
+    for pid in _orphan_pids():
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
                 title = (Path("/proc") / str(pid) / "comm").read_text().strip()
-                if _is_stray(pid):  # looked at again through a descriptor: the number may be another's by now
+                if _is_orphan(pid):  # looked at again through a descriptor: the number may be another's by now
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     select.select([process], [], [], _GONE_S)
                     ended.append(f"{title} ({pid})")
             finally:
                 os.close(process)
-    remove_remains()
+    remove_abandoned()
     return ended
 
 
@@ -59,12 +60,12 @@ def supervisor_spec(pid: int) -> Path | None:
     return None
 
 
-def _stray_pids() -> list[int]:
+def _orphan_pids() -> list[int]:
     return [int(folder.name) for folder in Path("/proc").iterdir()
-            if folder.name.isdigit() and _is_stray(int(folder.name))]
+            if folder.name.isdigit() and _is_orphan(int(folder.name))]
 
 
-def _is_stray(pid: int) -> bool:
+def _is_orphan(pid: int) -> bool:
     try:
         found = _MARK.search(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:  # it ended, or is another user's

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-_KEY = "CM4VLLM_LEASH"
+_KEY = "CM4VLLM_SUPERVISOR_PIPE"
 _F_SETSIG = 10  # asm-generic/fcntl.h
 _SIGKILL = 9
 

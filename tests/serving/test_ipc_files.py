@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.remains import Remains, remove_remains
-from cm4vllm.serving.strays import end_strays
+from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned
+from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, and a segment of shared memory, neither of which it takes away itself.
@@ -71,30 +71,30 @@ def test_the_supervisor_removes_what_the_server_left(started, how):
 
 def test_where_the_supervisor_is_killed_too_the_next_cleaning_removes_it_and_not_a_living_servers(started):
     supervisor, server, files = started
-    end_strays()
+    end_orphans()
     assert all(file.exists() for file in files)
     for pid in (supervisor.pid, server):
         os.kill(pid, signal.SIGKILL)
     supervisor.wait(20)
     assert all(file.exists() for file in files)
-    end_strays()
+    end_orphans()
     assert not any(file.exists() for file in [*files, files[0].parent])
 
 
 def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / ("x" * 60)))
-    remains = Remains.begin()
+    ipc_files = IpcFiles.begin()
     try:
-        assert len(f"{remains.folder}/01234567-89ab-cdef-0123-456789abcdef") <= 107
+        assert len(f"{ipc_files.folder}/01234567-89ab-cdef-0123-456789abcdef") <= 107
     finally:
-        remains.remove()
-    assert not remains.folder.exists()
+        ipc_files.remove()
+    assert not ipc_files.folder.exists()
 
 
 def test_what_has_only_a_like_name_is_left_alone(temporary):
     other = temporary / "cm4vllm-notes"
     other.write_text("mine")
-    remove_remains()
+    remove_abandoned()
     assert other.read_text() == "mine"
     other.unlink()
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cm4vllm.common.errors import PortInUse, ServerDied, ServerUnreachable, UsageError
-from cm4vllm.serving.ray_cluster import RAY_FILE, RaySettings, look, start
+from cm4vllm.serving.clusters.ray_cluster import RAY_FILE, RaySettings, look, start
 
 
 def settings(tmp_path, **given):

@@ -9,8 +9,8 @@ import yaml
 
 from cm4vllm.common.errors import SourceUnavailable, UsageError
 from cm4vllm.common.settings import read_settings
-from cm4vllm.serving.kubernetes import PodSettings, manifests, write_manifests
-from cm4vllm.serving.kubernetes_schemas import check_objects
+from cm4vllm.serving.clusters.kubernetes_manifests import PodSettings, manifests, write_manifests
+from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
 
 IMAGE = "example.org/vllm:1"
 GIVEN = {"CM_VLLM_SERVER_MODEL_NAME": "owner/Model-7B.v1", "CM_KUBERNETES_IMAGE": IMAGE}

@@ -1,6 +1,6 @@
 """Known failures of a server, by what its log says, each with one thing to do about it.
 
-Patterns are matched, without regard to case, against the lines of a log that tell why it failed; the first signature
+Patterns are matched, without regard to case, against the lines of a log that say why it failed; the first failure
 that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0, PyTorch and huggingface_hub.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["SIGNATURES", "Signature", "signature"]
+__all__ = ["KNOWN_FAILURES", "KnownFailure", "known_failure"]
 
 
 @dataclass(frozen=True)
-class Signature:
+class KnownFailure:
     """One kind of failure: its name, what its log says (any of the patterns), and the remedy."""
 
     name: str
@@ -24,52 +24,52 @@ class Signature:
         return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
 
 
-SIGNATURES = (
-    Signature("disk", (
+KNOWN_FAILURES = (
+    KnownFailure("disk", (
         r"No space left on device",
     ),
         "free space on the disk, or set TMPDIR to another one",
     ),
-    Signature("shared-memory", (
+    KnownFailure("shared-memory", (
         r"Insufficient space in /dev/shm",
     ),
         "give the container more shared memory: docker run --shm-size=16g or --ipc=host",
     ),
-    Signature("port", (
+    KnownFailure("port", (
         r"address already in use",
     ),
         "leave --port out to have a free one chosen",
     ),
-    Signature("option", (
+    KnownFailure("option", (
         r"unrecognized arguments",
         r"error: argument",
     ),
         "correct --extra_args: this vLLM does not take them; `vllm serve --help=all` lists what it takes",
     ),
-    Signature("architecture", (
+    KnownFailure("architecture", (
         r"architectures? .* (?:is|are) not supported",
     ),
         "use a model whose architecture this vLLM supports, or another release: "
         "--adr.vllm.tags=_version.<release>",
     ),
-    Signature("context", (
+    KnownFailure("context", (
         r"max_model_len .* is greater than the derived",
     ),
         "lower --max_model_len",
     ),
-    Signature("kv-cache", (
+    KnownFailure("kv-cache", (
         r"KV cache is needed, which is larger than",
         r"No available memory for the cache blocks",
     ),
         "lower --max_model_len, or give keys and values more memory: on a CPU --kv_cache_space=<GiB>, on a GPU "
         "--gpu_memory_utilization",
     ),
-    Signature("gpu-taken", (
+    KnownFailure("gpu-taken", (
         r"Free memory on device .* on startup",
     ),
         "end what else uses the GPU (nvidia-smi shows it), or lower --gpu_memory_utilization",
     ),
-    Signature("gpu-memory", (
+    KnownFailure("gpu-memory", (
         r"CUDA out of memory",
         r"HIP out of memory",
         r"torch\.OutOfMemoryError",
@@ -77,7 +77,7 @@ SIGNATURES = (
         "share the model among more GPUs (--tp_size), lower --max_num_seqs or --max_num_batched_tokens, or serve "
         "a smaller or more quantised model",
     ),
-    Signature("host-memory", (
+    KnownFailure("host-memory", (
         r"can't allocate memory",
         r"Cannot allocate memory",
         r"MemoryError",
@@ -86,13 +86,13 @@ SIGNATURES = (
     ),
         "free memory, serve a smaller model, or lower --kv_cache_space",
     ),
-    Signature("remote-code", (
+    KnownFailure("remote-code", (
         r"contains custom code which must be executed",
         r"trust_remote_code=True",
     ),
         "add --trust_remote_code if you have read the model's own code and trust it",
     ),
-    Signature("gated", (
+    KnownFailure("gated", (
         r"gated repo",
         r"401 Client Error",
         r"403 Client Error",
@@ -100,7 +100,7 @@ SIGNATURES = (
     ),
         "accept the model's licence on its hub, and set HF_TOKEN",
     ),
-    Signature("hub", (
+    KnownFailure("hub", (
         r"outgoing traffic has been disabled",
         r"LocalEntryNotFoundError",
         r"offline mode is enabled",
@@ -108,14 +108,14 @@ SIGNATURES = (
     ),
         "connect this machine to the hub, or get the model first: cm run script --tags=get,ml-model",
     ),
-    Signature("no-model", (
+    KnownFailure("no-model", (
         r"Repo id must be in the form",
         r"Repository Not Found",
         r"RepositoryNotFoundError",
     ),
         "correct --model: there is neither such a folder nor such a hub id",
     ),
-    Signature("weights", (
+    KnownFailure("weights", (
         r"SafetensorError",
         r"InvalidHeader",
         r"MetadataIncompleteBuffer",
@@ -123,7 +123,7 @@ SIGNATURES = (
     ),
         "get the model again: its weights are damaged (cm run script --tags=get,ml-model --renew)",
     ),
-    Signature("quantization", (
+    KnownFailure("quantization", (
         r"Cannot find the config file for",
         r"Quantization method .* does not match",
         r"quantization method .* is not supported",
@@ -131,12 +131,12 @@ SIGNATURES = (
     ),
         "leave --quantization out, so that the checkpoint's own method is taken, or serve a quantised checkpoint",
     ),
-    Signature("dtype", (
+    KnownFailure("dtype", (
         r"is not supported for quantization method",
     ),
         "give --dtype=bfloat16",
     ),
-    Signature("operator", (
+    KnownFailure("operator", (
         r"'_OpNamespace' '_C\w*' object has no attribute",
         r"operator \S+ does not exist",
         r"_C\w*::\w+\(\) expected at most \d+ argument",
@@ -144,32 +144,32 @@ SIGNATURES = (
     ),
         "serve a checkpoint that this backend has the operators for: on a CPU FP8-dynamic, INT8 or W4A16",
     ),
-    Signature("pipeline", (
+    KnownFailure("pipeline", (
         r"assert (?:self\.)?intermediate_tensors is not None",
         r"pipeline parallel\w* is not supported",
     ),
         "leave --pp_size out: this backend has no pipeline parallelism",
     ),
-    Signature("divisible", (
+    KnownFailure("divisible", (
         r"must be divisible by (?:the )?(?:tensor|pipeline)",
     ),
         "give --tp_size a number that divides the model's attention heads",
     ),
-    Signature("binding", (
+    KnownFailure("binding", (
         r"Not enough allowed NUMA nodes",
         r"CPU affinity",
         r"omp.*bind",
     ),
         "bind by hand: --cpu_binding, core numbers of each worker such as 0-3|4-7",
     ),
-    Signature("ray", (
+    KnownFailure("ray", (
         r"Failed to import Ray",
         r"does not support ray",
         r"Ray is not installed",
     ),
         "leave --distributed_executor_backend out, or use a build that has Ray",
     ),
-    Signature("devices", (
+    KnownFailure("devices", (
         r"not enough (?:GPUs|devices)",
         r"world size .* is larger than the number of available",
         r"CUDA_VISIBLE_DEVICES",
@@ -177,21 +177,21 @@ SIGNATURES = (
     ),
         "lower --tp_size to the number of GPUs that are visible",
     ),
-    Signature("driver", (
+    KnownFailure("driver", (
         r"driver on your system is too old",
         r"no CUDA-capable device",
         r"Failed to infer device type",
     ),
         "update the GPU's driver, or take the build for this machine: --adr.vllm.tags=_cpu",
     ),
-    Signature("nccl", (
+    KnownFailure("nccl", (
         r"NCCL error",
         r"ncclInternalError",
         r"ncclSystemError",
     ),
         "set NCCL_DEBUG=INFO and look at the log: GPUs cannot reach each other",
     ),
-    Signature("installation", (
+    KnownFailure("installation", (
         r"ModuleNotFoundError",
         r"ImportError",
         r"cannot open shared object",
@@ -199,7 +199,7 @@ SIGNATURES = (
     ),
         "install vLLM again: cm run script --tags=install,vllm,_cpu --renew",
     ),
-    Signature("instruction", (
+    KnownFailure("instruction", (
         r"Illegal instruction",
         r"killed by SIGILL",
         r"died unexpectedly \(exit code: -4\)",
@@ -207,7 +207,7 @@ SIGNATURES = (
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
         "instruction (AMX, AVX-512) that this vLLM uses for it; else take another machine",
     ),
-    Signature("killed", (
+    KnownFailure("killed", (
         r"killed by SIGKILL",
         r"died unexpectedly \(exit code: -9\)",
     ),
@@ -217,6 +217,6 @@ SIGNATURES = (
 )  # fmt: skip
 
 
-def signature(text: str) -> Signature | None:
+def known_failure(text: str) -> KnownFailure | None:
     """Return the first known failure that a text names, None where it names none."""
-    return next((one for one in SIGNATURES if one.fits(text)), None)
+    return next((one for one in KNOWN_FAILURES if one.fits(text)), None)

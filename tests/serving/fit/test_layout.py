@@ -9,7 +9,7 @@ import pytest
 from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.serving.fit import GIB, Asked, advise, kv_cache_tokens, table
+from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "intermediate_size": 256, "vocab_size": 768, "max_position_embeddings": 2048, "tie_word_embeddings": False}
@@ -63,7 +63,7 @@ def test_fp8_keys_and_values_double_the_tokens():
         kv_cache_tokens(model, "int3", GIB)
 
 
-RECORDED = Path(__file__).parent / "recorded" / "kv-cache.json"
+RECORDED = Path(__file__).parents[1] / "recorded" / "kv-cache.json"
 
 
 @pytest.mark.parametrize("log", json.loads(RECORDED.read_text()), ids=lambda log: log["what"])

@@ -6,7 +6,7 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
-from cm4vllm.serving.placement import (
+from cm4vllm.serving.clusters.placement import (
     core_bindings,
     gpu_groups,
     in_few_processes,
@@ -65,7 +65,7 @@ def server(**given):
 
 
 def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
-    monkeypatch.setattr("cm4vllm.serving.placement.own_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: [0, 1, 2, 3])
     parts = placed(server(tp_size=2, port=9000), 2, 0, {})
     assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
     assert placed(server(), 1, 0, {}) == [server()]

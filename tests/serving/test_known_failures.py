@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.serving.known_failures import KNOWN_FAILURES, known_failure
 from cm4vllm.serving.logs import telling_lines
-from cm4vllm.serving.signatures import SIGNATURES, signature
 
 HERE = Path(__file__).parent / "recorded"
 RECORDED = sorted((HERE / "logs").glob("*.log"))
@@ -21,26 +21,27 @@ COMPOSED = sorted((HERE / "composed").glob("*.log"))
 def test_what_vllm_wrote_is_told_and_known(log):
     told = telling_lines(log)
     assert 0 < len(told.splitlines()) <= 2
-    assert signature(told).name == log.stem.partition("-unknown")[0]
+    assert known_failure(told).name == log.stem.partition("-unknown")[0]
 
 
 @pytest.mark.parametrize("log", COMPOSED, ids=lambda log: log.stem)
 def test_what_a_gpu_or_a_hub_would_make_it_write_is_known(log):
-    assert signature(telling_lines(log)).name == log.stem
+    assert known_failure(telling_lines(log)).name == log.stem
 
 
 def test_every_failure_has_a_log_or_is_known_by_how_the_process_ended():
     tried = {log.stem for log in [*RECORDED, *COMPOSED]}
-    assert {one.name for one in SIGNATURES} - tried == {"killed"}
-    assert signature("it ended by itself: killed by SIGKILL").name == "killed"
-    assert signature("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down").name == "killed"
-    assert signature("it ended by itself: killed by SIGILL").name == "instruction"
+    assert {one.name for one in KNOWN_FAILURES} - tried == {"killed"}
+    assert known_failure("it ended by itself: killed by SIGKILL").name == "killed"
+    assert known_failure("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down").name == "killed"
+    assert known_failure("it ended by itself: killed by SIGILL").name == "instruction"
 
 
 def test_names_and_remedies_are_each_of_its_own():
-    assert len({one.name for one in SIGNATURES}) == len({one.remedy for one in SIGNATURES}) == len(SIGNATURES)
+    names, remedies = {one.name for one in KNOWN_FAILURES}, {one.remedy for one in KNOWN_FAILURES}
+    assert len(names) == len(remedies) == len(KNOWN_FAILURES)
 
 
 def test_the_arguments_that_vllm_logs_are_no_failure():
     line = "(APIServer pid=1) INFO 11-21 04:36:00 [utils.py:1] non-default args: {'trust_remote_code': True}"
-    assert signature(line.replace("True", "False")) is None
+    assert known_failure(line.replace("True", "False")) is None

@@ -1,0 +1,1 @@
+"""Several servers and several machines: placement on cores and GPUs, Ray, Kubernetes."""
