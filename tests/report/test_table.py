@@ -79,9 +79,12 @@ def test_an_ascii_stream_gets_ascii(real_runs: Path) -> None:
 
 def test_records_cannot_drive_the_terminal(out: Path, change: Change) -> None:
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__name="evil\x1b[2Jname")
+        change(path, RunRecord, settings__model__name="evil\x1b[2J[/name]")
     change(out / CAMPAIGN_FILE, CampaignRecord, commit="\x1b[0m")
     assert "\x1b" not in final_table(load(out), stream=io.StringIO())
+    coloured = final_table(load(out), stream=Terminal())
+    assert "evil[/name]" in coloured
+    assert "\x1b[2J" not in coloured
 
 
 def test_a_scenario_that_was_not_run_is_listed(out: Path) -> None:

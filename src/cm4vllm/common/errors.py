@@ -91,12 +91,14 @@ class CmError(Exception):
         return error
 
     def __str__(self) -> str:
+        from cm4vllm.common.plain_text import printable  # only errors need it, and every start would pay for it
+
         lines = [self.what]
         if self.cause:
             lines.append(f"  cause:  {_indented(self.cause)}")
         if self.remedy:
             lines.append(f"  remedy: {_indented(self.remedy)}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _subclasses(kind: type[CmError]) -> Iterator[type[CmError]]:

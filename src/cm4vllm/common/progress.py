@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
-__all__ = ["Step", "say", "say_facts", "step", "warn"]
+from cm4vllm.common.plain_text import one_line, printable
+
+__all__ = ["Step", "say", "say_facts", "say_text", "step", "warn"]
 
 #: Seconds between two plain lines of one step.
 PLAIN_INTERVAL_S = 15.0
@@ -20,7 +22,16 @@ _STARTED = time.monotonic()
 def say(text: str) -> None:
     """Print one line of what is happening, with the time since the program started."""
     elapsed = time.monotonic() - _STARTED
-    print(f"[{int(elapsed // 60):02d}:{elapsed % 60:04.1f}] {text}", flush=True)
+    say_text(f"[{int(elapsed // 60):02d}:{elapsed % 60:04.1f}] {text}")
+
+
+def say_text(text: str) -> None:
+    """Print lines as they are, but for what would control the terminal: names and logs of other programs are in them.
+
+    What the encoding of the output lacks is spelled.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 @cache
@@ -48,7 +59,7 @@ class Step:
                 from rich.console import Console
             except ImportError:
                 return
-            self._status = Console(file=stream).status(title)
+            self._status = Console(file=stream).status(_literal(title))
             self._status.start()
 
     def update(self, text: str) -> None:
@@ -56,7 +67,7 @@ class Step:
         if self.note:
             text = f"{text}; {self.note}"
         if self._status is not None:
-            self._status.update(f"{self.title}: {text}")
+            self._status.update(_literal(f"{self.title}: {text}"))
         elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
             say(f"{self.title}: {text}")
@@ -64,6 +75,13 @@ class Step:
     def stop(self) -> None:
         if self._status is not None:
             self._status.stop()
+
+
+def _literal(text: str) -> Any:
+    """Return the text for rich, which takes brackets in a str for its own markup, and [/x] for an error in it."""
+    from rich.text import Text
+
+    return Text(one_line(text))
 
 
 @contextmanager

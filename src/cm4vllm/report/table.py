@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
+from cm4vllm.common.plain_text import printable
 from cm4vllm.loadgen.marks import marks
 from cm4vllm.report.model import Measurement, Performance, Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
@@ -35,7 +36,7 @@ def _text(report: Report, *, terminal: bool) -> str:
     if terminal:
         return _coloured(report, rows)
     title = f"*** {report.notice} ***" if report.rehearsal else headline(report)
-    return "\n".join([title, "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join([_line(title), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Measurement) -> tuple[str, ...]:
@@ -99,16 +100,15 @@ def _below(report: Report) -> list[str]:
     gaps = missing(report)
     if gaps:
         lines += textwrap.wrap(f"not stated: {', '.join(gaps)}", 110, subsequent_indent="  ")
-    return [_printable(line) for line in lines]
+    return [_line(line) for line in lines]
 
 
-def _printable(text: str) -> str:
-    """Leave out what could move a terminal's cursor or change its colours."""
-    return "".join(char if char.isprintable() else " " for char in text)
+def _line(text: str) -> str:
+    return printable(text).replace("\n", " ").replace("\t", " ")
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    table = [[_printable(cell) for cell in row] for row in rows]
+    table = [[_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
@@ -119,14 +119,14 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=headline(report), title_justify="left", title_style="bold")
+    table = Table(title=Text(_line(headline(report)), style="bold"), title_justify="left")
     for column in _COLUMNS:
         table.add_column(column)
     for row in rows:
-        table.add_row(*(Text(str(cell), style=_COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
     if report.rehearsal:
-        console.print(Text(f" {report.notice} ", style="bold black on yellow"))
+        console.print(Text(f" {_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
     styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}
     for line in _below(report):

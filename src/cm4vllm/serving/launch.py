@@ -14,7 +14,7 @@ from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, ServerDied, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.progress import say, warn
+from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.hardware.gpu import detect_gpus
@@ -70,7 +70,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
 def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
     """Start a server, tell which ones run, or stop one; return what the recipe exports."""
     if settings.action == "status":
-        print(status_text(running_servers()), flush=True)
+        say_text(status_text(running_servers()))
         return {}
     if settings.action == "stop":
         stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
@@ -223,14 +223,14 @@ def wait_in_foreground(path: str) -> None:
     if not record.owned:
         return
     say("it runs until Ctrl-C. From another terminal:")
-    print(f"""
+    say_text(f"""
     curl {record.endpoint}/v1/completions -H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'
 
     cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint} --api={record.api}
 
     log: {record.log}
-""", flush=True)
+""")
     try:
         while (reason := server.death_reason(record)) is None:
             time.sleep(_LOOK_S)

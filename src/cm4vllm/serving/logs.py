@@ -6,6 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
+from cm4vllm.common.plain_text import printable
 from cm4vllm.common.processes import last_lines
 from cm4vllm.serving.known_failures import known_failure
 
@@ -13,7 +14,6 @@ __all__ = ["advice", "last_words", "progress_line", "telling_lines"]
 
 _READ_LINES = 400
 _SHOWN = 6
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: (EngineCore pid=12) ERROR 11-21 01:22:33 [core.py:1] what is said
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
@@ -68,4 +68,4 @@ def progress_line(log: Path) -> str:
 
 
 def _plain(line: str) -> str:
-    return _PREFIX.sub("", _ANSI.sub("", line))
+    return _PREFIX.sub("", printable(line))

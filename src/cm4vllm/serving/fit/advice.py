@@ -11,7 +11,7 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware.gpu import detect_gpus
@@ -49,7 +49,7 @@ def advice(settings: AdviceSettings) -> Fit:
     """Print how a model is best served on a machine and return it. Raises ModelError where it does not fit."""
     asked = _asked(settings)
     fit = advise(asked)
-    print(table(asked, fit), flush=True)
+    say_text(table(asked, fit))
     return fit
 
 

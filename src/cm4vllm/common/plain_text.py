@@ -1,0 +1,30 @@
+"""Text of other programs, made safe for a terminal: logs of servers, bodies of errors, names in files."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["one_line", "printable"]
+
+#: The escape sequences of ECMA-48: CSI (colours, cursor), the strings OSC, DCS, SOS, PM and APC with what ends them
+#: (ST, or BEL), and the short ones. An unfinished string ends with its line.
+_SEQUENCE = (
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-Z\\`-~]")
+#: What is left that a terminal obeys instead of showing it: C0 but tab and line feed, DEL, C1, line and paragraph
+#: separators, the marks that turn the direction of writing; and halves of surrogates, which cannot be encoded.
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+
+
+def printable(text: str) -> str:
+    """Return the text without escape sequences; other control characters are spelled as in Python."""
+    if text.replace("\n", "").isprintable():
+        return text  # nearly always: the patterns are compiled where they are needed, every start would pay for them
+    bare = re.sub(_SEQUENCE, "", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return re.sub(_CONTROL, lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), bare)
+
+
+def one_line(text: str) -> str:
+    """Return the printable text with its lines joined by spaces."""
+    return " ".join(printable(text).split())

@@ -1,0 +1,56 @@
+"""Text of other programs on its way to a terminal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cm4vllm.common.errors import ServerDied
+from cm4vllm.common.plain_text import one_line, printable
+from cm4vllm.common.progress import say, say_text
+
+
+@pytest.mark.parametrize(("foreign", "shown"), [
+    ("plain [bold] text", "plain [bold] text"),
+    ("Zürich 東京 …", "Zürich 東京 …"),
+    ("\x1b[1;31mred\x1b[0m", "red"),
+    ("\x1b[2J\x1b[Hcleared", "cleared"),
+    ("\x9b31mred", "red"),
+    ("\x1b]0;a title\x07after", "after"),
+    ("\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\", "link"),
+    ("\x1b]52;c;an unfinished one\nnext line", "\nnext line"),
+    ("\x1bPq#0\x1b\\sixel", "sixel"),
+    ("\x1b(0\x1b7\x1bcreset", "reset"),
+    ("a bare \x1b", "a bare \\x1b"),
+    ("bell\x07 and backspace\x08", "bell\\x07 and backspace\\x08"),
+    ("over\rwritten", "over\nwritten"),
+    ("dos\r\n", "dos\n"),
+    ("user\u202etxt.exe", "user\\u202etxt.exe"),
+    ("half a pair \udc80", "half a pair \\udc80"),
+    ("tab\there", "tab\there"),
+])
+def test_what_a_terminal_would_obey_is_left_out_or_spelled(foreign, shown):
+    assert printable(foreign) == shown
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("\x1b\x9b\x9d[]0;m\x07\\"), st.characters())))
+def test_nothing_that_a_terminal_obeys_is_left_whatever_the_text(text):
+    shown = printable(text)
+    assert all(char.isprintable() or not char.isascii() or char in "\n\t" for char in shown)
+    assert not set(shown) & set(map(chr, [*range(0x80, 0xA0), 0x1B, 0x202E, 0x2066]))
+    shown.encode()
+    assert printable(shown) == shown
+
+
+def test_a_line_is_one_line():
+    assert one_line("a\x1b[1m\n b\r\n\tc") == "a b c"
+
+
+def test_what_is_said_and_an_errors_text_are_cleaned(capsys):
+    say("server: \x1b]0;title\x07\x1b[31mdead\x07")
+    say_text("\x1b[2Jgone")
+    assert capsys.readouterr().out.splitlines()[0].endswith("] server: dead\\x07")
+    error = ServerDied("\x1b[1mit ended", cause="\x1b[2Jits log\nsecond \x9bmline", remedy="look\x08")
+    assert "\x1b" not in str(error)
+    assert "\x9b" not in str(error)
+    assert "\x08" not in str(error)
+    assert str(error).splitlines()[2].strip() == "second line"

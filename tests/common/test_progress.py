@@ -1,0 +1,59 @@
+"""What is said on a terminal: a pseudo-terminal here."""
+
+import os
+import pty
+import select
+import time
+
+import pytest
+
+from cm4vllm.common.progress import Step
+
+
+@pytest.fixture
+def terminal():
+    """Give a stream that is a terminal, and a function that returns what was written to it."""
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as stream:
+        def written() -> str:
+            data = b""
+            while select.select([reader], [], [], 0.3)[0]:
+                data += os.read(reader, 65536)
+            return data.decode()
+
+        yield stream, written
+    os.close(reader)
+
+
+def shown_of(terminal, title: str, *texts: str) -> str:
+    stream, written = terminal
+    step = Step(title, stream)
+    try:
+        for text in texts:
+            step.update(text)
+            time.sleep(0.15)  # the live line is written by a thread of its own
+    finally:
+        step.stop()
+    return written()
+
+
+def test_brackets_in_a_servers_log_are_text_not_markup(terminal):
+    text = shown_of(terminal, "starting vLLM with /models/a[/bold]", "GET [/x] took [red]long")
+    assert "starting vLLM with /models/a[/bold]: GET [/x] took [red]long" in text
+
+
+def test_escapes_in_a_servers_log_do_not_reach_the_terminal(terminal):
+    text = shown_of(terminal, "starting", "loading\x1b]0;owned\x07\x1b[2J shard\r2\x07")
+    assert "owned" not in text
+    assert "\x1b[2J" not in text
+    assert "loading shard 2\\x07" in text
+
+
+def test_the_note_is_shown_with_it(terminal):
+    stream, written = terminal
+    step = Step("running", stream)
+    step.note = "[/y]"
+    step.update("1 of 2")
+    time.sleep(0.15)
+    step.stop()
+    assert "running: 1 of 2; [/y]" in written()
