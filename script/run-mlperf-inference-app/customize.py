@@ -13,13 +13,13 @@ def preprocess(i):
 
     env = i["env"]
     env.update(absolute_paths(env))
-    if "mlperf-implementation" in i["input"].get("adr", {}):
+    if "mlperf-implementation" in (i["input"].get("adr") or {}):
         say("note: --adr.mlperf-implementation: the built-in client replaces the old fork of the reference client")
     if env.get("CM_DATASET_FILE"):
         env["CM_DATASET_SOURCE"] = f"_path.{env['CM_DATASET_FILE']}"
 
     def recipes(tags, extra):
-        done = i["automation"].run({"tags": tags, "env": {**env, **extra}, "quiet": True})
+        done = i["automation"].run({"tags": tags, "env": {**env, **extra}, "adr": i["input"].get("adr"), "quiet": True})
         if done["return"]:
             raise CmError.again(done["return"], done["error"])
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}

@@ -1,6 +1,7 @@
 """The error tree: its text, its exit codes, and how a nested failure is told again."""
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,33 @@ def test_a_full_disk_is_named_by_where_it_is_mounted(tmp_path):
 def test_nearest_names_the_closest_choice_or_all():
     assert nearest("Ofline", ["Offline", "Server"]) == "did you mean 'Offline'?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
+
+
+@pytest.mark.parametrize(("word", "meant"), [
+    ("Ofline", "Offline"), ("offline", "Offline"), ("wokers", "num_workers"), ("output", "output_dir"),
+    ("llama3", "llama3.1-8b"),
+])
+def test_a_hint_names_a_word_that_is_misspelt_begun_or_a_part(word, meant):
+    choices = ["Offline", "Server", "num_workers", "output_dir", "llama3.1-8b"]
+    assert nearest(word, choices) == f"did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize(("word", "other"), [
+    ("rehearsal", "preset"), ("rehearsal", "prepare"), ("replay", "ray"), ("", "a"), ("no", "node_ip"),
+    ("mode", "devices"),
+])
+def test_no_hint_names_a_word_that_is_not_near(word, other):
+    assert nearest(word, [other, "zzzzzzzz"]).startswith("known: ")
+
+
+def test_a_long_list_gives_way_to_how_it_is_seen():
+    many = [f"choice{number}" for number in range(30)]
+    assert nearest("other", many, "list them with: cm show") == "list them with: cm show"
+    assert nearest("other", many[:3], "list them with: cm show") == "known: choice0, choice1, choice2"
+
+
+def test_every_exit_code_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "main-job.md").read_text()
+    documented = {int(found) for found in re.findall(r"^\| (\d+) \| \S", page, re.MULTILINE)}
+    kinds = [getattr(errors, name) for name in errors.__all__ if name[0].isupper()]
+    assert documented == {0, *(kind.exit_code for kind in kinds)}

@@ -39,7 +39,7 @@ def test_recipes_of_this_repository_are_clean():
     ({"input_mapping": {"a-b": "CM_AB"}}, "cannot be typed"),
     ({"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compilr": {"tags": "_y"}}},
      "adr.compilr: nothing in what this script depends on has that name; did you mean 'compiler'?"),
-    ({"deps": [{"tags": "target"}], "variations": {"v": {"adr": {"depth": {"tags": "_y"}}}}},
+    ({"deps": [{"tags": "target"}], "variations": {"v": {"adr": {"dep": {"tags": "_y"}}}}},
      "did you mean 'deep'?"),
     ({"deps": [{"tags": "target", "names": ["compiler"]}], "ad": {"deep": {"tags": "_y"}}},
      "ad.deep: nothing in this script's own dependencies has that name"),

@@ -38,6 +38,23 @@ def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag
     assert not (cm.cwd / "mlperf-results").exists()
 
 
+def test_a_refused_flag_is_not_preceded_by_facts_about_the_machine(cm):
+    done = cm.main_job("--model=llama3-8b")
+    done.refused_with(UsageError.exit_code)
+    assert "processors" not in done.output and "operating system" not in done.output
+
+
+def test_an_error_ends_with_its_own_text(cm):
+    done = cm.main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json")
+    done.refused_with(DatasetError.exit_code, "/nowhere/data.json")
+    assert not done.output.rstrip().endswith("!")
+
+
+def test_adr_reaches_the_recipes_that_the_job_runs(cm):
+    done = cm.main_job("--adr.inference-src-fetched.tags=_nonsense")
+    done.refused_with(UsageError.exit_code, "fetch,mlperf,inference,src has no variation 'nonsense'")
+
+
 @pytest.mark.parametrize(("flag", "error", "words"), [
     ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
     ("--port=99999", UsageError, ["there is no port 99999"]),

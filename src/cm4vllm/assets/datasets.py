@@ -55,8 +55,8 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     if settings.source == "tiny":
         if model is None:
-            raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="name the model's model.json with "
-                               "--model_record; cm run script --tags=get,ml-model,_tiny makes one")
+            raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="make it: cm run script "
+                               "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>")
         record = _tiny(Path(model.path) / "tokenizer.json", settings, samples, folder)
     elif settings.source == "path":
         path = given_path(settings.location)

@@ -89,6 +89,7 @@ class _Campaign:
         started = now()
         self._checker_source()
         self._assets_and_server()
+        self._step("detect,cpu")
         self._step("get,sut,description", CM_SUT_DIR=str(self.out / "system"))
         write_record(self.out / CAMPAIGN_FILE, CampaignRecord(
             command=command, cm_version=metadata.version("cmind"), cm4vllm_version=__version__,

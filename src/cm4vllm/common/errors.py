@@ -31,7 +31,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 __all__ = [
@@ -199,15 +200,42 @@ class Interrupted(CmError):
     exit_code = 130
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return a hint that names the choice nearest to `word`, or lists them all when none is near."""
+def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
+    """Return a hint that names the choice that was probably meant, or lists them when none is near.
+
+    `listing` is a sentence that says how to see all of them; it stands in place of a list of more than a few.
+    """
+    known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
+    if meant := _meant(word, known):
+        return f"did you mean {meant!r}?"
+    if len(known) > _LISTED and listing:
+        return listing
+    return f"known: {', '.join(known)}" if known else ""
+
+
+#: How many choices are listed where there is another way to see them.
+_LISTED = 12
+#: The similarity (difflib's ratio) from which one word is taken for a misspelling of another: `vlm` and `vllm` have
+#: 0.86, `wokers` and `workers` 0.92; `replay` and `ray` 0.67, `rehearsal` and `preset` 0.53.
+_SIMILAR = 0.75
+#: The shortest word that counts as the beginning of another.
+_BEGINNING = 3
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    """Return the choice that `word` misspells or begins, or of which it is one part; empty when there is none."""
     import difflib  # only errors need it, and every start would pay for it
 
-    known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else ""
+    given = word.lower()
+    plain = {choice.lower(): choice for choice in reversed(known)}
+    if close := difflib.get_close_matches(given, plain, n=1, cutoff=_SIMILAR):
+        return plain[close[0]]
+    if len(given) < _BEGINNING:
+        return ""
+    begun = [choice for choice in plain if choice.startswith(given)]
+    having = [choice for choice in plain
+              if difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)]
+    return plain[min(begun or having, key=lambda choice: (len(choice), choice))] if begun or having else ""
 
 
 def _mount_point(path: str | os.PathLike[str]) -> str:

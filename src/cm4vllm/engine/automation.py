@@ -33,7 +33,24 @@ _SESSION = "cm4vllm.session"
 gc.freeze()
 
 
-class ScriptAutomation(Automation):  # type: ignore[misc]
+class _OwnAutomation(Automation):  # type: ignore[misc]
+    """An automation whose errors `cm` prints as they are: cmind itself would put an exclamation mark after each."""
+
+    def __init__(self, cmind: Any, automation_file: str) -> None:
+        super().__init__(cmind, automation_file)
+        cmind.error = lambda result: _report(cmind, result)
+
+
+def _report(cmind: Any, result: Result) -> Result:
+    """Print the error of a result to standard error, as `cm` does at its end."""
+    if result["return"] > 0:
+        if cmind.debug:
+            raise RuntimeError(result["error"])
+        sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
+    return result
+
+
+class ScriptAutomation(_OwnAutomation):
     """The actions on scripts. Each takes cmind's input dictionary and returns {'return': 0, ...} or an error."""
 
     #: By this hooks know that the engine that runs them is this one.
@@ -199,7 +216,7 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_befo
         input("Enter ends the run: ")
 
 
-class CacheAutomation(Automation):  # type: ignore[misc]
+class CacheAutomation(_OwnAutomation):
     """The actions on cache entries."""
 
     def show(self, i: Result) -> Result:

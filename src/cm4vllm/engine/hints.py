@@ -14,6 +14,7 @@ from cm4vllm.engine.variations import known
 __all__ = ["no_script", "no_variation"]
 
 Named = Summary | ScriptMeta
+_LIST = "list them all with: cm find script"
 #: How many near scripts are named.
 _NAMED = 3
 
@@ -22,7 +23,7 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     """Return the error for a request that no script answers to: which tag spoils the match, and what is near."""
     if request.name:
         return NotFoundError(f"no scripts were found with the name {request.name!r}",
-                             remedy=nearest(request.name, (script.alias for script in catalogue.summaries)))
+                             remedy=nearest(request.name, (script.alias for script in catalogue.summaries), _LIST))
     every = catalogue.summaries
     wanted, excluded = set(request.tags), set(request.excluded_tags)
     return NotFoundError(f"no scripts were found with the tags {request.title()}",
@@ -55,7 +56,7 @@ def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[
     if not scripts:
         return "no repository with scripts is registered: cm add repo --path=<folder of a repository>"
     if not best:
-        return "list them all with: cm find script"
+        return _LIST
     shared = len(corrected & set(best[0].tags))
     near = [script for script in best if len(corrected & set(script.tags)) == shared][:_NAMED]
     return f"did you mean {' or '.join(f'{_tags(script, corrected)} ({script.alias})' for script in near)}?"
@@ -80,4 +81,5 @@ def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
     if elsewhere := [script for script in scripts if known(script, [missing])]:
         cause += f"\n_{missing} is one of {_names(elsewhere)}, which lacks another"
     return UsageError(f"{best.title()} has no variation {missing!r}", cause=cause,
-                      remedy=nearest(missing, best.variations) or "it has no variations")
+                      remedy=nearest(missing, best.variations, f"list them with: cm show script {best.alias}")
+                      or "it has no variations")

@@ -348,9 +348,9 @@ class _Planner:
     def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:
         if phase != STEPS:
             return frame.asked_of(dependency, phase)
-        # As a hook asks: with its whole environment, and without what a dependency inherits beside it.
+        # As the entry's hook asks: with its whole environment and the caller's adr, without what else is inherited.
         asked = frame.asked_of(dependency, "post_deps")
-        return asked.but(const={}, state={}, adr=(), wanted=Wanted(), is_dependency=False,
+        return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
                        inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
     def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:

@@ -156,14 +156,14 @@ def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
     unknown = [key for key in inputs
                if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")]
     sentences = [f"{script.title()} has no input --{key}" for key in unknown]
-    hints = [_near_flag(key, own) for key in unknown]
+    hints = [_near_flag(key, own, script) for key in unknown]
     if unknown and script.strict_input:
         raise UsageError(sentences[0], remedy=hints[0])
     return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
 
 
-def _near_flag(key: str, own: Collection[str]) -> str:
-    hint = nearest(key, own)
+def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
+    hint = nearest(key, own, f"list them with: cm show script {script.alias}")
     if not hint.startswith("did you mean") and (close := nearest(key, ENGINE_FLAGS)).startswith("did you mean"):
         return close
     return hint or "it takes no inputs of its own"

@@ -89,7 +89,7 @@ class _Resolver:
             if not key:
                 raise UsageError(
                     f"{self.script.title()} has no variation {name!r}", cause=f"asked for as _{name}",
-                    remedy=nearest(name, self.script.variations))
+                    remedy=nearest(name, self.script.variations, f"list them with: cm show script {self.script.alias}"))
             value = name[len(key) - 1:] if key.endswith(".#") else None
             self.read[name] = self.script.variation(key, name, value)
         return self.read[name]

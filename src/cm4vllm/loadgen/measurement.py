@@ -39,7 +39,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     style: Annotated[Literal["short", "full"], Key("CM_MLPERF_SUBMISSION_GENERATION_STYLE")] = "short"
     target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
-    target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given by --target_qps"
+    target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None

@@ -102,7 +102,8 @@ def _require_qps(scenario: Scenario, mode: Mode, target_qps: float | None) -> No
         raise UsageError(
             f"no target_qps for the {scenario} {mode} run",
             cause="LoadGen sizes an Offline run and paces a Server run by it",
-            remedy="give the samples/s to aim at: --target_qps, or --offline_target_qps and --server_target_qps",
+            remedy="give the samples/s to aim at: --offline_target_qps and --server_target_qps, or --target_qps of "
+            "app,mlperf,inference,vllm",
         )
 
 

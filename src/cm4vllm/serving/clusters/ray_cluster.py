@@ -197,7 +197,7 @@ def _address(settings: RaySettings) -> str:
         return f"{settings.node_ip or _own_address()}:{settings.port}"
     host, colon, port = settings.address.rpartition(":")
     if not (colon and host and port.isdigit()):
-        raise UsageError(f"--address={settings.address!r} is not the address of a head",
+        raise UsageError(f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
                          remedy="give HOST:PORT, as run,ray-cluster,_head has told it")
     return settings.address
 
@@ -236,7 +236,8 @@ def _free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise PortInUse(f"Ray cannot listen on {host}:{port}", cause=str(error.strerror),
-                            remedy="another head may run already; or give --port and --node_ip") from error
+                            remedy="another head may run already; or give --port and --node_ip of "
+                            "run,ray-cluster") from error
 
 
 def _reach(address: str) -> None:

@@ -120,8 +120,8 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
         return settings.gpus or 1, settings.gpu_memory_gib * GIB
     found = detect_gpus()
     if settings.gpus is not None and len(found) < settings.gpus:
-        raise UsageError(f"--gpus={settings.gpus}, but {len(found)} are here",
-                         remedy="give the memory of each too: --gpu_memory=<GiB>")
+        raise UsageError(f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(found)}",
+                         remedy="give the memory of each too, with --gpu_memory=<GiB> of advise,vllm-fit")
     chosen = found[: settings.gpus] if settings.gpus else found
     if not chosen:
         return 0, float(free_memory())

@@ -1,0 +1,170 @@
+"""Every message of the package that names a flag names one that the command at hand accepts.
+
+The command at hand is the main job where it reaches the module, by a recipe that it runs, and else each recipe whose
+customize.py does. A message may name another command first (`cm run script --tags=a,b --flag`, or the tags alone as in
+`--flag of a,b`): then that one must accept the flag.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.engine.meta import PHASES, STEPS, ScriptMeta, load_script
+from cm4vllm.engine.request import ENGINE_FLAGS
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src"
+MAIN = "run-mlperf-inference-app"
+#: Flags of cm have underscores; a hyphen inside is another program's: vLLM's, pip's, docker's.
+FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
+COMMAND = re.compile(r"--tags=([^\s;)]+)|\b(?:of|to) ((?:\w[\w-]*,)+\w[\w-]*)")
+#: Other programs, whose flags follow their names in the same message.
+OTHER_PROGRAM = re.compile(r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git)\b")
+DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTILINE)
+VALUE = "\N{REPLACEMENT CHARACTER}"
+
+
+@cache
+def scripts() -> dict[str, ScriptMeta]:
+    return {path.name: load_script(str(path), "cm4vllm") for path in sorted((ROOT / "script").iterdir())
+            if (path / "_cm.yaml").is_file()}
+
+
+def accepted_by(script: ScriptMeta) -> set[str]:
+    return {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
+
+
+def answering(tags: str) -> list[ScriptMeta]:
+    """Return the recipes with these tags; variations and placeholders aside."""
+    words = {word for word in tags.split(",") if word and word[0] not in "_<#-." and VALUE not in word}
+    return [script for script in scripts().values() if words and words <= set(script.tags)]
+
+
+# --- which recipe reaches which module --------------------------------------------------------------------------------
+
+def module_path(name: str) -> Path | None:
+    base = SRC / Path(*name.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+@cache
+def imported(path: Path) -> frozenset[Path]:
+    """Return the modules of the package that a file imports, anywhere in it."""
+    found: set[Path | None] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm"):
+            found.add(module_path(node.module))
+            found |= {module_path(f"{node.module}.{name.name}") for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {module_path(name.name) for name in node.names if name.name.startswith("cm4vllm")}
+    return frozenset(one for one in found if one is not None)
+
+
+def reached_from(path: Path) -> set[Path]:
+    seen: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        if (one := waiting.pop()) not in seen:
+            seen.add(one)
+            waiting += imported(one)
+    return seen
+
+
+@cache
+def own_modules(name: str) -> frozenset[Path]:
+    customize = ROOT / "script" / name / "customize.py"
+    return frozenset(reached_from(customize)) if customize.is_file() else frozenset()
+
+
+def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Return the recipes that a recipe runs, itself included."""
+    if name in seen:
+        return set()
+    script = scripts()[name]
+    layers = [script.layer, *(script.variation(key, key).layer for key in script.variations)]
+    below = {name}
+    for dependency in (dep for layer in layers for phase in (*PHASES, STEPS) for dep in layer.deps[phase]):
+        for other in answering(",".join(dependency.tags)):
+            below |= runs(other.path.name, seen | {name})
+    return below
+
+
+@cache
+def in_the_main_job() -> frozenset[str]:
+    return frozenset(runs(MAIN))
+
+
+def commands_at_hand(module: Path) -> list[ScriptMeta]:
+    reaching = [name for name in scripts() if module in own_modules(name)]
+    if not reaching or set(reaching) & in_the_main_job():
+        return [scripts()[MAIN]]
+    return [scripts()[name] for name in reaching]
+
+
+# --- what the messages name -------------------------------------------------------------------------------------------
+
+def text_of(node: ast.AST) -> str:
+    """Return a text, a formatted one or a sum of them with a sign in place of each value; empty for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return ""
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of what a module says to people: its texts with a space, docstrings aside, and all remedies.
+
+    Dockerfiles are written for another program.
+    """
+    tree = ast.parse(path.read_text())
+    documents = {id(node.body[0].value) for node in ast.walk(tree)
+                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
+                 and isinstance(node.body[0], ast.Expr)}
+    remedies = {id(part) for node in ast.walk(tree) if isinstance(node, ast.keyword)
+                and node.arg in ("remedy", "elsewhere") for part in ast.walk(node.value)}
+    inner: set[int] = set()
+    for node in ast.walk(tree):
+        text = text_of(node)
+        if not text or id(node) in documents or id(node) in inner:
+            continue
+        inner |= {id(part) for part in ast.walk(node)}
+        if (" " in text.strip() or id(node) in remedies) and not DOCKERFILE.search(text):
+            yield getattr(node, "lineno", 0), text
+
+
+def refused(module: Path, text: str) -> list[str]:
+    """Return the flags in a message that neither the command at hand nor the one named in the same clause accepts."""
+    found = []
+    for clause in re.split(r"[,;]\s|\n", text):
+        named = [tags for one in COMMAND.finditer(clause) for tags in filter(None, one.groups())]
+        if any(VALUE in tags for tags in named):
+            continue  # which recipe it is, only the run knows
+        accepting = [script for tags in named for script in answering(tags)] or commands_at_hand(module)
+        for match in FLAG.finditer(clause):
+            if match[1] not in ENGINE_FLAGS and not OTHER_PROGRAM.search(clause[:match.start()]) and not all(
+                    match[1] in accepted_by(script) for script in accepting):
+                found.append(f"--{match[1]} ({', '.join(script.alias for script in accepting)})")
+    return found
+
+
+def test_the_check_finds_a_flag_of_another_recipe():
+    module = SRC / "cm4vllm" / "serving" / "server.py"
+    assert refused(module, "give it more seconds with --node_ip") == ["--node_ip (run-mlperf-inference-app)"]
+    assert refused(module, "give --node_ip of run,ray-cluster, or --port") == []
+    assert refused(module, "cm run script --tags=get,ml-model --ready_timeout=9") == ["--ready_timeout (get-ml-model)"]
+    assert refused(module, "start `vllm serve --node_ip`, or lower --max-num-seqs") == []
+
+
+@pytest.mark.parametrize("module", sorted(SRC.rglob("*.py")), ids=lambda path: path.relative_to(SRC).as_posix())
+def test_a_message_names_only_flags_that_the_command_at_hand_accepts(module):
+    wrong = [f"{module}:{line}: {flag}: {text!r}" for line, text in messages(module) for flag in refused(module, text)]
+    assert wrong == []
