@@ -3,6 +3,7 @@
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,13 @@ def certificate(tmp_path_factory):
     both = folder / "both.pem"
     both.write_bytes((folder / "key").read_bytes() + (folder / "cert").read_bytes())
     return both
+
+
+@pytest.fixture(scope="session")
+def neural_magic():
+    """The published v4.1 submission of Neural Magic (the submitter's folder), which lies beside the checkout."""
+    data = "shared/data/neuralmagic-v4.1/open/NeuralMagic"
+    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if found is None:
+        pytest.skip("the published v4.1 submission is not on this machine")
+    return found

@@ -1,7 +1,6 @@
 """LoadGen's logs: those of the published v4.1 submission, and spoiled ones. Fresh ones are read in test_runner."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +10,13 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, re
 from cm4vllm.rules.rounds import ROUNDS
 from cm4vllm.rules.scenarios import Scenario
 
-PUBLISHED = Path(__file__).parents[3] / "shared/data/neuralmagic-v4.1/open/NeuralMagic/results"
 H100 = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99/server"
 L40S = "vLLM_8xL40S-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99.9/offline"
 
 
 @pytest.fixture
-def published():
-    if not PUBLISHED.is_dir():
-        pytest.skip("the published v4.1 submission is not on this machine")
-    return PUBLISHED
+def published(neural_magic):
+    return neural_magic / "results"
 
 
 def test_a_published_server_result(published):
@@ -117,6 +113,90 @@ def test_a_log_cut_in_the_middle_of_a_line_is_refused(tmp_path):
         read_performance(tmp_path)
 
 
+@pytest.mark.parametrize("reason", [
+    "result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met", "early_stopping_met"])
+def test_a_result_that_its_own_log_contradicts_is_not_valid(tmp_path, reason):
+    result = read_performance(detail(tmp_path, result_validity="VALID", **{reason: False}))
+    assert not result.valid
+    assert len(result.reasons) == 1
+
+
+def test_an_error_entry_counts_even_where_loadgen_counted_none(tmp_path):
+    path = detail(tmp_path, result_validity="VALID", num_errors=0) / DETAIL_LOG
+    assert read_performance(tmp_path).valid
+    error = {"key": "error_runtime", "value": "Ran out of queries", "metadata": {"is_error": True}}
+    path.write_text(f":::MLLOG {json.dumps(error)}\n" + path.read_text())
+    result = read_performance(tmp_path)
+    assert (result.valid, result.errors) == (False, 1)
+    assert result.reasons == ("LoadGen error: Ran out of queries",)
+
+
+def test_two_logs_in_one_file_are_refused(tmp_path):
+    invalid = (detail(tmp_path, result_validity="INVALID") / DETAIL_LOG).read_text()
+    valid = (detail(tmp_path, result_validity="VALID") / DETAIL_LOG).read_text()
+    half = "".join(invalid.splitlines(True)[:6])
+    for text in (invalid + valid, valid + half, half + valid):
+        (tmp_path / DETAIL_LOG).write_text(text)
+        with pytest.raises(RunFailed, match="more than the log of one run"):
+            read_performance(tmp_path)
+
+
+def test_entries_of_another_process_are_refused(tmp_path):
+    path = detail(tmp_path, result_validity="VALID") / DETAIL_LOG
+    for pid in (7, 8):
+        entry = {"key": "generic_message", "value": "", "metadata": {"is_error": False, "pid": pid}}
+        with path.open("a") as file:
+            file.write(f":::MLLOG {json.dumps(entry)}\n")
+    with pytest.raises(RunFailed, match="more than the log of one run"):
+        read_performance(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("result_min_duration_met", "false"), ("early_stopping_met", 0), ("result_validity", True),
+    ("result_query_count", 41.5), ("result_query_count", -1), ("result_completed_samples_per_sec", "4"),
+    ("result_completed_tokens_per_second", [1]), ("effective_qsl_rng_seed", "1"), ("effective_scenario", {}),
+    ("result_first_token_mean_latency_ns", "x"), ("effective_target_qps", True), ("num_errors", "0"),
+    ("result_completed_samples_per_sec", 10**400), ("effective_scenario", "Elsewhere"), ("loadgen_version", 6),
+])  # fmt: skip
+def test_a_value_of_another_type_is_named(tmp_path, key, value):
+    with pytest.raises(RunFailed) as failure:
+        read_performance(detail(tmp_path, **{"result_validity": "VALID", key: value}))
+    assert key in failure.value.cause or "Elsewhere" in failure.value.what
+
+
+@pytest.mark.parametrize("line", [
+    b":::MLLOG []", b":::MLLOG {}", b":::MLLOG " + b"[" * 100_000, b':::MLLOG {"key": "\xff"}', b":::MLL",
+    b":::MLLOG", b"::MLLOG {", b':::MLLOG {"key": "num_errors", "value": ' + b"9" * 5000 + b"}",
+    b':::MLLOG {"key": "x", "value": NaN}', b':::MLLOG {"key": "x", "value": 1, "metadata": {"is_error": "false"}}',
+    b':::MLLOG {"key": "x", "value": ' + b"[" * 100_000 + b'NaN, "metadata": {"is_error": false}}',
+])  # fmt: skip
+def test_a_line_that_is_no_entry_is_refused(tmp_path, line):
+    path = detail(tmp_path, result_validity="VALID") / DETAIL_LOG
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(RunFailed, match="not a whole log"):
+        read_performance(tmp_path)
+
+
+def test_a_figure_without_a_value_is_no_number_and_others_are_read(tmp_path):
+    path = detail(tmp_path, result_validity="VALID", num_errors=None) / DETAIL_LOG
+    whole = path.read_text() + ':::MLLOG {"key": "num_errors", "value": 0, "metadata": {"is_error": false}}\n'
+    for key, value in (("result_token_throughput", "Infinity"), ("result_other", "NaN")):
+        entry = f':::MLLOG {{"key": "{key}", "value": {value}, "metadata": {{"is_error": false}}}}\n'
+        path.write_text(whole + entry)
+        assert read_performance(tmp_path).valid
+    path.write_text(whole.replace('"result_time_to_output_token_mean", "value": 900000',
+                                  '"result_time_to_output_token_mean", "value": NaN'))
+    with pytest.raises(RunFailed) as failure:
+        read_performance(tmp_path)
+    assert "result_time_to_output_token_mean" in failure.value.cause
+
+
+def test_a_log_that_ends_before_its_count_of_errors_is_refused(tmp_path):
+    with pytest.raises(RunFailed, match="is not whole"):
+        read_performance(detail(tmp_path, result_validity="VALID", num_errors=None))
+    assert read_performance(detail(tmp_path, result_validity="VALID", num_errors=None, loadgen_version="4.0 @ 9")).valid
+
+
 def accuracy_log(folder, *tokens, dtype=np.int32, **more):
     entries = [{"seq_id": i, "qsl_idx": i, "data": np.array(ids, dtype).tobytes().hex().upper(), **more}
                for i, ids in enumerate(tokens)]
@@ -145,3 +225,32 @@ def test_a_token_count_that_differs_from_the_data_is_refused(tmp_path):
     with pytest.raises(RunFailed, match="not 32-bit") as failure:
         list(read_accuracy_log(accuracy_log(tmp_path, [1, 2, 3], token_count=2)))
     assert "token_count" in failure.value.cause
+
+
+def test_64_bit_tokens_are_recognised_where_one_id_exceeds_32_bits(tmp_path):
+    path = accuracy_log(tmp_path, [1, 2**40 + 7, 3], [4, 5], dtype=np.int64)
+    with pytest.raises(RunFailed, match="not 32-bit"):
+        list(read_accuracy_log(path))
+
+
+def test_64_bit_tokens_are_recognised_where_a_sample_has_odd_length(tmp_path):
+    path = accuracy_log(tmp_path, [1, 2, 3], [4, 5], dtype=np.int64)
+    entries = json.loads(path.read_text())
+    entries[1]["data"] = np.array([4, 0, 5], np.int32).tobytes().hex()
+    path.write_text(json.dumps(entries))
+    with pytest.raises(RunFailed, match="not 32-bit"):
+        list(read_accuracy_log(path))
+
+
+def test_negative_tokens_are_refused(tmp_path):
+    with pytest.raises(RunFailed, match="not 32-bit") as failure:
+        list(read_accuracy_log(accuracy_log(tmp_path, [1, -2, 3])))
+    assert "negative" in failure.value.cause
+
+
+@pytest.mark.parametrize("text", ['[{"seq_id": 0, "qsl_idx": 0, "data": "' + "0" * 7 + '"}]', "[" * 100_000,
+                                  '[{"seq_id": ' + "9" * 5000 + ', "qsl_idx": 0, "data": ""}]', "\xff"])
+def test_an_accuracy_log_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / ACCURACY_LOG).write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunFailed, match="not a whole accuracy log"):
+        list(read_accuracy_log(tmp_path / ACCURACY_LOG))

@@ -23,7 +23,7 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen import runner
-from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, RunRecord
 from cm4vllm.loadgen.runner import run, settings_sha256
 from cm4vllm.serving import heartbeat
@@ -132,6 +132,23 @@ def test_a_server_gives_way_only_where_latency_is_measured(tmp_path, make_settin
     with FakeVllm() as server:
         record = run(make_settings(server.endpoint, scenario, "performance", niceness=10), tmp_path / "run")
     assert given == [record.settings.server.niceness] == [niceness]
+
+
+@pytest.mark.parametrize("kept", [0, 500])
+@pytest.mark.parametrize("mode", ["performance", "accuracy"])
+def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path, make_settings, mode, kept):
+    truncated = []
+
+    def truncate():
+        for log in tmp_path.rglob(DETAIL_LOG):
+            if not truncated and log.stat().st_size > 1000:
+                os.truncate(log, kept)
+                truncated.append(log)
+
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server, pytest.raises(RunFailed) as failure:
+        run(make_settings(server.endpoint, "Server", mode, target_qps=20), tmp_path / "run", alive=truncate)
+    assert truncated and DETAIL_LOG in failure.value.what
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):

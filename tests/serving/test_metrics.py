@@ -122,6 +122,52 @@ def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_
     assert found.samples >= 4
 
 
+RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
+
+
+@pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_page_without_finite_values_is_missed_and_reported_and_the_watch_goes_on(
+    serve, tmp_path, capsys, value, place,
+):
+    line = next(line for line in BEFORE.read_text().splitlines() if line.startswith(RUNNING))
+    pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
+    pages.insert(place, BEFORE.read_text().replace(line, RUNNING + value))
+    url, handler = serve(*pages)
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    found = watch.summary()
+    assert found.missed == 1 and found.samples >= 4
+    said = "".join(capsys.readouterr())
+    assert said.count("cannot be read") == 1 and "vllm:num_requests_running has no finite value" in said
+    assert read_samples(tmp_path / METRICS_FILE) == watch.samples
+
+
+@pytest.mark.parametrize("edge", ["", 'le="",', 'le="wide",', 'le="NaN",'])
+def test_a_bucket_without_an_edge_is_left_out(serve, tmp_path, edge):
+    lines = BEFORE.read_text().splitlines(True)
+    at = next(i for i, line in enumerate(lines) if line.startswith("vllm:request_prefill_time_seconds_bucket"))
+    lines[at] = f'vllm:request_prefill_time_seconds_bucket{{{edge}engine="0"}} 1.0\n'
+    url, _ = serve("".join(lines), AFTER.read_text())
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    found = watch.summary()
+    assert (found.samples, found.missed) == (2, 0)
+    assert found.prefill.p99_at_most_ms > 0
+
+
+def test_a_page_that_no_parser_takes_is_missed_and_the_watch_goes_on(serve, tmp_path):
+    broken = BEFORE.read_text() + 'vllm:num_requests_running{engine="0\nvllm:num_requests_running\n'
+    url, handler = serve(BEFORE.read_text(), broken, AFTER.read_text())
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert watch.summary().missed == 1
+
+
 @pytest.mark.parametrize("page", ["", "<html>hello</html>", "process_open_fds 7.0\n"])
 def test_a_server_without_such_metrics_leaves_nothing(serve, tmp_path, page):
     url, _ = serve(page)

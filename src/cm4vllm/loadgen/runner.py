@@ -22,7 +22,7 @@ from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
-from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version
+from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
@@ -231,6 +231,7 @@ def _record(
         raise RunFailed("the run ended, but it is not whole",
                         cause=f"missing: {', '.join(missing)}" if missing else
                         f"{client.completed} of {client.requests} requests were completed")
+    require_whole(folder, settings.mode)
     return RunRecord(
         notice=REHEARSAL_NOTICE if settings.rehearsal else "", settings=settings,
         settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,

@@ -20,6 +20,7 @@ import msgspec
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
+from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.probe import Site
@@ -111,6 +112,10 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
                 "cache: nothing may be reused between queries")
 
 
+class _NoMetricsError(ValueError):
+    """A server has no metrics of vLLM."""
+
+
 class _Look(msgspec.Struct, frozen=True):
     """A sample with the histograms' state: for each phase sum, count, and count at most each upper edge."""
 
@@ -131,6 +136,7 @@ class MetricsWatch:
         self._began = time.monotonic()
         self._looks: list[_Look] = []
         self._missed = 0
+        self._reported = False
         self._ended = threading.Event()
         self._connections: dict[Site, http.client.HTTPConnection] = {}
 
@@ -172,13 +178,23 @@ class MetricsWatch:
         except (OSError, http.client.HTTPException):
             self._missed += 1
             self._close()
-        except ValueError:
+        except _NoMetricsError:
             self._missed += 1
             return False
+        except ValueError as error:
+            self._missed += 1
+            self._report(error)
         return True
 
+    def _report(self, error: ValueError) -> None:
+        """Say once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
+        if not self._reported:
+            self._reported = True
+            warn(f"/metrics of {', '.join(site.endpoint for site in self._sites)} cannot be read: {error}; such pages "
+                 "count as missed samples")
+
     def _page(self, site: Site) -> str:
-        """Return what a server says at /metrics. Raises ValueError where it has no such page."""
+        """Return what a server says at /metrics. Raises _NoMetricsError where it has no such page."""
         if site not in self._connections:
             self._connections[site] = site.connect(_TIMEOUT_S)
         try:
@@ -189,7 +205,7 @@ class MetricsWatch:
             self.heartbeat.silent(site.endpoint, _TIMEOUT_S)
             raise
         if response.status != 200:
-            raise ValueError(f"HTTP {response.status}")
+            raise _NoMetricsError(f"HTTP {response.status}")
         self.heartbeat.answered(site.endpoint, page)
         return page
 
@@ -241,22 +257,16 @@ def read_samples(path: Path) -> list[MetricsSample]:
 
 
 def _parsed(text: str, at_s: float) -> _Look:
-    """Parse Prometheus' text format. Raises ValueError when a metric that is needed is not there."""
-    from prometheus_client.parser import text_string_to_metric_families
+    """Parse Prometheus' text format.
 
-    wanted = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES) or _typed(line))
-    values: dict[str, list[float]] = {}
-    buckets: dict[str, dict[float, float]] = {}
-    for family in text_string_to_metric_families(wanted + "\n"):
-        for sample in family.samples:
-            if sample.name.endswith("_bucket"):
-                edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
-                edge = float(sample.labels["le"])
-                edges[edge] = edges.get(edge, 0.0) + sample.value
-            else:
-                values.setdefault(sample.name, []).append(sample.value)
+    Raises _NoMetricsError when a metric that is needed is missing, and ValueError when one has no finite value.
+    """
+    values, buckets = _samples(text)
     if not all(name in values for name in _GAUGES.values()):
-        raise ValueError("these are not vLLM's metrics")
+        raise _NoMetricsError("these are not vLLM's metrics")
+    broken = [name for name, found in values.items() if not all(map(math.isfinite, found))]
+    if broken:
+        raise ValueError(f"{broken[0]} has no finite value")
     numbers: dict[str, Any] = {name: int(sum(values.get(metric, ()))) for name, metric in _COUNTERS.items()}
     for name in ("running", "waiting"):
         numbers[name] = int(sum(values[_GAUGES[name]]))
@@ -266,6 +276,41 @@ def _parsed(text: str, at_s: float) -> _Look:
         for name, metric in _TIMINGS.items()
     }
     return _Look(MetricsSample(at_s=at_s, **numbers), histograms)
+
+
+def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, float]]]:
+    """Return the values of each metric that we read, and each histogram's counts by the upper edge of the bucket.
+
+    A bucket without an upper edge, or without a count, tells nothing and is left out. Raises ValueError when the text
+    is not in the format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    wanted = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES) or _typed(line))
+    values: dict[str, list[float]] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    try:
+        samples = [sample for family in text_string_to_metric_families(wanted + "\n") for sample in family.samples]
+    except (ValueError, KeyError, IndexError) as error:  # the parser checks little
+        raise ValueError(f"not Prometheus' text format ({error})") from error
+    for sample in samples:
+        value = float(sample.value)
+        if not sample.name.endswith("_bucket"):
+            values.setdefault(sample.name, []).append(value)
+            continue
+        edge = _edge(sample.labels.get("le", ""))
+        if edge is not None and math.isfinite(value):
+            edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
+            edges[edge] = edges.get(edge, 0.0) + value
+    return values, buckets
+
+
+def _edge(text: str) -> float | None:
+    try:
+        edge = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(edge) else edge
 
 
 def _typed(line: str) -> bool:

@@ -1,0 +1,214 @@
+"""mlperf_log_detail.txt: the entries of exactly one LoadGen run, and its errors, each value read with its type.
+
+The format is that of loadgen/logging.cc: a line an entry, `:::MLLOG ` before an object of JSON with key, value and
+metadata. LoadGen writes NaN and Infinity where a figure has no value, which JSON has not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import RunFailed
+
+__all__ = ["DETAIL_LOG", "DetailLog", "read_detail_log"]
+
+DETAIL_LOG = "mlperf_log_detail.txt"
+
+_PREFIX = b":::MLLOG "
+#: What one run logs at most once: a second one is that of a second run, appended.
+_ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "power_", "result_", "early_stopping_",
+         "num_errors")  # fmt: skip
+#: What it may log again, for each part of a dataset that does not fit into memory: the last one counts.
+_KEPT = ("generated_", "qsl_reported_", "sut_name")
+#: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
+_COUNTS_ERRORS = (5, 0, 16)
+_AGAIN = "remove the run's folder and run it again"
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    is_error: bool
+    is_warning: bool = False
+    pid: int | None = None
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    key: str
+    value: msgspec.Raw
+    metadata: _Metadata
+
+
+_DECODER = msgspec.json.Decoder(_Entry)
+
+
+@dataclass(frozen=True)
+class DetailLog:
+    """The entries of one log by key, and the texts of its errors and warnings in the order of the log.
+
+    `values` has the settings and the results of the run. The functions give one of them with its type, and raise
+    RunFailed where the log has none or one of another type; those that end in _or_none return None where it has none.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def text(self, key: str) -> str:
+        value = self._value(key)
+        if not isinstance(value, str):
+            raise self._refusal(key, value, "a text")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._value(key)
+        if not isinstance(value, bool):
+            raise self._refusal(key, value, "true or false")
+        return value
+
+    def count(self, key: str) -> int:
+        """Return a whole number that is not negative."""
+        value = self._value(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._refusal(key, value, "a whole number")
+        return value
+
+    def number(self, key: str) -> float:
+        """Return a finite number that is not negative."""
+        value = self._value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._refusal(key, value, "a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or number < 0:
+            raise self._refusal(key, value, "a finite number")
+        return number
+
+    def text_or_none(self, key: str) -> str | None:
+        return self.text(key) if key in self.values else None
+
+    def flag_or_none(self, key: str) -> bool | None:
+        return self.flag(key) if key in self.values else None
+
+    def count_or_none(self, key: str) -> int | None:
+        return self.count(key) if key in self.values else None
+
+    def number_or_none(self, key: str) -> float | None:
+        return self.number(key) if key in self.values else None
+
+    @property
+    def error_count(self) -> int:
+        """The number of errors: LoadGen's own count, or that of the entries where there are more."""
+        return max(self.count_or_none("num_errors") or 0, len(self.errors))
+
+    def require_end(self, key: str) -> None:
+        """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""
+        wanted = [key]
+        if key.startswith("result_") and self._version() >= _COUNTS_ERRORS:
+            wanted.append("num_errors")
+        missing = [name for name in wanted if name not in self.values]
+        if missing:
+            raise RunFailed(f"{self.path} is not whole", cause=f"it ends before {missing[0]}", remedy=_AGAIN)
+
+    def _version(self) -> tuple[int, ...]:
+        words = self.text("loadgen_version").partition(" ")[0].split(".")
+        return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
+
+    def _value(self, key: str) -> Any:
+        if key not in self.values:
+            raise RunFailed(f"{self.path} is not the log of a performance run that ended", cause=f"it has no {key}",
+                            remedy=_AGAIN)
+        return self.values[key]
+
+    def _refusal(self, key: str, value: object, wanted: str) -> RunFailed:
+        return RunFailed(f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}",
+                         remedy=_AGAIN)
+
+
+def read_detail_log(path: Path) -> DetailLog:
+    """Read a detail log of any size. Raises RunFailed when it is missing, cut, or not the log of exactly one run."""
+    values: dict[str, Any] = {}
+    errors: list[str] = []
+    warnings: list[str] = []
+    pids: set[int] = set()
+    for entry in _entries(path):
+        if entry.metadata.pid is not None:
+            pids.add(entry.metadata.pid)
+        if len(pids) > 1:
+            raise _two_runs(path, "its entries are those of two processes")
+        if entry.key in values and entry.key.startswith(_ONCE):
+            raise _two_runs(path, f"{entry.key} is logged a second time")
+        if entry.key.startswith(_ONCE + _KEPT):
+            values[entry.key] = _decoded(path, entry)
+        if entry.metadata.is_error or entry.key.startswith("error_"):
+            errors.append(str(_decoded(path, entry)))
+        elif entry.metadata.is_warning:
+            warnings.append(str(_decoded(path, entry)))
+    return DetailLog(path, values, tuple(errors), tuple(warnings))
+
+
+def _entries(path: Path) -> Iterator[_Entry]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.startswith(_PREFIX):
+                    yield _entry(path, number, line[len(_PREFIX):])
+                elif _damaged(line):
+                    raise _not_whole(path, f"line {number} is a part of an entry")
+    except OSError as error:
+        raise RunFailed(f"cannot read LoadGen's log {path}", cause=str(error.strerror)) from error
+
+
+def _damaged(line: bytes) -> bool:
+    """Whether a line without the prefix was an entry once: the rest of one, or the beginning of the last one."""
+    return b"MLLOG" in line or b'"key"' in line or b'"metadata"' in line or (
+        not line.endswith(b"\n") and _PREFIX.startswith(line))
+
+
+def _entry(path: Path, number: int, text: bytes) -> _Entry:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        if not any(word in text for word in (b"NaN", b"Infinity")):
+            raise _not_whole(path, f"line {number}: {error}") from error
+    try:  # msgspec takes JSON alone
+        entry = json.loads(text)
+        return msgspec.convert({**entry, "value": msgspec.Raw(msgspec.json.encode(_finite(entry["value"])))}, _Entry)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _not_whole(path, f"line {number}: {error}") from error
+
+
+def _finite(value: object) -> object:
+    """Name a float that JSON has not, so that whoever reads it as a number meets a text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(path: Path, entry: _Entry) -> Any:
+    try:
+        return msgspec.json.decode(entry.value)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _not_whole(path, f"the value of {_short(entry.key)}: {error}") from error
+
+
+def _two_runs(path: Path, cause: str) -> RunFailed:
+    return RunFailed(f"{path} holds more than the log of one run", cause=cause, remedy=_AGAIN)
+
+
+def _not_whole(path: Path, cause: str) -> RunFailed:
+    return RunFailed(f"{path} is not a whole log", cause=cause, remedy=_AGAIN)
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of too many digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
