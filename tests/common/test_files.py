@@ -81,3 +81,26 @@ def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
 def test_a_place_where_no_folder_can_be_made_is_refused():
     with pytest.raises(NotWritable, match="/proc/results"):
         writable_folder(Path("/proc/results"))
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("the cause")])
+def test_a_staging_folder_that_vanished_masks_no_error(tmp_path, failure):
+    with pytest.raises(type(failure)) as caught, staged_folder(tmp_path / "a") as staging:
+        staging.rmdir()
+        raise failure
+    assert caught.value is failure
+
+
+def test_a_staging_folder_that_vanished_is_an_error_with_a_cause(tmp_path):
+    with pytest.raises(NotWritable) as caught, staged_folder(tmp_path / "a") as staging:
+        staging.rmdir()
+    assert "a.partial" in caught.value.cause
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_target_whose_staging_folder_vanished_stays_as_it_was(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").touch()
+    with pytest.raises(NotWritable), staged_folder(tmp_path / "a") as staging:
+        staging.rmdir()
+    assert (tmp_path / "a" / "old").exists()

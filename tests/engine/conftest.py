@@ -67,7 +67,7 @@ class Home:
 
     def cli(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "cmind.cli", *words], cwd=cwd or self.work, text=True,
-                              capture_output=True, env={**self.env, **env}, timeout=120, check=False)
+                              errors="replace", capture_output=True, env={**self.env, **env}, timeout=120, check=False)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen([sys.executable, "-m", "cmind.cli", *words], cwd=self.work, text=True, env=self.env,

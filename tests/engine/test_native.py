@@ -1,3 +1,4 @@
+import shutil
 import signal
 import subprocess
 import time
@@ -118,3 +119,51 @@ def test_assignments(tmp_path):
     (tmp_path / "f").write_text("A=1\nB = two words \n\nnot an assignment\nC=x=y\n=z\n")
     assert read_assignments(tmp_path / "f") == {"A": "1", "B": "two words", "C": "x=y"}
     assert read_assignments(tmp_path / "missing") == {}
+
+
+#: Interpreters whose locale has no letters but those of English: in the second, Python itself switches to UTF-8.
+PLAIN_LOCALES = [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"LC_ALL": "C"},
+                 {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "gbk"}, {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}]
+
+
+@pytest.mark.parametrize("locale", PLAIN_LOCALES, ids=lambda locale: "-".join(locale.values()))
+def test_what_a_script_prints_is_passed_on_in_any_locale(home, locale):
+    home.script("one", run="for n in 1 2 3; do printf 'größe 漢字 \\xff 🜚 %s\\n' $n; done\necho last; exit 7\n")
+    done = home.cli("run", "script", "--tags=one", **locale)
+    assert "ended with exit status 7" in done.stderr
+    assert "last\n" in done.stdout
+    assert "Traceback" not in done.stderr
+    log = next((home.path / "logs").glob("*.log"))
+    assert "größe 漢字" in log.read_text(encoding="utf-8")
+
+
+def test_what_a_script_prints_is_passed_on_in_a_chinese_locale(home, tmp_path):
+    made = shutil.which("localedef") and subprocess.run(
+        ["localedef", "-i", "zh_CN", "-f", "GBK", tmp_path / "zh_CN.GBK"], capture_output=True, check=False)
+    if not (tmp_path / "zh_CN.GBK").is_dir():
+        pytest.skip(f"the locale zh_CN.GBK cannot be made here: {made}")
+    home.script("one", run="printf 'größe 漢字 🜚\n'; exit 7\n")
+    done = home.cli("run", "script", "--tags=one", LC_ALL="zh_CN.GBK", LOCPATH=str(tmp_path), PYTHONUTF8="0")
+    assert "ended with exit status 7" in done.stderr
+    assert "größe 漢字 🜚" in next((home.path / "logs").glob("*.log")).read_text(encoding="utf-8")
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_script(home):
+    (home.path / "logs").write_text("a file, where the folder of the logs would be")
+    home.script("one", run="for n in $(seq 20000); do echo line $n; done\ntouch done\n")
+    done = home.cli("run", "script", "--tags=one")
+    assert done.returncode == 0, done.stderr
+    assert (home.work / "done").exists()
+    assert "line 20000\n" in done.stdout
+
+
+def test_a_reader_that_goes_away_does_not_end_the_script(home):
+    home.script("one", run="for n in $(seq 20000); do echo line $n; done\ntouch done\n")
+    process = home.start("run", "script", "--tags=one")
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=60)
+    assert (home.work / "done").exists(), errors
+    assert "Traceback" not in errors
+    assert "SIGPIPE" not in errors

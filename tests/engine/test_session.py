@@ -1,5 +1,7 @@
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -138,3 +140,86 @@ def test_a_fault_of_the_engine_is_told_without_traceback(home, monkeypatch):
     assert result["return"] == 1
     assert "an invariant broke" in result["error"]
     assert "test_session.py" in result["error"]
+
+
+def in_a_removed_folder(home, *words):
+    """Run `cm` in a working directory that is removed before it starts."""
+    gone = home.work / "gone"
+    gone.mkdir()
+    command = f'rmdir "{gone}" && exec "$0" -m cmind.cli "$@"'
+    return subprocess.run(["bash", "-c", command, sys.executable, *words], cwd=gone, env=home.env, text=True,
+                          capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [
+    ("run", "script", "--tags=one"), ("run", "script", "--tags=one", "-j"), ("plan", "script", "--tags=one"),
+    ("dockerfile", "script", "--tags=one"), ("run", "script", "--tags=one", "--repro"),
+])
+def test_a_working_directory_that_was_removed_is_named(home, words):
+    home.script("one", run="true\n")
+    home.cli("find", "script")
+    done = in_a_removed_folder(home, *words)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 20, (done.stdout, done.stderr)
+    assert "the working directory" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", [("find", "script", "--tags=one"), ("show", "script", "one"), ("show", "cache"),
+                                   ("lint", "script", "one"), ("test", "script", "one"),
+                                   ("run", "script", "--tags=one", "--help")])
+def test_what_needs_no_working_directory_works_without_one(home, words):
+    home.script("one", run="true\n")
+    home.cli("find", "script")
+    done = in_a_removed_folder(home, *words)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+def test_a_working_directory_that_a_script_removes_masks_no_error(home):
+    home.script("one", run="rmdir $PWD; exit 7\n")
+    home.script("two", customize="""
+import os
+def preprocess(i):
+    os.rmdir(os.getcwd())
+    raise ValueError("the cause")
+""")
+    for tags, text in (("one", "exit status 7"), ("two", "the cause")):
+        work = home.work / tags
+        work.mkdir()
+        done = home.cli("run", "script", f"--tags={tags}", cwd=work)
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("phase", ["deps", "prehook_deps", "posthook_deps", "post_deps"])
+def test_a_script_that_depends_on_itself_is_refused(home, phase):
+    home.script("one", {phase: [{"tags": "two"}]})
+    home.script("two", {phase: [{"tags": "one"}]})
+    result = home.run("one")
+    assert result["return"] == 3
+    assert "depends on itself" in result["error"]
+    assert "one > two > one" in result["error"]
+    assert "RecursionError" not in result["error"]
+
+
+def test_a_script_whose_environment_grows_with_each_turn_is_refused_too(home):
+    home.script("one", {"deps": [{"tags": "one", "env": {"CM_X": "<<<CM_X>>>x"}}]})
+    result = home.run("one", env={"CM_X": "x"})
+    assert result["return"] == 3
+    assert "depends on itself" in result["error"]
+
+
+def test_a_hook_that_runs_its_own_script_is_refused(home):
+    home.script("one", customize="""
+def preprocess(i):
+    return i["automation"].run({"tags": "one"})
+""")
+    result = home.run("one")
+    assert result["return"] == 3
+    assert "depends on itself" in result["error"]
+
+
+def test_a_script_may_depend_on_itself_in_another_environment(home):
+    home.script("one", {"deps": [{"tags": "one", "env": {"CM_INNER": "yes"}, "skip_if_env": {"CM_INNER": ["yes"]}}]},
+                run="echo run >> runs\n")
+    assert home.run("one")["return"] == 0
+    assert (home.work / "runs").read_text() == "run\nrun\n"

@@ -25,6 +25,7 @@ __all__ = [
     "sha256_of",
     "sha256_of_tree",
     "staged_folder",
+    "working_folder",
     "writable_folder",
     "write_bytes",
     "write_json",
@@ -94,9 +95,13 @@ def staged_folder(target: Path) -> Iterator[Path]:
     try:
         yield staging
     except BaseException:
-        shutil.rmtree(failed, ignore_errors=True)
-        staging.rename(failed)
+        with contextlib.suppress(OSError):  # whatever failed first is what is reported
+            shutil.rmtree(failed, ignore_errors=True)
+            staging.rename(failed)
         raise
+    if not staging.is_dir():
+        raise NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was filled",
+                          remedy="run it again, and see that nothing cleans up there meanwhile")
     with translated_os_errors("finish", target):
         old = target.with_name(f"{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -123,6 +128,15 @@ def sha256_of_tree(folder: Path) -> str:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def working_folder() -> str:
+    """Return the working directory. Raises UsageError when it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory was removed", cause="the shell stands in a folder that is gone",
+                         remedy="change to a folder that exists, for example: cd ~") from None
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

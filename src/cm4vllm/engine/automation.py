@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 import time
 import traceback
@@ -15,7 +14,7 @@ from typing import Any
 from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, translated_os_errors
-from cm4vllm.common.files import free_bytes
+from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.engine.execution import run
 from cm4vllm.engine.index import slim
 from cm4vllm.engine.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
@@ -71,20 +70,21 @@ class ScriptAutomation(_OwnAutomation):
 
     def _nested(self, session: Session, i: Result) -> Result:
         try:
-            return run(session, Request.of(i, os.getcwd())).as_result()
+            return run(session, Request.of(i, working_folder())).as_result()
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
         session = Session(self, i)
-        folder = os.getcwd()
+        folder = ""
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
         try:
             with redirected, session.supervised():
+                folder = working_folder()
                 free = free_bytes(folder)
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
-                _tell_more(session, i, result, free)
+                _tell_more(session, i, result, folder, free)
                 session.catalogue.metas.keep()
                 slim(self.cmind)
         except CmError as error:
@@ -184,7 +184,7 @@ def _unforeseen(error: Exception, session: Session) -> Result:
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
     with contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext():
-        if flag(i, *PROVENANCE_FLAGS):
+        if folder and flag(i, *PROVENANCE_FLAGS):
             from cm4vllm.engine.provenance import leave
 
             with session.vault.guarded_output():
@@ -196,7 +196,7 @@ def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder:
     return result
 
 
-def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_before: int) -> None:
+def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: str, free_before: int) -> None:
     """Print what further flags ask for."""
     if flag(i, "print_deps"):
         result["new_state"]["print_deps"] = [f"cm run script --tags={tags}" for tags in result["deps"]]
@@ -208,7 +208,7 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, free_befo
     if flag(i, "time"):
         session.tell(f"took {time.monotonic() - session.started:.1f} s")
     if flag(i, "space"):
-        used = free_before - free_bytes(os.getcwd())
+        used = free_before - free_bytes(folder)
         session.tell(f"disk space used: {max(used, 0) / 1e6:.1f} MB")
     for name in sorted(NOT_DONE.keys() & i.keys()):
         session.tell(f"note: --{name} is accepted and ignored" + (f": {NOT_DONE[name]}" if NOT_DONE[name] else ""))

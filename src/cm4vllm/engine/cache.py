@@ -172,8 +172,9 @@ class Cache:
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
                 waiting(f"another run (process {holder or 'unknown'}) is making the same; waiting for it")
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             self._held.add(key)
             yield
         finally:
@@ -206,7 +207,8 @@ class Cache:
             with self._removed_unless_finished(folder):
                 yield folder
         finally:
-            _restore(folder)
+            with contextlib.suppress(OSError):  # the next run restores it; whatever failed first is what is reported
+                _restore(folder)
 
     @contextmanager
     def _removed_unless_finished(self, folder: str) -> Iterator[None]:

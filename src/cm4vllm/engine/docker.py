@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, RunFailed, translated_os_errors
-from cm4vllm.common.files import write_text
+from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say
 from cm4vllm.engine.catalogue import Catalogue
@@ -55,9 +55,9 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
     checkout = Path(automation.path).parents[1]
     try:
         catalogue = Catalogue(automation.cmind)
-        script = select(catalogue, Request.of(i, os.getcwd()), str(checkout / "script"))
+        script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
         container = container_of(script, i)
-        folder = Path(str(i.get("docker_folder") or f"docker-{script.alias}")).absolute()
+        folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
         write_context(container, folder, _repositories(automation.cmind, checkout, script))
         work = folder / "work"
         work.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
 
 def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
     """Return the container for a script as it is asked for; `docker` of its meta and variations is heeded."""
-    request = Request.of(i, os.getcwd())
+    request = Request.of(i, "")
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
         described = merged(described, dict(variation.layer.docker))

@@ -33,7 +33,7 @@ _ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-stat
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
     script = select(session.catalogue, request, session.near)
-    with session.under_way(script):
+    with session.under_way(script, request):
         task = Task.of(script, request)
         scope = Scope.of(task)
         session.vault.declare(script.secret_env_keys)

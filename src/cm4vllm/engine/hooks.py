@@ -9,11 +9,12 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.common.errors import CmError, NotWritable, RecipeError
+from cm4vllm.common.files import working_folder
 from cm4vllm.engine.meta import PHASES, ScriptMeta
 
 if TYPE_CHECKING:
@@ -66,12 +67,17 @@ def hook_input(run: Run) -> dict[str, Any]:
 @contextmanager
 def working_in(folder: str) -> Iterator[None]:
     """Make `folder` the working directory for a while: hooks and helpers of the public format rely on it."""
-    before = os.getcwd()
-    os.chdir(folder)
+    before = working_folder()
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise NotWritable(f"{folder} cannot be worked in", cause=str(error.strerror),
+                          remedy="see that nothing removes it while a script runs") from error
     try:
         yield
     finally:
-        os.chdir(before)
+        with suppress(OSError):  # the hook has removed it; what it returned or raised counts
+            os.chdir(before)
 
 
 class Hooks:

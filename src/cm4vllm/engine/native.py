@@ -104,23 +104,41 @@ class _Output:
     def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.log = log
-        self._stream = stream
+        #: Why there is no log, or only a part of it.
+        self.log_problem = ""
+        self._stream: IO[str] | None = stream
         self._clean = clean
 
     def follow(self, pipe: IO[str]) -> None:
-        log: IO[str] | None = None
-        with pipe:
+        """Read to the end whatever becomes of log and terminal: a pipe that nobody reads would kill the command."""
+        with pipe, suppress(OSError):
+            log: IO[str] | None = None
             for line in pipe:
                 text = self._clean(line)
                 self.tail.append(text.rstrip("\n"))
-                if log is None:
-                    os.makedirs(os.path.dirname(self.log), exist_ok=True)
-                    log = open(self.log, "w")  # noqa: SIM115 closed below
-                log.write(text)
+                self._pass_on(text)
+                if not self.log_problem:
+                    log = self._logged(text, log)
+            if log is not None:
+                log.close()
+
+    def _logged(self, text: str, log: IO[str] | None) -> IO[str] | None:
+        try:
+            if log is None:
+                os.makedirs(os.path.dirname(self.log), exist_ok=True)
+                log = open(self.log, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 by the caller
+            log.write(text)
+        except OSError as error:
+            self.log_problem = str(error)
+        return log
+
+    def _pass_on(self, text: str) -> None:
+        if self._stream is not None:
+            try:
                 self._stream.write(text)
                 self._stream.flush()
-        if log is not None:
-            log.close()
+            except (OSError, ValueError):  # the reader has gone, or the stream is closed
+                self._stream = None
 
 
 def run_native(
@@ -140,8 +158,8 @@ def run_native(
         command = "\n".join([guardian.telling(guarding), *prefix, '. "$0"'])
         process = subprocess.Popen(
             ["bash", "-c", command, script], cwd=folder, env=env, stdin=subprocess.DEVNULL, pass_fds=(guarding,),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, text=True, errors="replace",
-        )
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, encoding="utf-8",
+            errors="replace")
     except OSError as error:
         raise NativeCommandError(f"{os.path.basename(script)} of {title} cannot be started", cause=str(error),
                                  remedy=_start_remedy(error, env)) from error
@@ -160,7 +178,7 @@ def run_native(
         guardian.ended(process.pid)
     if status:
         raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         os.unlink(log)
 
 
@@ -177,6 +195,8 @@ def _failure(script: str, title: str, folder: str, status: int, printed: _Output
 
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
+    if printed.log_problem:
+        where = f"no log:  {printed.log_problem}"
     return NativeCommandError(
         f"{os.path.basename(script)} of {title} ended with {exit_in_words(status)}",
         cause="\n".join(filter(None, [f"command: bash {script}", f"folder:  {folder}", where, tail])),

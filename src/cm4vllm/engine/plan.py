@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.common.errors import CmError
 from cm4vllm.engine.brings import Brought, brought_by
 from cm4vllm.engine.cache import Damaged, Entry
 from cm4vllm.engine.cache_view import stored
@@ -27,14 +27,12 @@ from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.scope import remarks
 from cm4vllm.engine.selection import candidates, select
-from cm4vllm.engine.session import Session
+from cm4vllm.engine.session import DEEPEST, Session, depends_on_itself
 from cm4vllm.engine.variations import known
 from cm4vllm.engine.versions import Wanted
 
 __all__ = ["Node", "Status", "plan"]
 
-#: A tree deeper than this goes round in circles.
-_DEPTH = 60
 #: What stands in place of a branch that is not walked into again.
 _TOLD_ABOVE = "what it depends on is shown above"
 #: What an entry depends on that a script before makes under circumstances that only the run can tell.
@@ -207,10 +205,8 @@ class _Planner:
     def check_circle(self, frame: Prospect) -> None:
         same = [other for other in self.stack if other.script is frame.script
                 and other.task.variations.names == frame.task.variations.names]
-        if any(other.env == frame.env for other in same) or len(self.stack) > _DEPTH:
-            way = " > ".join(other.script.title() for other in [*self.stack, frame])
-            raise RecipeError(f"{frame.script.title()} depends on itself", cause=way,
-                              remedy="remove one of these dependencies, or give it a condition")
+        if any(other.env == frame.env for other in same) or len(self.stack) >= DEEPEST:
+            raise depends_on_itself([other.script for other in [*self.stack, frame]])
 
     # --- cached or not -----------------------------------------------------------------------------------------------
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import working_folder
 from cm4vllm.engine.graph import as_json, as_mermaid, as_tree
 from cm4vllm.engine.pages import page
 from cm4vllm.engine.plan import plan
@@ -23,7 +23,7 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """
     session = Session(automation, i)
     try:
-        root = plan(session, Request.of(i, os.getcwd(), from_person=bool(i.get("cmd"))))
+        root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
     except CmError as error:
         return {"return": error.exit_code, "error": session.explained(error)}
     data = as_json(root)

@@ -133,11 +133,19 @@ class Request(Value):
             from_person=from_person,
         )
 
+    def same_run(self, other: Request) -> bool:
+        """Tell whether a script does the same for both: all that it is asked for is equal, where it works aside."""
+        return all(getattr(self, name) == getattr(other, name) for name in _MEANING)
+
     def title(self) -> str:
         """Return the request as its tags would be typed."""
         words = [*self.tags, *(f"-{tag}" for tag in self.excluded_tags), *(f"_{name}" for name in self.variations),
                  *(f"-_{name}" for name in self.excluded_variations)]
         return ",".join(words) or self.name
+
+
+_MEANING = ("variations", "excluded_variations", "env", "const", "state", "const_state", "adr", "ad", "wanted",
+            "extra_cache_tags")
 
 
 def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TextIO, cast
 
@@ -104,10 +104,23 @@ class _Cleaning:
         clean = self._vault.clean(text)
         try:
             self._stream.write(clean)
-        except UnicodeEncodeError:  # a byte that is no text, out of an environment
+        except UnicodeEncodeError:  # a byte that is no text, out of an environment, or a letter that the locale lacks
             encoding = self._stream.encoding or "ascii"
             self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
+        except BrokenPipeError:
+            self._to_nowhere()
         return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nowhere()
+
+    def _to_nowhere(self) -> None:
+        """Go on without a reader: what a run makes does not depend on who watches it."""
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -8,17 +8,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import CmError, Interrupted
+from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.index import protect
 from cm4vllm.engine.meta import ScriptMeta, split_tags
-from cm4vllm.engine.request import flag
+from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.secrets import Vault
 from cm4vllm.engine.task import Task
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from cm4vllm.engine.guardian import Guardian
     from cm4vllm.engine.hooks import Hooks
 
-__all__ = ["Session", "Stopped"]
+__all__ = ["DEEPEST", "Session", "Stopped", "depends_on_itself"]
 
+#: Scripts under way at once; more of them go round in circles.
+DEEPEST = 40
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _MOST_LOGS = 50
 
@@ -60,8 +62,9 @@ class Session:
         #: Tags of the scripts whose shell files are to be written down so that they run without CM; None: of none.
         self.debugged = _debugged(inputs)
         self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
-        #: The scripts under way, the innermost last.
+        #: The scripts under way, the innermost last, and what each was asked for.
         self.scripts: list[ScriptMeta] = []
+        self._requests: list[Request] = []
         #: One entry for each script that ended well: its tags -> UID, alias, variations, version and parent.
         self.versions: list[dict[str, dict[str, str | None]]] = []
         self._logs = os.path.join(automation.cmind.repos_path, "logs")
@@ -111,12 +114,13 @@ class Session:
         """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""
         import shutil  # costs a hit of the cache more than it takes itself
 
-        for name in sorted(name for name in os.listdir(folder) if name.endswith(".log")):
-            log = os.path.join(folder, name)
-            kept = f"{self.log_of(script).removesuffix('.log')}-{name}"
-            os.makedirs(self._logs, exist_ok=True)
-            shutil.move(log, kept)
-            error.reworded(log, kept)
+        with suppress(OSError):  # no folder, or no room: the error itself matters more
+            for name in sorted(name for name in os.listdir(folder) if name.endswith(".log")):
+                log = os.path.join(folder, name)
+                kept = f"{self.log_of(script).removesuffix('.log')}-{name}"
+                os.makedirs(self._logs, exist_ok=True)
+                shutil.move(log, kept)
+                error.reworded(log, kept)
 
     def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
         """Return what public hooks may read of the run as a whole."""
@@ -148,10 +152,18 @@ class Session:
         return self._hooks[script.folder]
 
     @contextmanager
-    def under_way(self, script: ScriptMeta) -> Iterator[None]:
-        """Note that a script runs, so that a failure can tell where it happened."""
+    def under_way(self, script: ScriptMeta, request: Request) -> Iterator[None]:
+        """Note that a script runs, so that a failure can tell where it happened.
+
+        Raises RecipeError when the same is under way already: it would never end.
+        """
+        same = any(script is other and request.same_run(asked)
+                   for other, asked in zip(self.scripts, self._requests, strict=True))
         self.scripts.append(script)
+        self._requests.append(request)
         try:
+            if same or len(self.scripts) > DEEPEST:
+                raise depends_on_itself(self.scripts)
             yield
         except CmError as error:
             if not self._failure[0] or self._failure[0] not in self.vault.clean(str(error)):
@@ -159,6 +171,7 @@ class Session:
             raise
         finally:
             self.scripts.pop()
+            self._requests.pop()
 
     def at_the_end(self, title: str, cleanup: Callable[[], object]) -> None:
         """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
@@ -196,6 +209,14 @@ class Session:
                 warn(f"the cleanup of {title} was interrupted")
             except Exception as error:
                 warn(f"the cleanup of {title} failed: {error}")
+
+
+def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
+    """Return the error for scripts that ask for each other in turn, the last one for itself."""
+    last = max((n for n, script in enumerate(scripts[:-1]) if script is scripts[-1]), default=0)
+    return RecipeError(f"{scripts[-1].title()} depends on itself",
+                       cause=" > ".join(script.title() for script in scripts[last:]),
+                       remedy="remove one of these dependencies, or give it a condition")
 
 
 def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:

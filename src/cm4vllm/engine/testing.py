@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from cm4vllm.common.errors import CmError
@@ -19,7 +18,7 @@ def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     catalogue = Catalogue(automation.cmind)
     try:
         named = split_tags(i.get("tags")) or i.get("artifact")
-        scripts = candidates(catalogue, Request.of(i, os.getcwd())) if named else catalogue.all()
+        scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
     done: list[str] = []
