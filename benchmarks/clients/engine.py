@@ -14,6 +14,7 @@ from clients.task import Task, bodies
 from cm4vllm.loadgen.client import Client, Completion
 from cm4vllm.loadgen.connection import resolve
 from cm4vllm.loadgen.gauge import without_pauses
+from cm4vllm.loadgen.wire import AnswerLimits
 
 __all__ = ["Engine"]
 
@@ -42,8 +43,9 @@ class Engine:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        limits = AnswerLimits(min_tokens=1, max_tokens=self._task.tokens, max_model_len=131_072)
         address = await resolve(f"http://127.0.0.1:{self._task.port}")
-        self._client = Client([address], self, max_in_flight=self._task.in_flight,
+        self._client = Client([address], self, limits=limits, max_in_flight=self._task.in_flight,
                               stream_interval=self._task.interval if self._task.streamed else 0)
         without_pauses()
         self._ready.set()

@@ -5,7 +5,7 @@
  * It listens on a free port of 127.0.0.1 (-u: on a Unix socket), prints the port, and ends when its standard input
  * does. Of a request it reads prompt, max_tokens, stream, stream_options.include_usage, stream_interval and
  * return_token_ids; it answers with min(TOKENS, max_tokens) tokens: the k-th is VOCABULARY[(first prompt id + k) %
- * WORDS], of which the i-th id is (i * 7919 + 307) % 128256. Without -t and -i an answer leaves at once, in one piece.
+ * WORDS], of which the i-th id is (i * 7919 + 307) % 128256; fewer than max_tokens end with "stop". Without -t and -i an answer leaves at once, in one piece.
  * With them the first token leaves TTFT_US after the request has arrived, each further one INTERVAL_US after the one
  * before it was due, and a whole answer when its last token would. -p spreads the streams over the interval: the first
  * token of each leaves up to INTERVAL_US later, or a client's streams would all come as close together as it asked.
@@ -42,7 +42,7 @@ typedef struct Stream {
     Bytes in, out;            /* what has come of the next request; what the socket would not take yet */
     int blocked;              /* waits until the socket takes more */
     int busy, streamed, ids, usage;
-    int64_t tokens, sent, interval; /* interval: tokens an event, after the first */
+    int64_t tokens, sent, most, interval; /* most: max_tokens; interval: tokens an event, after the first */
     int64_t due;              /* ns */
     uint64_t name;            /* the answer's id */
     unsigned seed;            /* where its tokens begin in the vocabulary */
@@ -132,7 +132,8 @@ static void say_text(Bytes *b, const Stream *s, int64_t from, int64_t to)
     say(b, "{\"index\":0,\"text\":\"");
     for (int64_t k = from; k < to; k++) say(b, words[(s->seed + k) % WORDS]);
     say(b, "\",\"logprobs\":null,\"finish_reason\":");
-    say(b, to == s->tokens ? "\"length\",\"stop_reason\":null" : "null,\"stop_reason\":null");
+    say(b, to < s->tokens ? "null" : s->tokens < s->most ? "\"stop\"" : "\"length\"");
+    say(b, ",\"stop_reason\":null");
 }
 
 static void say_ids(Bytes *b, const Stream *s, int64_t from, int64_t to)
@@ -318,8 +319,8 @@ static void answer(Stream *s, const char *body)
     const char *at;
     s->stamp.arrived = now();
     s->sent = 0;
-    s->tokens = tokens;
-    if ((at = field(body, "\"max_tokens\":")) && atoll(at) < tokens) s->tokens = atoll(at) > 0 ? atoll(at) : 1;
+    s->most = (at = field(body, "\"max_tokens\":")) ? (atoll(at) > 0 ? atoll(at) : 1) : tokens;
+    s->tokens = s->most < tokens ? s->most : tokens;
     s->interval = (at = field(body, "\"stream_interval\":")) && atoll(at) > 0 ? atoll(at) : 1;
     s->streamed = (at = field(body, "\"stream\":")) && *at == 't';
     s->usage = (at = field(body, "\"include_usage\":")) && *at == 't';

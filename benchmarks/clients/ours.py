@@ -12,6 +12,7 @@ from clients.task import PROMPTS, Task, bodies, prompt
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.frames import WorkerSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary
+from cm4vllm.loadgen.wire import AnswerLimits
 from cm4vllm.loadgen.workers import Answer, Workers
 from cm4vllm.serving.records import Api
 
@@ -29,10 +30,12 @@ class Ours:
         library.load(range(len(prompts)))
         self._records = library.records
         endpoints = [f"http://127.0.0.1:{port}" for port in (task.port, *task.more_ports)]
+        limits = AnswerLimits(min_tokens=1, max_tokens=task.tokens, max_model_len=131_072)
         share = -(-task.in_flight // task.workers)
         self._workers = Workers(
             [WorkerSettings(name=f"worker {number}", endpoints=endpoints, ca_file="", api=Api.COMPLETIONS,
-                            stream_interval=task.interval if task.streamed else 0, max_in_flight=share)
+                            stream_interval=task.interval if task.streamed else 0, limits=limits,
+                            max_in_flight=share)
              for number in range(task.workers)],
             library.descriptor, self, _broken)
 

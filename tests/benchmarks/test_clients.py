@@ -10,7 +10,7 @@ import pytest
 
 from clients.programs import AT_ONCE, Pace, floor, mock, token
 from clients.task import Task, bodies, perform, prompt
-from cm4vllm.loadgen.wire import StreamReader, whole_answer
+from cm4vllm.loadgen.wire import AnswerLimits, StreamReader, whole_answer
 
 RECORDED = Path(__file__).parent
 #: The request that the recorded answers of vLLM 0.32 (CPU, the tiny model) were given to.
@@ -45,13 +45,14 @@ def unchunked(answer):
     return body
 
 
-def read(answer, *, streamed, prompt_tokens):
+def read(answer, *, streamed, prompt_tokens, max_tokens):
     """Return the tokens that the client finds in an answer."""
+    limits = AnswerLimits(min_tokens=1, max_tokens=max_tokens, max_model_len=2048)
     if not streamed:
-        return whole_answer(answer.partition(b"\r\n\r\n")[2], prompt_tokens).tolist()
+        return whole_answer(answer.partition(b"\r\n\r\n")[2], prompt_tokens, limits).tokens.tolist()
     reader = StreamReader()
     reader.feed(unchunked(answer))
-    return reader.finish(prompt_tokens).tolist()
+    return reader.finish(prompt_tokens, limits).tokens.tolist()
 
 
 def shape(answer):
@@ -74,7 +75,8 @@ def test_the_mock_server_answers_as_vllm_does(body, recorded, pace):
 
 def test_the_client_reads_the_recorded_answers_of_vllm():
     for name, streamed in (("vllm_0_32_stream.http", True), ("vllm_0_32_whole.http", False)):
-        assert read((RECORDED / name).read_bytes(), streamed=streamed, prompt_tokens=5) == [307, 327, *[487] * 10]
+        found = read((RECORDED / name).read_bytes(), streamed=streamed, prompt_tokens=5, max_tokens=12)
+        assert found == [307, 327, *[487] * 10]
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "stream_interval": 5}])
@@ -84,7 +86,8 @@ def test_the_client_reads_the_tokens_that_the_mock_server_says_it_sends(more, pa
         for count in (1, 2, 40):
             ids = prompt(count, 100, 128_000)
             answer = ask(server.port, {**STREAMED, "stream": False, **more, "prompt": ids, "max_tokens": count})
-            assert read(answer, streamed="stream" in more, prompt_tokens=100) == [token(ids, k) for k in range(count)]
+            found = read(answer, streamed="stream" in more, prompt_tokens=100, max_tokens=count)
+            assert found == [token(ids, k) for k in range(count)]
 
 
 def test_the_mock_server_keeps_its_pace_and_stamps_it():

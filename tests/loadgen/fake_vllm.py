@@ -52,7 +52,7 @@ class Behaviour:
     """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes.
 
     `metrics` gives the page at /metrics: there is none where it is empty. Each connection is accepted (with TLS: its
-    handshake begins) after `accept_s`.
+    handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for the usual one.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -65,6 +65,7 @@ class Behaviour:
     unix: str = ""
     certificate: str = ""
     accept_s: float = 0.0
+    raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
 
 
 @dataclass
@@ -187,7 +188,11 @@ class FakeVllm:
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:
-            await self._answer(body, self.behaviour.fault(number), writer)
+            raw = self.behaviour.raw(number, body)
+            if raw is not None:
+                await self._write(writer, raw)
+            else:
+                await self._answer(body, self.behaviour.fault(number), writer)
         finally:
             self._in_flight -= 1
 
@@ -211,7 +216,7 @@ class FakeVllm:
 
     async def _whole(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self.behaviour.token_delay_s * len(tokens))
-        choice = self._choice(body, tokens, "length", first=True)
+        choice = self._choice(body, tokens, _reason(body, tokens), first=True)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
         content = _compact({"id": "cmpl-1", "choices": [choice], "usage": self._usage(body, tokens, fault)})
@@ -269,7 +274,7 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
     groups += [tokens[i:i + step] for i in range(1, len(tokens), step)]
     events = []
     for index, group in enumerate(groups):
-        reason = "length" if index == len(groups) - 1 else None
+        reason = _reason(body, tokens) if index == len(groups) - 1 else None
         choice = _choice(body, group, reason, behaviour.text, first=index == 0)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
@@ -282,6 +287,10 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
     if fault is not Fault.NO_DONE:
         events.append(b"data: [DONE]\n\n")
     return events
+
+
+def _reason(body: dict[str, Any], tokens: list[int]) -> str:
+    return "stop" if len(tokens) < body.get("max_tokens", 0) else "length"
 
 
 def _choice(body: dict[str, Any], ids: list[int], reason: str | None, text: str, *, first: bool) -> dict[str, Any]:

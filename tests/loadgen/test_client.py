@@ -11,8 +11,10 @@ from cm4vllm.loadgen import client as client_module
 from cm4vllm.loadgen import exchanges
 from cm4vllm.loadgen.client import Client
 from cm4vllm.loadgen.connection import resolve
-from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.loadgen.wire import AnswerLimits, Sampling, completion_body
 from cm4vllm.serving.records import Api
+
+LIMITS = AnswerLimits(min_tokens=2, max_tokens=128, max_model_len=20_000)
 
 
 class Ledger:
@@ -49,7 +51,7 @@ def drive(servers, keys, *, stream_interval=1, timeout_s=10, script=None, api=Ap
     async def main():
         ledger, submitted = Ledger(), 0
         addresses = [await resolve(server.endpoint, ca_file) for server in servers]
-        client = Client(addresses, ledger, stream_interval=stream_interval, api=api, **more)
+        client = Client(addresses, ledger, limits=LIMITS, stream_interval=stream_interval, api=api, **more)
 
         def request(key):
             body = completion_body(sampling, prompt(key))
@@ -315,7 +317,7 @@ def test_prompts_of_ten_thousand_tokens(stream_interval):
 
     async def main():
         ledger = Ledger()
-        client = Client([await resolve(server.endpoint)], ledger, stream_interval=stream_interval)
+        client = Client([await resolve(server.endpoint)], ledger, limits=LIMITS, stream_interval=stream_interval)
         body = completion_body(Sampling("tiny", 128, 2, stream_interval), long)
         client.submit((key, memoryview(body), len(long), 0) for key in range(8))
         async with asyncio.timeout(20):

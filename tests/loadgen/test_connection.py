@@ -6,10 +6,11 @@ import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
 from cm4vllm.loadgen.connection import Connection
-from cm4vllm.loadgen.wire import StreamReader, whole_answer
+from cm4vllm.loadgen.wire import AnswerLimits, StreamReader, whole_answer
 
 PROMPT = [5, 6, 7]
 TOKENS = [11, 0, 767, 3, 3, 128009, 42]
+LIMITS = AnswerLimits(min_tokens=1, max_tokens=200, max_model_len=2048)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -45,7 +46,7 @@ class Exchange:
         return bool(self.firsts)
 
     def ended(self, connection, status):
-        self.tokens = self.reader.finish(len(PROMPT)).tolist()
+        self.tokens = self.reader.finish(len(PROMPT), LIMITS).tokens.tolist()
 
     def broken(self, cause, *, answered):
         self.cause = cause, answered
@@ -56,7 +57,8 @@ def chunked(pieces):
 
 
 def recorded(tokens=TOKENS, **behaviour):
-    events = stream_events({"model": "tiny", "prompt": PROMPT}, tokens, Behaviour(**behaviour), Fault.NONE)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200}
+    events = stream_events(body, tokens, Behaviour(**behaviour), Fault.NONE)
     return events, HEAD + chunked(events)
 
 
@@ -137,6 +139,6 @@ def test_an_answer_that_breaks_off_is_told_with_whether_any_of_it_had_come(conne
 
 
 def test_the_same_tokens_come_out_of_a_whole_answer():
-    choice = b'{"text":"\\"token_ids\\":[9]","token_ids":[11,0]}'
+    choice = b'{"text":"\\"token_ids\\":[9]","token_ids":[11,0],"finish_reason":"stop"}'
     body = b'{"choices":[%b],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
-    assert whole_answer(body % choice, 3).tolist() == [11, 0]
+    assert whole_answer(body % choice, 3, LIMITS).tokens.tolist() == [11, 0]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.wire import Sampling, StreamReader, completion_body, whole_answer
+from cm4vllm.loadgen.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
@@ -163,6 +163,7 @@ PROMPTS = [[3 + (11 * number + 7 * place) % 120 for place in range(2 + number)] 
 def answers(record, api, interval) -> list[list[int]]:
     """The tokens of each prompt, asked for and read as a run does."""
     sampling = Sampling(record.model_name, 40, 2, interval, api)
+    limits = AnswerLimits(min_tokens=2, max_tokens=40, max_model_len=record.max_model_len)
     site, got = Site(record.endpoint), []
     for prompt in PROMPTS:
         connection = site.connect(60)
@@ -171,9 +172,9 @@ def answers(record, api, interval) -> list[list[int]]:
             if interval:
                 reader = StreamReader()
                 reader.feed(response.read())
-                got.append(reader.finish(len(prompt)).tolist())
+                got.append(reader.finish(len(prompt), limits).tokens.tolist())
             else:
-                got.append(whole_answer(response.read(), len(prompt)).tolist())
+                got.append(whole_answer(response.read(), len(prompt), limits).tokens.tolist())
     return got
 
 

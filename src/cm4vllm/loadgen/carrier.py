@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.loadgen.gauge import Gauge, without_pauses
-from cm4vllm.loadgen.messages import Answers, Failed, Message, Progress
-from cm4vllm.loadgen.records import ClientRecord, RunSettings
+from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Progress
+from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Workers, worker_settings
@@ -82,6 +83,8 @@ class Carrier:
             requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
             retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
             completion_tokens=sum(c.completion_tokens for c in counts),
+            finish_reasons=FinishReasons(stop=sum(c.finish_reasons.stop for c in counts),
+                                         length=sum(c.finish_reasons.length for c in counts)),
             reported_tokens=self._reporter.token_count, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
             processes=[self._process, *(stats.process for stats in told)],
@@ -104,7 +107,8 @@ class Carrier:
         if indices is not None and answers:
             self._tell(Answers(answers=[(indices.pop(key), tokens.tolist()) for key, tokens in answers]))
 
-    def _first_failure(self) -> None:
+    def _first_failure(self, cause: str) -> None:
+        self._tell(FirstFailure(cause=cause))
         threading.Thread(target=self._give_up, name="grace", daemon=True).start()
 
     def _give_up(self) -> None:
@@ -114,13 +118,19 @@ class Carrier:
     def _end(self, error: CmError | None) -> None:
         """End the process with what is known: `error`, or else the requests that failed."""
         with self._ending:
-            if error is None:
-                self._workers.close()
-            self._process = self._gauge.record()
-            reason = error or self._failure()
-            self._tell(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause, remedy=reason.remedy,
-                              client=self.record()))
-            os._exit(reason.exit_code)
+            try:
+                if error is None:
+                    self._workers.close()
+                self._process = self._gauge.record()
+                reason = error or self._failure()
+                self._tell(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause,
+                                  remedy=reason.remedy, client=self.record()))
+            except BaseException:
+                traceback.print_exc()
+                raise
+            finally:
+                # Whatever happens in this thread: without it LoadGen would wait for ever.
+                os._exit((error or RunFailed).exit_code)
 
     def _failure(self) -> RunFailed:
         failures = self._workers.failures

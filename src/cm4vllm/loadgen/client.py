@@ -11,13 +11,14 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.exchanges import Exchange, Request
 from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.server import Server
+from cm4vllm.loadgen.wire import Answer, AnswerLimits
 from cm4vllm.serving.records import Api
 
 __all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
@@ -49,6 +50,14 @@ Completion: TypeAlias = "tuple[int, array[int]]"
 
 
 @dataclass(slots=True)
+class FinishCounts:
+    """Whole answers by their finish_reason."""
+
+    stop: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True)
 class Counts:
     """What the client saw so far."""
 
@@ -59,6 +68,7 @@ class Counts:
     connections: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    finish_reasons: FinishCounts = field(default_factory=FinishCounts)
 
 
 class Sink(Protocol):
@@ -77,20 +87,23 @@ class Sink(Protocol):
 class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
-    The requests ask for a chunk every `stream_interval` tokens, 0 for whole answers. Of several servers the one with
-    the fewest requests open is asked. `sent` is called with the time at which a request was issued, when it is written
-    to a connection for the first time, or one is being opened for it. After `prepare`, `spare` connections to each
-    server are kept open beside those in use, so that no handshake counts as the server's time to the first token.
+    The requests ask for answers within `limits`, for a chunk every `stream_interval` tokens or 0 for whole answers. Of
+    several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
+    was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
+    `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
+    time to the first token.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], sink: Sink, *, stream_interval: int, max_in_flight: int | None = None,
+        self, addresses: Sequence[Address], sink: Sink, *, limits: AnswerLimits, stream_interval: int,
+        max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
         spare: int = 0,
     ) -> None:
         self.counts = Counts()
         self.in_flight = 0
         self.streamed = stream_interval > 0
+        self.limits = limits
         self.sink = sink
         self._sent = sent
         self._spare = spare
@@ -106,7 +119,8 @@ class Client:
         self._done: list[Completion] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._filling = False
-        self._heard = (0, self._loop.time())
+        # What had come, and how much of it was tokens or ends, at the times of the last change.
+        self._heard = self._worked = (0, self._loop.time())
         self._watch = self._loop.call_later(0, self._look_around)
         self._round: Iterator[Exchange] = iter(())
         self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if self.streamed else None
@@ -199,7 +213,7 @@ class Client:
         try:
             self.release(await self._connect(server), server)
         except OSError:
-            pass  # the next request will find out, and tell why
+            pass  # the next request will find out, and report why
         finally:
             server.opening -= 1
 
@@ -221,11 +235,12 @@ class Client:
             reason = error.strerror or str(error) or type(error).__name__
             exchange.broken(f"cannot connect to the server: {reason}", answered=False)
             return
-        if connection.open:
+        if connection.open and not exchange.abandoned:
             exchange.connection = connection
             connection.send(exchange, server.request(exchange.json))
         else:
-            exchange.broken("the server closed the connection", answered=False)
+            self.release(connection, server)
+            exchange.broken(connection.closed_because, answered=False)
 
     # Called by exchanges
 
@@ -249,13 +264,18 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, exchange: Exchange, tokens: array[int]) -> None:
+    def complete(self, exchange: Exchange, answer: Answer) -> None:
         """Hand over a whole answer, together with the others of this turn of the event loop."""
-        self.counts.completed += 1
-        self.counts.completion_tokens += len(tokens)
+        counts = self.counts
+        counts.completed += 1
+        counts.completion_tokens += len(answer.tokens)
+        if answer.finish_reason == "length":
+            counts.finish_reasons.length += 1
+        else:
+            counts.finish_reasons.stop += 1
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append((exchange.key, tokens))
+        self._done.append((exchange.key, answer.tokens))
         self._leave(exchange)
 
     def fail(self, exchange: Exchange, cause: str) -> None:
@@ -283,7 +303,7 @@ class Client:
             if exchange is None:
                 self._round = iter(list(self._open))
                 return
-            exchange.look_through()
+            exchange.read_ahead()
 
     def _look_around(self) -> None:
         """Drop connections that servers have closed, and give up what is open when nothing comes any more."""
@@ -291,12 +311,27 @@ class Client:
         self._watch = self._loop.call_later(pause, self._look_around)
         for server in self._servers:
             server.drop_older(self._loop.time() - REUSE_WITHIN_S)
-        received = self.counts.completed + self.counts.failed + sum(
-            connection.pieces for connection in self._connections)
-        now = self._loop.time()
-        if not self._open or received != self._heard[0]:
-            self._heard = (received, now)
-            return
-        if now - self._heard[1] >= self._stall_s:
+        missing = self._missing()
+        if missing:
             for exchange in list(self._open):
-                exchange.abandon(f"the server sent nothing for {self._stall_s:g} s")
+                exchange.abandon(f"the server sent {missing} for {self._stall_s:g} s")
+
+    def _missing(self) -> str:
+        """Return what servers have not sent for too long, though requests are open; empty where they do."""
+        counts, now = self.counts, self._loop.time()
+        if not self._open:
+            self._heard = self._worked = (0, now)
+            return ""
+        received = counts.completed + counts.failed + sum(connection.pieces for connection in self._connections)
+        if received != self._heard[0]:
+            self._heard = (received, now)
+        elif now - self._heard[1] >= self._stall_s:
+            return "nothing"
+        if now - self._worked[1] >= self._stall_s:
+            # Comments that keep a connection alive are no work. To read all streams is too much for every look.
+            work = counts.completed + counts.failed + counts.completion_tokens + sum(
+                exchange.token_count() for exchange in list(self._open))
+            if work == self._worked[0]:
+                return "no token"
+            self._worked = (work, now)
+        return ""

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from cm4vllm.loadgen.lane import Lane
+from cm4vllm.loadgen.lane import HTTP_ERRORS, Lane
 
 __all__ = ["Address", "Connection", "Exchange", "resolve"]
 
@@ -102,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._pieces: list[bytes] = []
         self._handed_over = 0
+        self._unasked = False
         # Bound before the parser is made: it takes what it finds then, and a list's method costs no Python call.
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
@@ -123,6 +124,11 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._answered = False
         self._transport.write(request)
+
+    @property
+    def closed_because(self) -> str:
+        """Why a connection without an exchange is closed."""
+        return "the server sent what nobody had asked for" if self._unasked else "the server closed the connection"
 
     def close(self) -> None:
         self._leave_lane()
@@ -157,9 +163,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answered = True
+        if self._exchange is None:
+            self._close_unasked()
+            return
         try:
             self.feed(data)
-        except httptools.HttpParserError as error:
+        except HTTP_ERRORS as error:
             self.ended_by(error)
             return
         if self._pieces and not self._gathers:
@@ -174,12 +183,20 @@ class Connection(asyncio.Protocol):
     # lane.Reader
 
     def ended_by(self, error: Exception | None) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError):
+            raise error  # a fault of the client itself: its process ends with a traceback, and no request is lost
         self.close()
         self._break(_cause(error))
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        if self._exchange is None:  # behind the end of an answer, in the same read
+            self._close_unasked()
+
     def on_message_complete(self) -> None:
+        if 100 <= self._parser.get_status_code() < 200:
+            return  # an interim answer, as 103 Early Hints: the one that was asked for follows
         self._gathers = True  # nothing follows that is worth a lane
         self.hand_over()
         exchange, self._exchange = self._exchange, None
@@ -190,6 +207,11 @@ class Connection(asyncio.Protocol):
             self.close()
         if exchange is not None:
             exchange.ended(self, self._parser.get_status_code())
+
+    def _close_unasked(self) -> None:
+        """Close the connection: what comes while nothing is asked for must not become the next request's answer."""
+        self._unasked = True
+        self.close()
 
     def _break(self, cause: str) -> None:
         exchange, self._exchange = self._exchange, None
@@ -208,6 +230,8 @@ class Connection(asyncio.Protocol):
 def _cause(error: Exception | None) -> str:
     if error is None:
         return "the server closed the connection"
+    if isinstance(error, httptools.HttpParserUpgrade):
+        return "the answer is not HTTP/1.1: it asks for another protocol"
     if isinstance(error, httptools.HttpParserError):
         return f"the answer is not HTTP: {error}"
     return f"the connection broke: {type(error).__name__}"

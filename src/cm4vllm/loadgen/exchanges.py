@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.connection import Connection
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import AnswerError, StreamReader, error_message, whole_answer
+from cm4vllm.loadgen.wire import Answer, AnswerError, StreamReader, error_message, most_bytes, whole_answer
 
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client import Client
@@ -25,9 +24,13 @@ Request = tuple[int, bytes | memoryview, int, int]
 
 
 class Exchange:
-    """One request through all its tries, until it is answered or given up."""
+    """One request through all its tries, until it is answered or given up: exactly once, whatever a server sends.
 
-    __slots__ = ("_body", "_client", "_reader", "abandoned", "connection", "first_token_seen", "json", "key",
+    Everything that reads bytes of a server is inside a `try` that ends the request. What a server can make Python raise
+    has no list: UnicodeDecodeError, RecursionError, ValueError of a number with too many digits.
+    """
+
+    __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_seen", "json", "key",
                  "prompt_tokens", "retries", "server")
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
@@ -39,29 +42,51 @@ class Exchange:
         self._client = client
         self._reader = StreamReader() if client.streamed else None
         self._body = b""
+        self._room = most_bytes(client.limits, self.prompt_tokens)
 
     def body(self, status: int, data: bytes) -> bool:
+        self._room -= len(data)
+        if self._room < 0:
+            self.abandon("the answer has more bytes than its tokens can have")
+        if self.abandoned:
+            return False
         reader = self._reader
         if status != 200 or reader is None:
             self._body = self._body + data if self._body else data
             return False
-        first = reader.feed(data)
-        if first is not None and not self.abandoned:
+        try:
+            first = reader.feed(data)
+        except Exception as error:
+            self.abandon(_unreadable(error))
+            return False
+        if first is not None:
             self.first_token_seen = True
             self._client.sink.first_token(self.key, first)
         return self.first_token_seen
 
-    def look_through(self) -> None:
+    def read_ahead(self) -> None:
         """Reduce what has been gathered to its tokens, where it is much."""
+        connection = self.connection
+        if connection is not None and connection.gathered >= MUCH:
+            self.token_count()
+
+    def token_count(self) -> int:
+        """Return how many tokens have come so far, of a stream; reads all that has been gathered."""
         connection, reader = self.connection, self._reader
-        if connection is not None and reader is not None and connection.gathered >= MUCH:
-            connection.hand_over()
+        if connection is None or reader is None:
+            return 0
+        connection.hand_over()
+        try:
             reader.compact()
+        except Exception as error:
+            self.abandon(_unreadable(error))
+        return reader.token_count
 
     def ended(self, connection: Connection, status: int) -> None:
         self.server.in_flight -= 1
         self.connection = None
         if self.abandoned:
+            connection.close()
             return
         self._client.release(connection, self.server)
         if status != 200:
@@ -72,34 +97,35 @@ class Exchange:
             self._give_up(cause, again=status >= 500 or status == 429)
             return
         try:
-            tokens = self._answer()
+            answer = self._answer()
         except AnswerError as error:
             self._client.fail(self, str(error))
-            return
-        self._client.complete(self, tokens)
+        except Exception as error:
+            self._client.fail(self, _unreadable(error))
+        else:
+            self._client.complete(self, answer)
 
     def broken(self, cause: str, *, answered: bool) -> None:
-        self._leave()
+        self.server.in_flight -= 1
+        self.connection = None
         if not self.abandoned:
             self._give_up(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
 
     def abandon(self, cause: str) -> None:
-        """Give the request up from outside; what may still come for it is ignored."""
+        """Give the request up; what may still come for it is ignored."""
+        if self.abandoned:
+            return
         self.abandoned = True
         self._client.fail(self, cause)
+        if self.connection is not None:
+            self.connection.close()
 
-    def _answer(self) -> array[int]:
-        """Return the answer's tokens. Raises AnswerError when it does not add up."""
+    def _answer(self) -> Answer:
+        """Return the whole answer. Raises AnswerError when it does not add up."""
+        limits = self._client.limits
         if self._reader is None:
-            return whole_answer(self._body, self.prompt_tokens)
-        tokens = self._reader.finish(self.prompt_tokens)
-        if not self.first_token_seen:
-            raise AnswerError("the stream had no first token")
-        return tokens
-
-    def _leave(self) -> None:
-        self.server.in_flight -= 1
-        self.connection = None
+            return whole_answer(self._body, self.prompt_tokens, limits)
+        return self._reader.finish(self.prompt_tokens, limits)
 
     def _give_up(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:
@@ -107,3 +133,7 @@ class Exchange:
             self._client.retry(self)
         else:
             self._client.fail(self, cause)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"the answer cannot be read: {type(error).__name__}"

@@ -14,6 +14,7 @@ import msgspec
 
 from cm4vllm.loadgen.client import Counts
 from cm4vllm.loadgen.records import ProcessRecord
+from cm4vllm.loadgen.wire import AnswerLimits
 from cm4vllm.serving.records import Api
 
 __all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
@@ -50,6 +51,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str
     api: Api
     stream_interval: int
+    limits: AnswerLimits
     max_in_flight: int | None
 
 

@@ -15,7 +15,10 @@ from typing import Protocol
 
 import httptools
 
-__all__ = ["ROUND_S", "Lane", "Reader"]
+__all__ = ["HTTP_ERRORS", "ROUND_S", "Lane", "Reader"]
+
+#: What the parser raises; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
+HTTP_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 #: Seconds between two rounds: the finest step of libuv's timers.
 ROUND_S = 0.001
@@ -82,7 +85,7 @@ class Lane:
                             feed(data)
             except BlockingIOError:
                 continue
-            except (OSError, httptools.HttpParserError) as error:
+            except (OSError, *HTTP_ERRORS) as error:
                 reader.ended_by(error)
             else:
                 if not data:

@@ -110,7 +110,7 @@ class _Talk(asyncio.Protocol):
 
 @lru_cache(maxsize=4096)
 def _whole(tokens: int, prompt_tokens: int) -> bytes:
-    content = msgspec.json.encode({**_event(range(tokens), "length"), "usage": _usage(tokens, prompt_tokens)})
+    content = msgspec.json.encode({**_event(range(tokens), "stop"), "usage": _usage(tokens, prompt_tokens)})
     return (b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b"
             % (len(content), content))
 
@@ -129,8 +129,9 @@ def _chunks(tokens: int, interval: int, prompt_tokens: int) -> Sequence[bytes]:
 @lru_cache(maxsize=4)
 def _tokens_of(tokens: int, interval: int) -> Sequence[bytes]:
     groups = [range(1), *(range(begin, min(begin + interval, tokens)) for begin in range(1, tokens, interval))]
-    return tuple(_chunk(b"data: %b\n\n" % msgspec.json.encode({**_event(group, None), "usage": None}))
-                 for group in groups)
+    reasons = [None] * (len(groups) - 1) + ["stop"]
+    return tuple(_chunk(b"data: %b\n\n" % msgspec.json.encode({**_event(group, reason), "usage": None}))
+                 for group, reason in zip(groups, reasons, strict=True))
 
 
 def _chunk(data: bytes) -> bytes:

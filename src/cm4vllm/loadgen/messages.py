@@ -6,7 +6,7 @@ import msgspec
 
 from cm4vllm.loadgen.records import ClientRecord
 
-__all__ = ["Answers", "Ended", "Failed", "Message", "Note", "Progress"]
+__all__ = ["Answers", "Ended", "Failed", "FirstFailure", "Message", "Note", "Progress"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
@@ -35,6 +35,12 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     answers: list[tuple[int, list[int]]]
 
 
+class FirstFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="first_failure"):
+    """The first request of a run failed; the run ends soon. Sent at once: LoadGen may crash before its end."""
+
+    cause: str
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
     """The test ended with every sample answered. `duration_s` is that of the test, without what goes before it."""
 
@@ -53,4 +59,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Note | Answers | Ended | Failed
+Message = Progress | Note | Answers | FirstFailure | Ended | Failed

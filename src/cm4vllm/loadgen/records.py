@@ -15,6 +15,7 @@ __all__ = [
     "RUN_FILE",
     "ClientRecord",
     "FailureRecord",
+    "FinishReasons",
     "ProcessRecord",
     "RunRecord",
     "RunSettings",
@@ -121,8 +122,17 @@ class SelfCheck(Record, frozen=True, kw_only=True):
     added_ttft: Spread | None = None
 
 
+class FinishReasons(Record, frozen=True, kw_only=True):
+    """Whole answers by their finish_reason: ended by a token, or at max_tokens or the model's length."""
+
+    stop: int
+    length: int
+
+
 class ClientRecord(Record, frozen=True, kw_only=True):
     """What the client saw. `failures` holds one line for each kind of failure, with its count.
+
+    `finish_reasons` is None in records of versions that did not read them.
 
     `reported_tokens` are those that LoadGen was told of: fewer than `completion_tokens` where the benchmark's reference
     leaves out the first one of each answer. `connections` counts those that were opened.
@@ -134,6 +144,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     retries: int
     prompt_tokens: int
     completion_tokens: int
+    finish_reasons: FinishReasons | None = None
     failures: dict[str, int] = {}
     reported_tokens: int = 0
     connections: int = 0

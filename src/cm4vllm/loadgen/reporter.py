@@ -18,12 +18,12 @@ _INT_BYTES = 4
 
 
 class Reporter:
-    """The receiver of a run. `failed_once` is called at the first failure; with `keep`, answers are kept for `take`.
+    """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
-    `token_count` is the number of tokens that LoadGen was told of.
+    With `keep`, answers are kept for `take`. `token_count` is the number of tokens that LoadGen was told of.
     """
 
-    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[], None], *, keep: bool) -> None:
+    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], *, keep: bool) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         # LoadGen wants to be told of the first token in every scenario but Offline.
@@ -61,7 +61,7 @@ class Reporter:
         self._loadgen.QuerySamplesComplete(empty)
         self.failed_count += 1
         if self.failed_count == 1:
-            self._failed_once()
+            self._failed_once(cause)
 
     def take(self) -> list[tuple[int, array[int]]]:
         """Return the answers (key and tokens) that came since the last call, of those that are kept."""

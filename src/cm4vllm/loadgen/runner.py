@@ -24,7 +24,7 @@ from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.marks import marks
-from cm4vllm.loadgen.messages import Answers, Ended, Failed, Message, Note, Progress
+from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.serving.logs import advice, last_words
@@ -164,7 +164,9 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
                       client=last.client if isinstance(last, Failed) else None)
     if isinstance(last, Failed):
         return last
-    raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}", cause=last_lines(console, 20))
+    first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
+    raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}",
+                    cause="\n".join(filter(None, (first, last_lines(console, 20)))))
 
 
 def _end_of_server(alive: Alive) -> str | None:

@@ -84,7 +84,8 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
     answers = LoopbackSettings(tokens=tokens, interval=interval, step_s=STREAM_S / chunks)
     tally = _Tally()
     with _loopback(answers) as (endpoint, server):
-        there = replace(settings, server=replace(settings.server, endpoint=endpoint, replicas=[]))
+        there = replace(settings, min_tokens=min(tokens, settings.min_tokens),
+                        server=replace(settings.server, endpoint=endpoint, replicas=[]))
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)

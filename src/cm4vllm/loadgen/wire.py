@@ -1,40 +1,43 @@
 """The completions protocol: a request's bytes, and the exact token ids out of an answer's bytes.
 
-An answer is a JSON document, or a stream of `data: {...}` events that ends with `data: [DONE]`. Token ids are those the
-server lists under `token_ids`; text is never tokenised again. Their count must equal `usage.completion_tokens`, and
-`usage.prompt_tokens` the length of the prompt, or the answer counts as failed.
+An answer is a JSON document, or a stream of `data: {...}` lines that ends with `data: [DONE]`. Token ids are those the
+server lists under `token_ids`; text is never tokenised again. An answer counts only when all of it is understood: it
+has one choice, no error, ends with finish_reason `stop` or `length`, lists as many ids as its usage says, and keeps to
+the limits that were asked for. Everything else raises AnswerError.
 
-Reading is deferred: while a stream runs, its bytes are only gathered, and looked through for the first token. A literal
-`"token_ids"` cannot come from generated text, because JSON escapes the quotes inside strings. So the lists are found by
-a pattern; where an answer holds more such keys than the pattern finds, it is decoded as JSON instead.
+Reading is deferred: while a stream runs, its bytes are only gathered, and searched for the first token.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
 
 from cm4vllm.serving.records import Api
 
-__all__ = ["AnswerError", "Sampling", "StreamReader", "completion_body", "error_message", "whole_answer"]
+__all__ = ["Answer", "AnswerError", "AnswerLimits", "FinishReason", "Sampling", "StreamReader", "completion_body",
+           "error_message", "most_bytes", "whole_answer"]
 
-#: Bytes at the end of what has come that are left as they are: more than the events with usage and [DONE] have.
-TAIL_BYTES = 1024
+#: Characters of a server's own words that are kept of them.
+_MOST_TEXT = 300
+#: Bytes of an answer at most, beside those of its prompt and tokens, and for each of these: vLLM sends about 250 for a
+#: token that comes alone. A server that never ends an answer must not fill the memory.
+_MOST_BYTES, _BYTES_OF_A_TOKEN = 1 << 20, 1 << 12
 
-_KEY = b'"token_ids"'
-_IDS = re.compile(rb'"token_ids":\s*(?:\[\s*([\d,\s]*)\]|null)')
-_FIRST = re.compile(rb'"token_ids":\s*\[\s*(\d+)\s*[,\]]')
-_NUMBER = re.compile(rb"\s*:\s*(\d+)")
-_ERROR = re.compile(rb'"error"\s*:\s*\{')
-_LAST_EVENT = b"data: [DONE]\n\n"
-_decode_list = msgspec.json.Decoder(list[int]).decode
-_TOO_WIDE = "the answer's token_ids are not 32-bit integers"
-_DONE = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*$")
+#: The first token id of a list. Generated text cannot pass for it: JSON escapes the quotes inside strings.
+_FIRST = re.compile(rb'"token_ids"\s*:\s*\[\s*(\d{1,10})\s*[,\]]')
+_MOST_ID = 2**31 - 1
+_DONE_LINE = b"data: [DONE]\n\n"
+_BETWEEN = b"\n\ndata: "
+
+#: How an answer may end: by a token that ends it, or at the length that was asked for. "abort", "error" and whatever
+#: else a server may say stand for an answer that was cut.
+FinishReason = Literal["stop", "length"]
 
 
 class AnswerError(Exception):
@@ -81,8 +84,25 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     return msgspec.json.encode(body)
 
 
+class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens that an answer has to keep to: those that were asked for, and the server's own."""
+
+    min_tokens: int
+    max_tokens: int
+    max_model_len: int
+
+
+class Answer(NamedTuple):
+    """A whole answer: its int32 token ids, and why it ended."""
+
+    tokens: array[int]
+    finish_reason: FinishReason
+
+
 class _Choice(msgspec.Struct, gc=False):
-    token_ids: list[int] | None = None
+    index: int = 0
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_MOST_ID)]] | None = None
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -90,163 +110,222 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = -1
 
 
-class _Answer(msgspec.Struct, gc=False):
-    choices: list[_Choice] = []
+class _Document(msgspec.Struct, gc=False):
+    """A whole answer, or one event of a stream."""
+
+    choices: list[_Choice]
     usage: _Usage | None = None
     error: Any = None
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_Document).decode
+_decode_list = msgspec.json.Decoder(list[_Document]).decode
 
 
-def whole_answer(body: bytes, prompt_tokens: int) -> array[int]:
-    """Return the token ids of an answer that is no stream, as int32. Raises AnswerError when it does not add up."""
+def most_bytes(limits: AnswerLimits, prompt_tokens: int) -> int:
+    """Return how many bytes an answer may have at most; a prompt of `prompt_tokens` may be repeated in it."""
+    return _MOST_BYTES + _BYTES_OF_A_TOKEN * (limits.max_tokens + prompt_tokens)
+
+
+def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answer:
+    """Return an answer that is no stream. Raises AnswerError when it does not add up."""
+    parts = _Parts()
+    parts.add([_document(body)])
+    return parts.answer(prompt_tokens, limits)
+
+
+def _document(raw: bytes | bytearray) -> _Document:
+    """Return a decoded answer or event. Raises AnswerError."""
     try:
-        answer = _decode_answer(body)
-    except msgspec.DecodeError as error:
-        raise AnswerError("the answer is not a completion in JSON") from error
-    if answer.error is not None:
-        raise AnswerError(error_message(body) or "the server answered with an error")
-    usage = answer.usage or _Usage()
-    try:
-        tokens = array("i", (answer.choices[0].token_ids if answer.choices else None) or ())
-    except OverflowError:
-        raise AnswerError(_TOO_WIDE) from None
-    return _checked(tokens, usage.completion_tokens, usage.prompt_tokens, prompt_tokens)
+        return _decode(raw)
+    except Exception as error:  # msgspec raises more than its own errors: RecursionError, UnicodeDecodeError
+        if "token_ids" in str(error):
+            raise AnswerError("the answer's token_ids are not 32-bit integers of 0 or more") from None
+        raise AnswerError(error_message(raw) or "the answer is not a completion in JSON") from None
 
 
-def _checked(tokens: array[int], counted: int, prompt_counted: int, prompt_tokens: int) -> array[int]:
-    """Return `tokens`, if they are as many as the server says. Raises AnswerError."""
-    if counted == len(tokens) > 0 and prompt_counted == prompt_tokens:
-        return tokens
-    if counted < 0:
-        raise AnswerError("the answer has no usage.completion_tokens")
-    if len(tokens) != counted:
-        if not tokens:
-            raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly")
-        raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
-    if not tokens:
-        raise AnswerError("the answer has no tokens")
-    raise AnswerError("the server counts other prompt tokens than were sent")
+class _Parts:
+    """What has been read of an answer: the documents that make it up are added in order."""
+
+    __slots__ = ("reason", "tokens", "usage")
+
+    def __init__(self) -> None:
+        self.tokens = array("i")
+        self.reason: str | None = None
+        self.usage: _Usage | None = None
+
+    def add(self, documents: Sequence[_Document]) -> None:
+        """Take the next documents. Raises AnswerError."""
+        extend = self.tokens.extend
+        for document in documents:
+            if document.error is not None:
+                raise AnswerError(_said(document.error) or "the server answered with an error")
+            if document.usage is not None:
+                self.usage = document.usage
+            if not document.choices:
+                continue
+            choice = document.choices[0]
+            if choice.index or len(document.choices) > 1:
+                raise AnswerError("the answer has more than one choice")
+            if self.reason is not None and (choice.token_ids or choice.finish_reason not in (None, self.reason)):
+                raise AnswerError("the answer goes on after its finish_reason")
+            if choice.token_ids:
+                extend(choice.token_ids)
+            if choice.finish_reason is not None:
+                self.reason = choice.finish_reason
+
+    def answer(self, prompt_tokens: int, limits: AnswerLimits) -> Answer:
+        """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
+        usage, count = self.usage or _Usage(), len(self.tokens)
+        if self.reason not in ("stop", "length"):
+            raise AnswerError("the answer has no finish_reason" if self.reason is None else
+                              f"the answer was cut: its finish_reason is {_cleaned(self.reason)!r}")
+        if usage.completion_tokens < 0:
+            raise AnswerError("the answer has no usage.completion_tokens")
+        if not count:
+            raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly"
+                              if usage.completion_tokens else "the answer has no tokens")
+        if count != usage.completion_tokens:
+            raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
+        if usage.prompt_tokens != prompt_tokens:
+            raise AnswerError("the server counts other prompt tokens than were sent")
+        if not limits.min_tokens <= count <= limits.max_tokens:
+            raise AnswerError("the answer has fewer tokens than min_tokens" if count < limits.min_tokens else
+                              "the answer has more tokens than max_tokens")
+        if self.reason == "length" and count < limits.max_tokens and prompt_tokens + count < limits.max_model_len:
+            raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
+        return Answer(self.tokens, cast(FinishReason, self.reason))
 
 
 class StreamReader:
-    """Gathers the bytes of one stream, whatever pieces they come in, and gives its token ids at the end."""
+    """Gathers the bytes of one stream, whatever pieces they come in, and gives its answer at the end."""
 
-    __slots__ = ("_buffer", "_error", "_has_first", "_plain", "_tokens")
+    __slots__ = ("_buffer", "_done", "_error", "_first", "_parts", "_searched")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._tokens = array("i")
-        # Whether the pattern finds all lists; a server does not change the way it writes in the middle of an answer.
-        self._has_first = self._plain = False
+        self._parts = _Parts()
+        self._searched = 0  # the begin of the first line that has not been searched for a token
+        self._first = -1
+        self._done = False
         self._error = ""
+
+    @property
+    def token_count(self) -> int:
+        """The tokens that have been read so far, of whole events."""
+        return len(self._parts.tokens)
 
     def feed(self, data: bytes) -> int | None:
         """Take the next bytes. Returns the first token's id when it came just now, None otherwise."""
         self._buffer += data
-        if not self._has_first:
-            return self._first()
+        if self._first < 0:
+            return self._first_token()
         return None
 
     def compact(self) -> None:
-        """Reduce whole events to their tokens, but for the last ones: what counts and ends the stream is among them."""
-        end = self._end_of_events(len(self._buffer) - TAIL_BYTES)
-        if end > 0:
-            self._reduce(end)
-            del self._buffer[:end]
+        """Reduce whole lines to their tokens."""
+        end = self._buffer.rfind(b"\n\n") + 2
+        if end < 2:
+            end = self._buffer.rfind(b"\n") + 1
+        if end:
+            self._read(end)
 
-    def finish(self, prompt_tokens: int) -> array[int]:
-        """Return all token ids as int32. Raises AnswerError when the stream is not whole or does not add up."""
-        rest = self._buffer
-        self._reduce(len(rest))
-        try:
-            if self._error:
-                raise AnswerError(self._error)
-            if not rest.endswith(_LAST_EVENT) and not _DONE.search(rest):
-                raise AnswerError("the stream ended without [DONE]")
-            counted, prompt_counted = (_last_number(key, rest) for key in (b'"completion_tokens"', b'"prompt_tokens"'))
-            return _checked(self._tokens, counted, prompt_counted, prompt_tokens)
-        except AnswerError as error:
-            # What the server says of an answer that does not add up tells more than that.
-            raise AnswerError(error_message(bytes(rest)) or str(error)) from None
+    def finish(self, prompt_tokens: int, limits: AnswerLimits) -> Answer:
+        """Return the whole answer. Raises AnswerError when the stream is not whole or does not add up."""
+        self._read(len(self._buffer))
+        if self._error:
+            raise AnswerError(self._error)
+        if not self._done:
+            raise AnswerError("the stream ended without [DONE]")
+        answer = self._parts.answer(prompt_tokens, limits)
+        if answer.tokens[0] != self._first:
+            raise AnswerError("the stream's first token could not be read when it came")
+        return answer
 
-    def _first(self) -> int | None:
+    def _first_token(self) -> int | None:
         """Return the first token's id if it has come."""
-        found = _FIRST.search(self._buffer)
-        if found is not None:
-            token = int(found[1])
-            self._plain = self._finds_all(_IDS.findall(self._buffer), len(self._buffer))
-        else:
-            end = self._end_of_events(len(self._buffer))
-            whole = bytes(self._buffer[:end])
-            if whole.count(_KEY) == len(_IDS.findall(whole)):
-                return None
-            listed = next(filter(None, map(_listed, _documents(whole))), None)
-            if not listed:
-                return None
-            token = listed[0]
-        self._has_first = True
-        return token
+        buffer = self._buffer
+        found = _FIRST.search(buffer, self._searched)
+        while found is not None:
+            begin = max(buffer.rfind(b"\n", 0, found.start()), buffer.rfind(b"\r", 0, found.start())) + 1
+            if buffer.startswith(b"data:", begin) and int(found[1]) <= _MOST_ID:
+                self._first = int(found[1])
+                return self._first
+            found = _FIRST.search(buffer, found.end())
+        self._searched = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
+        return None
 
-    def _finds_all(self, lists: list[bytes], end: int) -> bool:
-        """Tell whether `lists`, found by the pattern in the first `end` bytes, are all that are there."""
-        return self._buffer.count(_KEY, 0, end) == len(lists)
-
-    def _end_of_events(self, limit: int) -> int:
-        """Return where the last whole event before `limit` ends, 0 where there is none."""
-        for blank in (b"\n\n", b"\r\n\r\n"):
-            at = self._buffer.rfind(blank, 0, limit)
-            if at >= 0:
-                return at + len(blank)
-        return 0
-
-    def _reduce(self, end: int) -> None:
-        """Take up the first `end` bytes: whole events, or what there is of them when the answer is over."""
-        raw = self._buffer
-        lists = _IDS.findall(raw, 0, end)
-        if not self._plain and lists:
-            self._plain = self._finds_all(lists, end)
+    def _read(self, end: int) -> None:
+        """Take up the first `end` bytes: whole lines. What is wrong with them is raised at the end of the stream."""
+        raw = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        self._searched = 0
+        if self._error:
+            return
         try:
-            if self._plain:
-                self._tokens.extend(_decode_list(b"[%b]" % b",".join(filter(None, lists))))
+            documents = self._documents_of_plain_events(raw)
+            if documents is not None:
+                self._parts.add(documents)
             else:
-                for document in _documents(bytes(raw[:end])):
-                    self._tokens.extend(_listed(document))
-        except (msgspec.DecodeError, TypeError, OverflowError):
-            self._error = self._error or _TOO_WIDE
+                for line in raw.splitlines():
+                    self._read_line(line)
+        except AnswerError as error:
+            self._error = str(error)
 
-
-def error_message(raw: bytes) -> str:
-    """Return what an error document or error event in `raw` says, or an empty string when there is none."""
-    if raw.rfind(b'"error"') < 0 or not _ERROR.search(raw):
-        return ""
-    for document in _documents(raw):
-        error = document.get("error")
-        if isinstance(error, dict):
-            return f"the server answered: {error.get('message', error)}"
-    return ""
-
-
-def _documents(raw: bytes) -> Iterator[dict[str, Any]]:
-    """Give the JSON objects of whole events, or of a whole document."""
-    for line in raw.splitlines() if raw.lstrip().startswith(b"data:") else [raw]:
+    def _documents_of_plain_events(self, raw: bytes) -> list[_Document] | None:
+        """Return what `raw` holds, decoded at once, where each line is an event as vLLM writes it; None otherwise."""
+        done = raw.endswith(_DONE_LINE)
+        events = raw[6:-len(_DONE_LINE) if done else None].removesuffix(b"\n\n")
+        if self._done or not raw.startswith(b"data: {") or b"\r" in events:
+            return None
+        joined = events.replace(_BETWEEN, b",")
+        if b"\n" in joined:
+            return None
         try:
-            document = msgspec.json.decode(line.removeprefix(b"data:").strip())
-        except msgspec.DecodeError:
-            continue
-        if isinstance(document, dict):
-            yield document
+            documents = _decode_list(b"[%b]" % joined)
+        except Exception:  # what is wrong is found line by line
+            return None
+        if len(documents) != (len(events) - len(joined)) // (len(_BETWEEN) - 1) + 1:
+            return None  # a line with more than one document
+        self._done = done
+        return documents
+
+    def _read_line(self, line: bytes) -> None:
+        """Take up one line. Raises AnswerError."""
+        if not line or line.startswith(b":"):
+            return  # the end of an event, or a comment
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            value = value.strip()
+            if self._done:
+                raise AnswerError("the stream goes on after [DONE]")
+            if value == b"[DONE]":
+                self._done = True
+            else:
+                self._parts.add([_document(value)])
+        elif field == b"event" and b"error" in value.lower():
+            raise AnswerError("the server sent an error event")
+        elif field not in (b"event", b"id", b"retry"):
+            raise AnswerError(error_message(line) or "a line of the stream is no event")
 
 
-def _listed(document: dict[str, Any]) -> list[int]:
-    """Return the token ids of an answer or event that has been decoded."""
-    choices = document.get("choices") or [{}]
-    return choices[0].get("token_ids") or []
+def error_message(raw: bytes | bytearray) -> str:
+    """Return what an error document in `raw` says, or an empty string when there is none that can be read."""
+    try:
+        document = msgspec.json.decode(raw)
+    except Exception:  # whatever a server may have sent
+        return ""
+    return _said(document.get("error")) if isinstance(document, dict) else ""
 
 
-def _last_number(key: bytes, raw: bytearray) -> int:
-    """Return the number of the last `key` in `raw`, -1 where there is none."""
-    at = raw.rfind(key)
-    found = _NUMBER.match(raw, at + len(key)) if at >= 0 else None
-    return int(found[1]) if found else -1
+def _said(error: Any) -> str:
+    """Return the words of an `error` object; empty where there is none."""
+    if error is None:
+        return ""
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return f"the server answered: {_cleaned(str(message))}"
+
+
+def _cleaned(text: str) -> str:
+    """Return the beginning of a server's text in printable characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])

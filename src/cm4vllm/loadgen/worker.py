@@ -52,8 +52,8 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     gauge.watch(loop)
     # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
     at_once = settings.max_in_flight is None
-    client = Client(addresses, _Pipe(link), stream_interval=settings.stream_interval, api=settings.api,
-                    max_in_flight=settings.max_in_flight, sent=gauge.issued if at_once else None,
+    client = Client(addresses, _Pipe(link), limits=settings.limits, stream_interval=settings.stream_interval,
+                    api=settings.api, max_in_flight=settings.max_in_flight, sent=gauge.issued if at_once else None,
                     spare=SPARE if at_once else 0)
     await client.prepare()
     await link.tell(Kind.READY)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.wire import AnswerLimits
 from cm4vllm.rules.scenarios import Scenario
 
 __all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
@@ -58,12 +60,14 @@ class Receiver(Protocol):
 def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
     """Return the settings of each of `workers` workers for a run."""
     server = settings.server
+    limits = AnswerLimits(min_tokens=settings.min_tokens, max_tokens=settings.max_tokens,
+                          max_model_len=server.max_model_len)
     share = -(-settings.max_in_flight // workers) if settings.scenario is Scenario.OFFLINE else None
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
                        ca_file=server.ca_file, api=server.api, stream_interval=settings.stream_interval,
-                       max_in_flight=share)
+                       limits=limits, max_in_flight=share)
         for number in range(workers)
     ]
 
@@ -140,7 +144,18 @@ class Workers:
             worker.socket.close()
 
     def _read(self) -> None:
-        """Read until every worker has closed its end."""
+        """Read until every worker has closed its end; whatever goes wrong here ends the run, which would wait for ever.
+
+        The parent catches nothing that is raised in a thread.
+        """
+        try:
+            self._read_all()
+        except Exception as error:
+            traceback.print_exc()
+            self._fail(RunFailed("the client cannot read what its workers answer", cause=repr(error),
+                                 remedy="the run's console.log has the traceback"))
+
+    def _read_all(self) -> None:
         by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
         with select.epoll() as poll:
             for descriptor in by_descriptor:
@@ -163,21 +178,29 @@ class Workers:
             return False
         firsts: list[Answer] = []
         answers: list[Answer] = []
+        failures: list[tuple[int, bytes, bool]] = []
         for key, kind, number, address, text in worker.frames():
             if kind == Kind.FIRST:
                 firsts.append((key, address - _INT_BYTES, 1))  # the token is the header's last word
             elif kind == Kind.DONE:
                 answers.append((key, address, number))
+            elif kind in (Kind.FAILED, Kind.FAILED_LATE):
+                failures.append((key, text, kind == Kind.FAILED_LATE))
             else:
-                self._other(worker, key, kind, text)
+                self._other(worker, kind, text)
+        # A query's first token comes before its end: LoadGen dies where it learns of the end first.
         if firsts:
             self._receiver.first_tokens(firsts)
         if answers:
             self._receiver.completed(answers)
-            worker.ended += len(answers)
+        for key, text, late in failures:
+            cause = text.decode(errors="replace")
+            self.failures[cause] += 1
+            self._receiver.failed(key, cause, first_token_seen=late)
+        worker.ended += len(answers) + len(failures)
         return True
 
-    def _other(self, worker: _Worker, key: int, kind: int, text: bytes) -> None:
+    def _other(self, worker: _Worker, kind: int, text: bytes) -> None:
         if kind == Kind.READY:
             self._ready += 1
             if self._ready == len(self._workers):
@@ -190,11 +213,6 @@ class Workers:
         elif kind == Kind.STATS:
             self.stats.append(msgspec.json.decode(text, type=Stats))
             worker.told_stats = True
-        else:
-            cause = text.decode(errors="replace")
-            self.failures[cause] += 1
-            worker.ended += 1
-            self._receiver.failed(key, cause, first_token_seen=kind == Kind.FAILED_LATE)
 
     def _ended(self, worker: _Worker) -> None:
         if worker.told_stats or self._closing or self._error is not None:
@@ -203,6 +221,9 @@ class Workers:
         error = RunFailed(f"{worker.name} of the client ended by itself: {exit_in_words(status)}",
                           cause=f"{worker.issued - worker.ended} of its queries were open",
                           remedy="the run's console.log has what it said last")
+        self._fail(error)
+
+    def _fail(self, error: CmError) -> None:
         if self._started.is_set():
             self._broken(error)
         else:
