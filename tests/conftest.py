@@ -3,9 +3,13 @@
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+# For what tests of several folders share: gateway.py.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # A runner started in the background hands down ignored signals (nohup, `&` of a shell), and the processes under test
 # would rightly keep ignoring them: the tests that send signals need the defaults.

@@ -53,6 +53,13 @@ def test_a_token_goes_in_by_its_name_only(written):
     assert "very-secret" not in done.stdout + (folder / "Dockerfile").read_text()
 
 
+def test_a_variable_that_a_flag_names_goes_in_too(home, written):
+    home.script("one", {"input_mapping": {"api_key_env": "CM_API_KEY_ENV"}})
+    done, folder = written("--tags=one", "--api_key_env=MY_OWN", MY_OWN="very-secret")
+    assert "--env MY_OWN" in done.stdout
+    assert "very-secret" not in done.stdout + (folder / "Dockerfile").read_text()
+
+
 @pytest.mark.parametrize("script", ["", "#!/bin/sh\necho 'no daemon' >&2; exit 1\n"])
 def test_without_docker_the_dockerfile_is_there_all_the_same(written, tmp_path, script):
     folder = tmp_path / "bin"

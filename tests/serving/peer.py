@@ -25,6 +25,14 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def wants_a_key(self):
+        """As vLLM does: below /v1 with the key of VLLM_API_KEY alone, where that is set."""
+        key = os.environ.get("VLLM_API_KEY") if self.fault == "own-key" else ""
+        if key and self.path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {key}":
+            self.answer({"error": "Unauthorized"}, status=401)
+            return True
+        return False
+
     def answer(self, value, *, status=200, content_type="application/json"):
         data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
         self.send_response(status)
@@ -34,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self):
+        if self.wants_a_key():
+            return
         if self.fault == "silent":
             time.sleep(60)
         if self.fault == "web-page":
@@ -62,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.wants_a_key():
+            return
         if self.fault == "late" and time.monotonic() - self.started < LATE_S:
             self.answer({"error": {"message": "loading"}}, status=503)
             return

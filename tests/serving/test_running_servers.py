@@ -56,6 +56,22 @@ def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
         stop(record)
 
 
+def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sk-very-secret-value-3")
+    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=[*PEER, "own-key"])
+    try:
+        assert record.access.key_env == "VLLM_API_KEY"
+        (one,) = ours(record)
+        assert f"{record.endpoint} serves" in status_text([one])
+        monkeypatch.delenv("VLLM_API_KEY")
+        text = status_text([one])
+        assert "was not asked: the environment variable VLLM_API_KEY is not set" in text
+    finally:
+        stop(record)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert "sk-very-secret-value-3" not in path.read_text(errors="replace")
+
+
 def _children(pid):
     import psutil
 

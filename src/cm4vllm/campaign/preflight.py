@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.published import read_published
+from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.system_file import read_system_file
-from cm4vllm.serving.launch import require_places
+from cm4vllm.serving.launch import LaunchSettings, require_access, require_places
 
 __all__ = ["absolute_paths", "preflight"]
 
@@ -39,5 +40,6 @@ def preflight(env: Mapping[str, Any]) -> None:
     for key in _DATASETS:
         if name := env.get(key):
             read_published(Path(name))
+    require_access(read_settings(LaunchSettings, env))
     if not env.get(_SERVER):
         require_places(env)

@@ -32,7 +32,8 @@ _INSIDE = "/home/cm"
 #: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: What goes in by name alone, so that no value stands in a file or on a command line.
-_PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "HTTPS_PROXY",
+           "NO_PROXY")
 #: What nobody wants in an image; applied where a repository is no git checkout.
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
 #: Flags that are about the container, not about the recipe.
@@ -62,7 +63,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
         work = folder / "work"
         work.mkdir(exist_ok=True)
         build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", container.image, str(folder)]
-        start = ["docker", "run", "--rm", "--volume", f"{work}:{_INSIDE}/work", *container.options, *_passed(),
+        start = ["docker", "run", "--rm", "--volume", f"{work}:{_INSIDE}/work", *container.options, *_passed(i),
                  container.image]
         if i.get("out") == "con":
             print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
@@ -108,8 +109,10 @@ def _options(described: Mapping[str, Any]) -> Iterator[str]:
     yield from shlex.split(str(described.get("extra_run_args") or ""))
 
 
-def _passed() -> list[str]:
-    return [word for name in _PASSED if os.environ.get(name) for word in ("--env", name)]
+def _passed(i: Mapping[str, Any]) -> list[str]:
+    """Return the words that hand variables to the container: those of _PASSED, and those that flags *_env name."""
+    named = (str(value) for flag_name, value in i.items() if flag_name.endswith("_env"))
+    return [word for name in (*_PASSED, *named) if os.environ.get(name) for word in ("--env", name)]
 
 
 def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, Path]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from cm4vllm.loadgen.lane import HTTP_ERRORS, Lane
+from cm4vllm.serving.records import host_header, host_of
 
 __all__ = ["Address", "Connection", "Exchange", "resolve"]
 
@@ -33,20 +35,26 @@ class Exchange(Protocol):
 
 
 class Address:
-    """Where a server listens: resolved once, so that no connection waits for a name lookup."""
+    """Where a server listens: resolved once, so that no connection waits for a name lookup.
 
-    def __init__(self, endpoint: str, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    `headers` are sent with each request beside those that the client needs.
+    """
+
+    def __init__(self, endpoint: str, host: str, port: int, tls: ssl.SSLContext | None = None,
+                 headers: Mapping[str, str] = MappingProxyType({})) -> None:
         parts = urlsplit(endpoint)
         self.endpoint = endpoint
         self._socket = parts.path if parts.scheme == "unix" else ""
         self._host, self._port, self._tls = host, port, tls
         self._server_name = parts.hostname if tls else None
-        self._head = (f"Host: {parts.netloc or 'localhost'}\r\nContent-Type: application/json\r\n"
-                      "Accept: */*\r\nContent-Length: ").encode()
+        self._prefix = "" if self._socket else parts.path
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._head = (f"Host: {host_header(endpoint)}\r\nContent-Type: application/json\r\nAccept: */*\r\n{more}"
+                      "Content-Length: ").encode()
 
     def head(self, path: str) -> bytes:
         """Return the request line and headers of a POST of JSON, up to the length of its body."""
-        return f"POST {path} HTTP/1.1\r\n".encode() + self._head
+        return f"POST {self._prefix}{path} HTTP/1.1\r\n".encode() + self._head
 
     async def connect(self, connection: asyncio.Protocol) -> None:
         """Connect `connection`. Raises OSError."""
@@ -58,21 +66,22 @@ class Address:
                                      server_hostname=self._server_name)
 
 
-async def resolve(endpoint: str, ca_file: str = "") -> Address:
+async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] = MappingProxyType({})) -> Address:
     """Return an address of `endpoint` (a base URL) that accepts connections. Raises OSError when none does.
 
-    The certificate of a https:// server is checked against those of the system and of `ca_file`.
+    `headers` are those of the address. The certificate of a https:// server is checked against those of the system and
+    of `ca_file`.
     """
     parts = urlsplit(endpoint)
     if parts.scheme == "unix":
-        addresses = [Address(endpoint, "", 0)]
+        addresses = [Address(endpoint, "", 0, headers=headers)]
     else:
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         if tls and ca_file:
             tls.load_verify_locations(ca_file)
         port = parts.port or (443 if tls else 80)
-        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname or "", port, type=socket.SOCK_STREAM)
-        addresses = [Address(endpoint, str(where[0]), port, tls) for *_, where in found]
+        found = await asyncio.get_running_loop().getaddrinfo(host_of(endpoint), port, type=socket.SOCK_STREAM)
+        addresses = [Address(endpoint, str(where[0]), port, tls, headers) for *_, where in found]
     refused: OSError | None = None
     for address in addresses:
         trial = Connection(lambda _: None)

@@ -15,6 +15,7 @@ import msgspec
 from cm4vllm.loadgen.client import Counts
 from cm4vllm.loadgen.records import ProcessRecord
 from cm4vllm.loadgen.wire import AnswerLimits
+from cm4vllm.serving.access import Access
 from cm4vllm.serving.records import Api
 
 __all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
@@ -44,11 +45,15 @@ class Kind(IntEnum):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told before it starts. `max_in_flight` is its own share; None: no bound."""
+    """What a worker is told before it starts. `max_in_flight` is its own share; None: no bound.
+
+    The key and the headers that `access` names are not told: the worker reads them from its environment.
+    """
 
     name: str
     endpoints: list[str]
     ca_file: str
+    access: Access = Access()
     api: Api
     stream_interval: int
     limits: AnswerLimits

@@ -63,6 +63,7 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
     prompts = read_prompts(settings.dataset, settings.samples)
+    settings.server.access.headers()  # refused here, in words, and not in a worker
     require_room(settings, max(map(len, prompts)))
     require_ports(settings)
     require_files(settings, settings.num_workers or 1)

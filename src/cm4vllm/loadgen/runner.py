@@ -27,10 +27,11 @@ from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.serving.access import NO_ACCESS
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.priority import give_way
-from cm4vllm.serving.probe import Site
+from cm4vllm.serving.probe import sites_of
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
@@ -66,7 +67,7 @@ def run(
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         started_at = now()
-        sites = [Site(endpoint, settings.server.ca_file) for endpoint in settings.server.endpoints]
+        sites = sites_of(settings.server)
         client: ClientRecord | None = None
         give_way(settings.server)
         try:
@@ -91,8 +92,8 @@ def run(
 def settings_sha256(settings: RunSettings) -> str:
     """Return the digest of all that a run's result depends on.
 
-    Where files lie, and when and where a server of our own was started, do not count; a server that is not ours is
-    known by its address alone.
+    Where files lie, when and where a server of our own was started, and which variables hold a key do not count; a
+    server that is not ours is known by its address alone.
     """
     model = replace(settings.model, path="",
                     recipe={key: value for key, value in settings.model.recipe.items() if key != "files"})
@@ -103,9 +104,10 @@ def settings_sha256(settings: RunSettings) -> str:
 
 def _stable(server: ServerRecord) -> ServerRecord:
     if not server.owned:
-        return server
-    return replace(server, endpoint="", replicas=[], members=[_stable(member) for member in server.members], log="",
-                   supervisor_pid=None, started_at="", ready_after_s=None, argv=_without_address(server.argv))
+        return replace(server, access=NO_ACCESS)
+    return replace(server, access=NO_ACCESS, endpoint="", replicas=[],
+                   members=[_stable(member) for member in server.members], log="", supervisor_pid=None, started_at="",
+                   ready_after_s=None, argv=_without_address(server.argv))
 
 
 def _without_address(argv: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Answer, Workers, worker_settings
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.serving.access import NO_ACCESS
 
 __all__ = ["in_words", "self_check"]
 
@@ -85,7 +86,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
     tally = _Tally()
     with _loopback(answers) as (endpoint, server):
         there = replace(settings, min_tokens=min(tokens, settings.min_tokens),
-                        server=replace(settings.server, endpoint=endpoint, replicas=[]))
+                        server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS))
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)

@@ -24,6 +24,7 @@ from cm4vllm.loadgen.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.connection import Address, resolve
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.gauge import Gauge, without_pauses
+from cm4vllm.serving.access import Access
 
 __all__ = ["main"]
 
@@ -52,8 +53,9 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
     gauge.watch(loop)
     # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
     at_once = settings.max_in_flight is None
-    client = Client(addresses, _Pipe(link), limits=settings.limits, stream_interval=settings.stream_interval,
-                    api=settings.api, max_in_flight=settings.max_in_flight, sent=gauge.issued if at_once else None,
+    client = Client(addresses, _Pipe(link, settings.access), limits=settings.limits, api=settings.api,
+                    stream_interval=settings.stream_interval, max_in_flight=settings.max_in_flight,
+                    sent=gauge.issued if at_once else None,
                     spare=SPARE if at_once else 0)
     await client.prepare()
     await link.tell(Kind.READY)
@@ -73,9 +75,10 @@ def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 async def _resolved(settings: WorkerSettings, link: _Link) -> list[Address]:
     """Return the addresses of all servers; tell which one cannot be reached, and return none of them."""
     addresses = []
+    headers = settings.access.headers()
     for endpoint in settings.endpoints:
         try:
-            addresses.append(await resolve(endpoint, settings.ca_file))
+            addresses.append(await resolve(endpoint, settings.ca_file, headers))
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             await link.tell(Kind.UNREACHABLE, msgspec.json.encode((endpoint, reason)))
@@ -167,8 +170,9 @@ class _Link:
 class _Pipe:
     """The client's sink: each answer becomes a record."""
 
-    def __init__(self, link: _Link) -> None:
+    def __init__(self, link: _Link, access: Access) -> None:
         self._link = link
+        self._access = access
 
     def first_token(self, key: int, token: int) -> None:
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
@@ -180,7 +184,8 @@ class _Pipe:
         ]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
-        text = cause.encode(errors="replace")
+        # What a server answers with may repeat the key.
+        text = self._access.hidden(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
         self._link.write(HEADER.pack(key, kind, len(text)) + text)
 

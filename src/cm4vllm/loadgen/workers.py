@@ -66,8 +66,8 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
-                       ca_file=server.ca_file, api=server.api, stream_interval=settings.stream_interval,
-                       limits=limits, max_in_flight=share)
+                       ca_file=server.ca_file, access=server.access, api=server.api,
+                       stream_interval=settings.stream_interval, limits=limits, max_in_flight=share)
         for number in range(workers)
     ]
 

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 _FIXED = {
     "--enable-prefix-caching": "the rules forbid it: answers may not be reused between queries",
     "--generation-config": "sampling is as the benchmark says, not as the model's own configuration says",
-    "--api-key": "a server of our own listens on the loopback interface alone",
+    "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
     "--speculative-config": "speculative decoding is not declared in what is submitted",
 }
 _OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")

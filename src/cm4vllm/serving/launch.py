@@ -20,16 +20,17 @@ from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.rules.benchmarks import BENCHMARKS
 from cm4vllm.serving import arguments, server
+from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
-from cm4vllm.serving.probe import probe
+from cm4vllm.serving.probe import base_urls, probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 
-__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_places", "wait_in_foreground"]
+__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_places", "wait_in_foreground"]
 
 _LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
@@ -42,12 +43,15 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     """Which server: those at `api_server`, or one of our own for the model of `model_record` or `model_name`.
 
     `max_model_len` is asked of a server at `api_server` that does not tell its own. `api` auto asks a server of our own
-    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format.
+    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `api_key_env` and
+    `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
     """
 
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
     api: Annotated[Literal["auto", "completions", "generate"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
     api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
+    api_key_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_KEY_ENV")] = ""
+    api_headers_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_HEADERS_ENV")] = ""
     max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
     folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
     model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
@@ -96,8 +100,11 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
                          remedy="name them all: --api_server=URL,URL")
     if settings.api_server:
+        access = require_access(settings)
+        _say_access(access, base_urls(settings.api_server))
         record = probe(settings.api_server, settings.model_name, api=_api(settings, None),
-                       ca_file=settings.api_server_ca, max_model_len=settings.max_model_len)
+                       ca_file=settings.api_server_ca, max_model_len=settings.max_model_len,
+                       access=access)
         write_record(writable_folder(folder) / server.SERVER_FILE, record)
         software = f"vLLM {record.version}" if record.version else "an OpenAI-compatible server"
         for endpoint in record.endpoints:
@@ -110,6 +117,30 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
     record = _started(settings, _server_settings(settings, env), folder)
     write_record(path, record)
     return record, path
+
+
+def require_access(settings: LaunchSettings) -> Access:
+    """Return how the servers at `api_server` are asked.
+
+    Raises UsageError when an address, a key or the headers cannot be used.
+    """
+    if not settings.api_server:
+        given = next((flag for flag, name in (("api_key_env", settings.api_key_env),
+                                              ("api_headers_env", settings.api_headers_env)) if name), "")
+        if given:
+            raise UsageError(f"--{given} is for a server that runs already", cause="no --api_server is given",
+                             remedy="name the server with --api_server, or leave the flag out")
+        return own_access()
+    base_urls(settings.api_server)
+    return chosen_access(settings.api_key_env, settings.api_headers_env)
+
+
+def _say_access(access: Access, urls: list[str]) -> None:
+    if access.key_env:
+        say(f"note: the key in {access.key_env} is sent to the server")
+    for url in urls:
+        if unencrypted(access, url):
+            warn(f"the key and the headers for {url} go over the network unencrypted: http, not https")
 
 
 def require_places(env: Mapping[str, Any]) -> None:
@@ -223,8 +254,10 @@ def wait_in_foreground(path: str) -> None:
     if not record.owned:
         return
     say("it runs until Ctrl-C. From another terminal:")
+    # The variable, not its value: the line is shown, and copied.
+    key = f' -H "Authorization: Bearer ${OWN_KEY_VARIABLE}"' if record.access.key_env else ""
     say_text(f"""
-    curl {record.endpoint}/v1/completions -H 'Content-Type: application/json' \\
+    curl {record.endpoint}/v1/completions{key} -H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'
 
     cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint} --api={record.api}

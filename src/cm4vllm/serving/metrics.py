@@ -198,7 +198,7 @@ class MetricsWatch:
         if site not in self._connections:
             self._connections[site] = site.connect(_TIMEOUT_S)
         try:
-            self._connections[site].request("GET", "/metrics")
+            self._connections[site].request("GET", site.target("/metrics"), headers=site.access.headers())
             response = self._connections[site].getresponse()
             page = response.read().decode(errors="replace")
         except TimeoutError:  # one that refuses is not silent: whether its end ends the run is for the client to say

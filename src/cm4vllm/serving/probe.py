@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.access import NO_ACCESS, Access, refused
+from cm4vllm.serving.records import Api, ServerRecord, host_of
 
-__all__ = ["Site", "base_url", "base_urls", "check_completion", "check_vocabulary", "probe", "served_models"]
+__all__ = [
+    "Site", "base_url", "base_urls", "check_completion", "check_vocabulary", "probe", "served_models", "sites_of",
+]  # fmt: skip
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
@@ -50,9 +53,10 @@ def base_urls(text: str) -> list[str]:
 
 
 def base_url(text: str) -> str:
-    """Return a server's base URL: scheme, host and port. Raises UsageError when `text` is no address.
+    """Return a server's base URL: scheme, host, port, and the path that its /v1 is below, where there is one.
 
-    Takes what people have at hand: host:port, a URL, a URL that ends in /v1, unix:///path of a Unix socket.
+    Takes what people have at hand: host:port, a URL, a URL that ends in /v1 or in a path of the API below it,
+    unix:///path of a Unix socket. Raises UsageError when `text` is no address.
     """
     url = text.strip()
     if url.startswith("unix:"):
@@ -70,30 +74,44 @@ def base_url(text: str) -> str:
         raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{text!r} is not a server's address", cause="neither http, https nor unix", remedy=_EXAMPLE)
-    if parts.username or parts.password or parts.query:
-        raise UsageError("the server's address holds more than host and port", cause="credentials and queries are not "
-                         "sent, and would be written to records", remedy=_EXAMPLE)
-    if parts.path.rstrip("/") not in ("", "/v1"):
-        raise UsageError(f"{text!r} is not a server's base address", cause=f"the path {parts.path} is not understood",
-                         remedy=_EXAMPLE)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}" + (f":{port}" if port else "")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError("the server's address holds more than host, port and path", cause="credentials and queries "
+                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key stands in an "
+                         "environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
+    host = parts.hostname
+    if ":" in host:
+        address, zone, name = host.replace("%25", "%").partition("%")
+        host = f"[{address}{'%25' if zone else ''}{name}]"
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "") + _prefix(parts.path)
 
 
+def _prefix(path: str) -> str:
+    """Return what a URL's path has before the paths of the API; a server without a prefix has an empty one."""
+    path = path.rstrip("/")
+    for known in _API_PATHS:
+        if path == known or path.endswith(known):
+            path = path.removesuffix(known).rstrip("/")
+            break
+    return quote(path, safe="/%:@!$&'()*+,;=~")
+
+
+#: Paths of the API that people copy together with the address.
+_API_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
 _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
 def probe(
     api_server: str, model_name: str = "", *, api: Api = Api.COMPLETIONS, ca_file: str = "", max_model_len: int = 0,
+    access: Access = NO_ACCESS,
 ) -> ServerRecord:
     """Return the record of running servers that can be measured: one address, or several separated by commas.
 
-    `model_name` may be empty where they serve one model; `max_model_len` is needed of a server that does not tell its
-    own. Raises ServerUnreachable when nothing answers, ServerUnsuitable when what answers does not speak the OpenAI
-    format or `api`, does not serve that model, does not give exact token ids, or reuses answers' prefixes, and when the
-    servers differ.
+    All are asked with the same key and headers. `model_name` may be empty where they serve one model; `max_model_len`
+    is needed of a server that does not tell its own. Raises ServerUnreachable when nothing answers, ServerUnsuitable
+    when what answers does not speak the OpenAI format or `api`, does not serve that model, does not give exact token
+    ids, or reuses answers' prefixes, and when the servers differ.
     """
-    records = [_probe(Site(url, ca_file), model_name, api, max_model_len) for url in base_urls(api_server)]
+    records = [_probe(Site(url, ca_file, access), model_name, api, max_model_len) for url in base_urls(api_server)]
     first = records[0]
     for other in records[1:]:
         for what in ("model_name", "max_model_len", "version"):
@@ -126,8 +144,8 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerR
         check_completion(site, model.name, streamed=streamed, api=api)
     if not _prefix_caching_is_known(site):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not tell")
-    return ServerRecord(endpoint=site.endpoint, api=api, ca_file=site.ca_file, model_name=model.name,
-                        max_model_len=length, version=version, owned=False, unchecked=unchecked)
+    return ServerRecord(endpoint=site.endpoint, api=api, ca_file=site.ca_file, access=site.access,
+                        model_name=model.name, max_model_len=length, version=version, owned=False, unchecked=unchecked)
 
 
 def served_models(site: Site | str) -> list[Model]:
@@ -162,7 +180,7 @@ def check_completion(
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
         raise
-    documents = _events(endpoint, answer) if streamed else [_decoded(endpoint, api.path, answer)]
+    documents = _events(site, answer) if streamed else [_decoded(site, api.path, answer)]
     tokens: list[int] = []
     usage: Mapping[str, Any] = {}
     try:
@@ -204,10 +222,10 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     ids = list(range(0, size, max(1, size // _SPREAD)))
     ours = tokenizer.decode(ids, skip_special_tokens=False)
     body = {"model": server.model_name, "tokens": ids}
+    site = sites_of(server)[0]
     try:
-        theirs = str(_decoded(server.endpoint, "/detokenize",
-                              _request(Site(server.endpoint, server.ca_file), "POST", "/detokenize", body,
-                                       _SHORT_S)).get("prompt"))
+        answer = _request(site, "POST", "/detokenize", body, _SHORT_S)
+        theirs = str(_decoded(site, "/detokenize", answer).get("prompt"))
     except ServerUnsuitable as error:
         theirs = error.cause
     if _letters(ours) != _letters(theirs):
@@ -224,13 +242,17 @@ def _letters(text: str) -> str:
 
 
 def _version(site: Site) -> str:
-    """Return the version of vLLM, empty where the server has none to tell."""
+    """Return the version of vLLM, empty where the server has none to tell.
+
+    Gateways answer a path that they do not know with any status, or with a page: what is wrong with the server itself
+    shows in its /v1/models.
+    """
     try:
         version = _json(site, "GET", "/version").get("version")
     except ServerUnsuitable as error:
-        if "HTTP 404" in error.cause:
-            return ""
-        raise
+        if _NO_HTTP in error.cause:
+            raise
+        return ""
     return version if isinstance(version, str) else ""
 
 
@@ -269,14 +291,19 @@ def _prefix_caching_is_known(site: Site) -> bool:
 
 
 class Site(NamedTuple):
-    """Where a server is asked: its base URL, and the file of certificates that it is checked against, if any."""
+    """Where and how a server is asked: its base URL, the file of certificates that it is checked against, its key."""
 
     endpoint: str
     ca_file: str = ""
+    access: Access = Access()
 
     @classmethod
     def of(cls, where: Site | str) -> Site:
         return cls(where) if isinstance(where, str) else where
+
+    def target(self, path: str) -> str:
+        """Return the path of a request to the server's `path`."""
+        return path if self.endpoint.startswith("unix:") else urlsplit(self.endpoint).path + path
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a connection that is not made yet. Raises UsageError when the certificates cannot be read."""
@@ -284,7 +311,7 @@ class Site(NamedTuple):
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout_s)
         if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+            return http.client.HTTPConnection(host_of(self.endpoint), parts.port, timeout=timeout_s)
         tls = ssl.create_default_context()
         if self.ca_file:
             try:
@@ -292,7 +319,12 @@ class Site(NamedTuple):
             except OSError as error:
                 raise UsageError(f"cannot read the certificates in {self.ca_file}", cause=error.strerror or str(error),
                                  remedy="give a file of PEM certificates with --api_server_ca") from error
-        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=tls)
+        return http.client.HTTPSConnection(host_of(self.endpoint), parts.port, timeout=timeout_s, context=tls)
+
+
+def sites_of(server: ServerRecord) -> list[Site]:
+    """Return all servers of a record."""
+    return [Site(endpoint, server.ca_file, server.access) for endpoint in server.endpoints]
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -309,33 +341,35 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
-    return _decoded(site.endpoint, path, _request(site, method, path, None, _SHORT_S))
+    return _decoded(site, path, _request(site, method, path, None, _SHORT_S))
 
 
-def _decoded(endpoint: str, path: str, answer: bytes) -> Mapping[str, Any]:
+def _decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(answer)
     except ValueError as error:
-        raise _no_vllm(endpoint, f"its {path} is not JSON: {answer[:60].decode(errors='replace')!r}") from error
+        begin = site.access.hidden(answer.decode(errors="replace"))[:60]
+        raise _no_vllm(site.endpoint, f"its {path} is not JSON: {begin!r}") from error
     if not isinstance(value, dict):
-        raise _no_vllm(endpoint, f"its {path} is not a JSON object")
+        raise _no_vllm(site.endpoint, f"its {path} is not a JSON object")
     return value
 
 
-def _events(endpoint: str, answer: bytes) -> list[Mapping[str, Any]]:
+def _events(site: Site, answer: bytes) -> list[Mapping[str, Any]]:
     data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
     if not data or data[-1] != b"[DONE]":
-        raise _no_vllm(endpoint, "its streamed completion does not end with data: [DONE]")
-    return [_decoded(endpoint, "/v1/completions", event) for event in data[:-1]]
+        raise _no_vllm(site.endpoint, "its streamed completion does not end with data: [DONE]")
+    return [_decoded(site, "/v1/completions", event) for event in data[:-1]]
 
 
 def _request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
     """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
     endpoint = site.endpoint
+    headers = site.access.headers()
     connection = site.connect(timeout_s)
     try:
         data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"Content-Type": "application/json"})
+        connection.request(method, site.target(path), data, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
         answer = response.read()
     except ssl.SSLError as error:
@@ -352,15 +386,26 @@ def _request(site: Site, method: str, path: str, body: Any, timeout_s: float) ->
         raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
                                 remedy="start the server first, or correct --api_server") from error
     except http.client.HTTPException as error:
-        raise _no_vllm(endpoint, f"it does not speak HTTP: {type(error).__name__}") from error
+        raise _no_vllm(endpoint, f"{_NO_HTTP}: {type(error).__name__}") from error
     finally:
         connection.close()
     if response.status in (401, 403):
-        raise ServerUnsuitable(f"the server at {endpoint} asks for a key", cause=f"{path}: HTTP {response.status}",
-                               remedy="start it without --api-key: the client sends none")
+        raise refused(endpoint, path, response.status, site.access)
+    if response.status in _REDIRECTS:
+        where = urlsplit(response.headers.get("Location", ""))
+        # Without user names and queries, which may hold a secret.
+        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
+        raise ServerUnsuitable(
+            f"the server at {endpoint} redirects its {path}", cause=f"to {site.access.hidden(target)}; redirects are "
+            "not followed: a key and prompts would go to an address that nobody named",
+            remedy="name the address that answers itself with --api_server, if you trust it")
     if response.status != 200:
-        raise _no_vllm(endpoint, f"its {path} answers HTTP {response.status} {_message(answer)}")
+        raise _no_vllm(endpoint, f"its {path} answers HTTP {response.status} {site.access.hidden(_message(answer))}")
     return answer
+
+
+_NO_HTTP = "it does not speak HTTP"
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 def _message(answer: bytes) -> str:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from urllib.parse import urlsplit
 
 from cm4vllm.common.records import Record
+from cm4vllm.serving.access import Access
 
-__all__ = ["Api", "ServerRecord"]
+__all__ = ["Api", "ServerRecord", "host_header", "host_of"]
+
+
+def host_of(endpoint: str) -> str:
+    """Return the host that connections to a base URL go to; a zone of IPv6 as the system writes it (RFC 6874)."""
+    return (urlsplit(endpoint).hostname or "").replace("%25", "%")
+
+
+def host_header(endpoint: str) -> str:
+    """Return what the Host header says of a base URL: without the zone, which has a meaning on this machine alone."""
+    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"
 
 
 class Api(StrEnum):
@@ -27,12 +40,13 @@ class Api(StrEnum):
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
-    `endpoint` is its base URL without a path (unix:///PATH for a Unix socket), `model_name` the name it serves,
-    `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further servers
-    of the same model, over which the client spreads its requests; `members` are their records where they are ours.
-    `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's. `unchecked` says
-    in words what the probe could not find out. `niceness` is what its processes and their scheduling group have more
-    of than ours while the latency of its answers is measured.
+    `endpoint` is its base URL, all that stands before /v1 (unix:///PATH for a Unix socket), `model_name` the name it
+    serves, `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further
+    servers of the same model, over which the client spreads its requests; `members` are their records where they are
+    ours. `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's; `access`
+    names the variables that hold its key and headers. `unchecked` says in words what the probe could not find out.
+    `niceness` is what its processes and their scheduling group have more of than ours while the latency of its answers
+    is measured.
     """
 
     endpoint: str
@@ -40,6 +54,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     members: list[ServerRecord] = []
     api: Api = Api.COMPLETIONS
     ca_file: str = ""
+    access: Access = Access()
     unchecked: list[str] = []
     model_name: str
     max_model_len: int

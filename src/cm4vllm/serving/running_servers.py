@@ -16,7 +16,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
 from cm4vllm.serving.metrics import MetricsSample, look
 from cm4vllm.serving.orphans import supervisor_spec, supervisors
-from cm4vllm.serving.probe import Site, check_completion
+from cm4vllm.serving.probe import check_completion, sites_of
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
@@ -69,12 +69,15 @@ def _described(one: RunningServer) -> str:
     if one.record is None:
         return f"starting since {one.age_s:.0f} s\n  log         {log}\n  supervisor  {one.supervisor}"
     record = one.record
+    site = sites_of(record)[0]
+    sample = None
     try:
-        check_completion(record.endpoint, record.model_name, streamed=False)
-        serves = "serves"
+        check_completion(site, record.model_name, streamed=False)
+        serves, sample = "serves", look(site)
+    except UsageError as error:
+        serves = f"was not asked: {error.what}"
     except CmError as error:
-        serves = f"DOES NOT SERVE: {error.what}"
-    sample = look(Site(record.endpoint))
+        serves, sample = f"DOES NOT SERVE: {error.what}", look(site)
     return (
         f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
         f"  vLLM        {record.version}, for {one.age_s:,.0f} s\n  requests    {_doing(sample)}\n"

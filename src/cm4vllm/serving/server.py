@@ -30,12 +30,13 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
+from cm4vllm.serving.access import own_access
 from cm4vllm.serving.arguments import ServerSettings, niceness, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans, supervisor_spec
-from cm4vllm.serving.probe import check_completion, probe
+from cm4vllm.serving.probe import Site, check_completion, probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
@@ -130,10 +131,10 @@ def _started(
 
 
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
-    found = probe(one.endpoint, one.settings.name, api=one.settings.api)
+    found = probe(one.endpoint, one.settings.name, api=one.settings.api, access=own_access())
     record = ServerRecord(
-        endpoint=one.endpoint, api=found.api, model_name=found.model_name, max_model_len=found.max_model_len,
-        version=found.version, owned=True, argv=one.argv, env=one.env,
+        endpoint=one.endpoint, api=found.api, access=found.access, model_name=found.model_name,
+        max_model_len=found.max_model_len, version=found.version, owned=True, argv=one.argv, env=one.env,
         niceness=niceness(one.settings), packages=packages,
         log=str(one.folder / LOG_FILE), supervisor_pid=one.supervisor.pid, started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
@@ -209,7 +210,8 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
             raise _died(folder, endpoint, settings)
         if _listens(endpoint):
             try:
-                check_completion(endpoint, settings.name, streamed=True, timeout_s=max(1, deadline - time.monotonic()))
+                check_completion(Site(endpoint, access=own_access()), settings.name, streamed=True,
+                                 timeout_s=max(1, deadline - time.monotonic()))
                 return time.monotonic() - starting.began
             except ServerUnreachable as error:
                 refusal = error

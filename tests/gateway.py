@@ -1,0 +1,121 @@
+"""A reverse proxy as stands before secured servers: a prefix, a key, a further header, and perhaps a redirect."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Gateway:
+    """Use as a context manager; `endpoint` is its base URL with the prefix, `heads` has what each request began with.
+
+    It passes requests below `prefix` on to `upstream` without it, when they carry `key` and `headers`. One that lacks
+    them is answered with 401 and, as some real servers do, with what it carried instead. With `redirect` every request
+    is redirected there. From its request number `fail_from` on it takes no key any more.
+    """
+
+    upstream: str
+    prefix: str = ""
+    key: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    redirect: str = ""
+    host: str = "127.0.0.1"
+    certificate: str = ""
+    fail_from: int = 1 << 30
+    heads: list[str] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def endpoint(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.certificate else ''}://{host}:{self.port}{self.prefix}"
+
+    def __enter__(self) -> Gateway:
+        kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in self.host else socket.AF_INET})
+        self._server = kind((self.host, self.port), type("Handler", (_Handler,), {"gateway": self}))
+        self.port = self._server.server_port
+        if self.certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self.certificate)
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that go away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    gateway: Gateway
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._one()
+
+    def do_POST(self) -> None:
+        self._one()
+
+    def _one(self) -> None:
+        gateway = self.gateway
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        gateway.heads.append(f"{self.requestline}\n{self.headers}")
+        wanted = {**gateway.headers, **({"Authorization": f"Bearer {gateway.key}"} if gateway.key else {})}
+        lacking = any(self.headers.get(name) != value for name, value in wanted.items())
+        if gateway.redirect:
+            self._answer(307, b"", ("Location", gateway.redirect + self.path))
+        elif lacking or len(gateway.heads) > gateway.fail_from:
+            carried = " ".join(self.headers.values()).replace('"', "")
+            self._answer(401, f'{{"error": {{"message": "not allowed with {carried}"}}}}'.encode())
+        elif not self.path.startswith(f"{gateway.prefix}/"):
+            self._answer(404, b'{"detail": "Not Found"}')
+        else:
+            self._pass_on(self.path.removeprefix(gateway.prefix), body)
+
+    def _answer(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (("Content-Type", "application/json"), ("Content-Length", str(len(data))), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _pass_on(self, path: str, body: bytes) -> None:
+        parts = urlsplit(self.gateway.upstream)
+        upstream = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        try:
+            upstream.request(self.command, path, body, {"Content-Type": "application/json"})
+            answer = upstream.getresponse()
+            kind = answer.headers.get("Content-Type", "text/plain")
+            if not answer.chunked:
+                self._answer(answer.status, answer.read(), ("Content-Type", kind))
+                return
+            self.send_response(answer.status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while data := answer.read1(65536):
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.wfile.write(b"0\r\n\r\n")
+        finally:
+            upstream.close()
