@@ -1,7 +1,8 @@
 """Metas as they were read before, kept in the CM home: to parse YAML takes as long as all else about a script.
 
-Each is a file of its own, in the binary form in which Python keeps bytecode, and holds as long as size and times of the
-meta's files are what they were. What cannot be read, or does not fit, counts as absent: the meta itself is read.
+Each is a file of its own, in the binary form in which Python keeps bytecode after a digest of that, and holds as long
+as size and times of the meta's files are what they were. What cannot be read, or does not fit, counts as absent: the
+meta itself is read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cm4vllm.engine.fingerprint import digest_of
 __all__ = ["KeptMetas"]
 
 _FORMAT = 4  # of marshal; every Python since 3.4 reads it
+_DIGEST_BYTES = 64
 
 
 class KeptMetas:
@@ -32,7 +34,10 @@ class KeptMetas:
         signature, changed_at = signature_of(folder)
         try:
             with open(self._path(folder), "rb") as file:
-                of, known, meta = marshal.loads(file.read())  # noqa: S302 our own file, in the user's own home
+                digest, data = file.read(_DIGEST_BYTES), file.read()
+            if digest != _digest(data):  # marshal makes what a damaged length says, which may take all memory
+                raise ValueError(folder)
+            of, known, meta = marshal.loads(data)  # noqa: S302 our own file, in the user's own home
             if of == folder and known == signature:
                 return dict(meta)
         except (OSError, ValueError, EOFError, TypeError):
@@ -53,8 +58,12 @@ class KeptMetas:
                 with contextlib.suppress(ValueError):  # a date, say: marshal knows none
                     data = marshal.dumps((folder, signature, meta), _FORMAT)
                     with open(f"{path}.{os.getpid()}", "wb") as file:
-                        file.write(data)
+                        file.write(_digest(data) + data)
                     os.replace(f"{path}.{os.getpid()}", path)
 
     def _path(self, folder: str) -> str:
         return os.path.join(self._store, digest_of(os.fsencode(folder))[:32])
+
+
+def _digest(data: bytes) -> bytes:
+    return digest_of(data).encode()
