@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common.redaction import Vault
 from cm4vllm.engine.native import process_environment
-from cm4vllm.engine.secrets import Vault
 
 # --- exact values ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +116,37 @@ def test_a_secret_that_is_typed_is_remarked(home):
     done = home.cli("run", "script", "--tags=one", f"--env.HF_TOKEN={TOKEN}")
     assert "--env.HF_TOKEN shows in the list of processes" in done.stdout
     assert TOKEN not in done.stdout
+
+
+TYPED = [f"--env.HF_TOKEN={TOKEN}", f"--const.CM_X_TOKEN={TOKEN}", f"--words=--seed 1 --hf-token '{TOKEN}'",
+         "--words=--seed 1 --hf-token typed-within-words-88", "--url=https://me:typed-within-words-88@host/x"]
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--print_env", "--print_readme"], ["--plan"],
+                                   ["--out=json"], ["--plan", "-j"]])
+def test_a_secret_anywhere_on_the_command_line_is_in_nothing_that_a_run_leaves(home, typed, flags):
+    home.script("one", {"input_mapping": {"words": "CM_WORDS", "url": "CM_URL"}, "new_env_keys": ["*"]},
+                run="echo \"shell has $CM_WORDS $CM_URL $HF_TOKEN\"\n")
+    home.script("outer", {"deps": [{"tags": "one"}], "input_mapping": {"words": "CM_WORDS", "url": "CM_URL"},
+                          "new_env_keys": ["*"]})
+    done = home.cli("run", "script", "--tags=outer", typed, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for secret in (TOKEN, "typed-within-words-88"):
+        assert files_with(home.path.parent, secret) == []
+        assert secret not in done.stdout + done.stderr
+        assert json.dumps(secret)[1:-1] not in done.stdout + done.stderr
+    if "--plan" not in flags and "url" not in typed:
+        assert f"{typed.partition('=')[0]} shows in the list of processes" in done.stdout + done.stderr
+
+
+def test_no_secret_goes_into_a_dockerfile(home):
+    home.script("one")
+    done = home.cli("dockerfile", "script", "--tags=one", f"--env.HF_TOKEN={TOKEN}")
+    assert done.returncode == 20
+    assert "HF_TOKEN=... cm dockerfile script" in done.stdout + done.stderr
+    assert files_with(home.path.parent, TOKEN) == []
+    assert TOKEN not in done.stdout + done.stderr
 
 
 def test_short_words_are_no_secrets_and_lines_of_long_ones_are():

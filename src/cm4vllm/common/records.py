@@ -10,6 +10,7 @@ import msgspec
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
+from cm4vllm.common.redaction import vault
 
 __all__ = ["Record", "now", "read_record", "write_record"]
 
@@ -22,8 +23,9 @@ R = TypeVar("R", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write `record` to `path` as indented JSON, whole or not at all."""
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    """Write `record` to `path` as indented JSON, whole or not at all; no secret of the run under way is in it."""
+    clean = vault().cleaned(msgspec.to_builtins(record), by_name=False)
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(clean), indent=2) + b"\n")
 
 
 def read_record(path: Path, cls: type[R]) -> R:

@@ -81,6 +81,7 @@ class ScriptAutomation(_OwnAutomation):
         self.cmind.state[_SESSION] = session
         try:
             with redirected, session.supervised():
+                session.warn_of_typed_secrets()
                 folder = working_folder()
                 free = free_bytes(folder)
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import CmError, InstallError, RunFailed, translated_os_errors
+from cm4vllm.common.errors import CmError, InstallError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say
+from cm4vllm.common.redaction import secret_flags, vault
 from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.meta import ScriptMeta
@@ -84,6 +85,11 @@ def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
         described = merged(described, dict(variation.layer.docker))
     words = [word for word in i.get("cmd") or [f"--tags={','.join(_tags(request, script))}"]
              if word.lstrip("-").partition("=")[0] not in _OWN]
+    if typed := secret_flags(words, vault()):
+        name = next(iter(typed.values()))
+        raise UsageError(f"{', '.join(typed)} would put a secret into an image that others can read",
+                         remedy=f"set it as a variable of the environment, {name}=... cm dockerfile script ...; "
+                         f"the container is handed {', '.join(_PASSED)}")
     if "os" in described and "base_image" not in described:
         say(f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
             f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cm4vllm.common.redaction import is_secret_name
 from cm4vllm.engine.cache import Identity
 from cm4vllm.engine.environment import Env, substitute
 from cm4vllm.engine.fingerprint import recipe_digest
 from cm4vllm.engine.scope import Scope
-from cm4vllm.engine.secrets import secret_key
 from cm4vllm.engine.task import Task
 from cm4vllm.engine.versions import Wanted
 
 __all__ = ["cache_tags", "identity_of"]
 
 
-def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = secret_key) -> Identity:
+def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = is_secret_name) -> Identity:
     """Return what the cache knows this run by: all that it declares to depend on, as it stands before it runs.
 
     Versions are left out: entries are compared by their own. So are secrets.

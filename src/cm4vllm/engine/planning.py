@@ -22,11 +22,16 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     The result holds the plan as data. Its code is that of the first error that the run is certain to meet.
     """
     session = Session(automation, i)
+    with session.vault.guarded_output():
+        return _printed(session, i)
+
+
+def _printed(session: Session, i: dict[str, Any]) -> dict[str, Any]:
     try:
         root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
     except CmError as error:
         return {"return": error.exit_code, "error": session.explained(error)}
-    data = as_json(root)
+    data: dict[str, Any] = session.vault.cleaned(as_json(root))
     if flag(i, "j", "json"):
         page(json.dumps(data, indent=2))
     elif flag(i, "graph"):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.redaction import Vault
 from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.engine.request import Request, flag
-from cm4vllm.engine.secrets import Vault
 from cm4vllm.engine.session import Session
 
 __all__ = ["debug_script", "leave", "shell_text"]

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from cm4vllm.common.redaction import is_secret_name
 from cm4vllm.engine import dependencies
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import Env, as_text, compose, exported, merge_into, substitute_all, unresolved
 from cm4vllm.engine.request import mapped_inputs
-from cm4vllm.engine.secrets import secret_key
 from cm4vllm.engine.task import Task
 from cm4vllm.engine.value import Record, Value
 
@@ -53,7 +53,7 @@ def _from_outside(task: Task) -> Env:
 
     A secret that comes this way shows in no list of processes.
     """
-    named = {key for key in task.script.input_mapping.values() if secret_key(key)}
+    named = {key for key in task.script.input_mapping.values() if is_secret_name(key)}
     # A dependency gets the proxies from its parent, as that one has them.
     outside = () if task.request.is_dependency else _OUTSIDE
     return {key: os.environ[key] for key in (*outside, *sorted(named), *task.script.secret_env_keys)
@@ -116,15 +116,12 @@ class Scope(Record):
                        self.deps, self.version, self.extra_tags)
 
 
-def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = secret_key) -> list[str]:
-    """Return a line for each flag that nobody knows, and for each --env that has no effect or should not be typed."""
+def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_name) -> list[str]:
+    """Return a line for each flag that nobody knows, and for each --env that has no effect."""
     lines = list(task.notes)
     for key in task.request.explicit:
         given = as_text(task.request.env[key])
-        if is_secret(key):
-            lines.append(f"note: what is typed as --env.{key} shows in the list of processes and the shell's history; "
-                         f"set it as a variable of the environment instead: {key}=... cm run script ...")
-        elif env.get(key) != given and not unresolved(given):
+        if not is_secret(key) and env.get(key) != given and not unresolved(given):
             lines.append(f"note: --env.{key}={given} gives way to {env.get(key)!r}, which a variation or an input "
                          f"says; --const.{key}={given} would not")
     return lines

@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
+from cm4vllm.common.redaction import Vault, secret_flags
 from cm4vllm.engine.cache import Cache
 from cm4vllm.engine.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.index import protect
 from cm4vllm.engine.meta import ScriptMeta, split_tags
 from cm4vllm.engine.request import Request, flag
-from cm4vllm.engine.secrets import Vault
 from cm4vllm.engine.task import Task
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Session:
     def __init__(self, automation: Any, inputs: Mapping[str, Any]) -> None:
         self.automation = automation
         self.vault = Vault()
+        self._typed = [str(word) for word in inputs.get("cmd") or ()]
+        self.vault.learn_words(self._typed)
         protect(automation.cmind)
         self.catalogue = Catalogue(automation.cmind)
         self.cache = Cache(automation.cmind)
@@ -94,6 +96,12 @@ class Session:
         if self.silent or (detail and not self.verbose):
             return
         say("  " * max(len(self.scripts) - 1, 0) + text)
+
+    def warn_of_typed_secrets(self) -> None:
+        """Say which flags of the command line hold a secret: others on the machine can list command lines."""
+        for flag_, name in secret_flags(self._typed, self.vault).items():
+            self.tell(f"note: what is typed as {flag_} shows in the list of processes and the shell's history; set "
+                      f"{name} as a variable of the environment instead: {name}=... cm run script ...")
 
     @property
     def near(self) -> str:

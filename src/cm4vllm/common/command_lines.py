@@ -1,0 +1,138 @@
+"""Command lines as others may read and paste them: without secrets, and with variables for what is this machine's own.
+
+A secret or a path becomes a variable that is named after its flag: --output_dir="${OUTPUT_DIR:?}". A shell refuses the
+command while the variable is not set, and runs the same command once it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+
+from cm4vllm.common.redaction import PLACEHOLDER, Vault, redacted_words, variable
+
+__all__ = ["published_command", "published_words", "shell_line", "shell_word", "stored_command"]
+
+#: An absolute path, or one below a home folder, as a word or in one: after =, a comma, file://, or _path. of a tag.
+_PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.))(?P<path>~?/(?!/)[^\s,;:\"')\]}@]*)")
+#: A value that is nothing but a path, whatever characters it has.
+_LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -).)*", re.DOTALL)
+#: A URL up to its path.
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)",
+                  re.IGNORECASE)
+#: Variables that mean something to every shell, and those that a reader has set already.
+_TAKEN = frozenset({"PATH", "HOME", "USER", "PWD", "OLDPWD", "SHELL", "TMPDIR", "LANG", "IFS", "UID", "TAGS", "INPUT"})
+
+
+def stored_command(words: Sequence[str], secrets: Vault | None = None) -> str:
+    """Return a command for a record: on one line, quoted for a shell, each secret a variable."""
+    return " ".join(shell_word(word) for word in redacted_words(words, secrets))
+
+
+def published_command(
+    command: str, names: Mapping[str, str] | None = None, hosts: Collection[str] = (), secrets: Vault | None = None,
+) -> str:
+    """Return a stored command for a published page, one flag a line. A text that no shell can read stays as it is."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    return shell_line(published_words(words, names, hosts, secrets))
+
+
+def published_words(
+    words: Sequence[str], names: Mapping[str, str] | None = None, hosts: Collection[str] = (),
+    secrets: Vault | None = None,
+) -> list[str]:
+    """Return the words of a command with variables for secrets, for paths of this machine and for `hosts`.
+
+    `names` maps folders to the variables that stand for them; another path is named after its flag.
+    """
+    namer = _Namer(names or {}, {host.lower() for host in hosts})
+    return [namer.named(word) for word in redacted_words(words, secrets)]
+
+
+class _Namer:
+    """Gives variables to paths and servers; the same path has the same variable in the whole command."""
+
+    def __init__(self, names: Mapping[str, str], hosts: Collection[str]) -> None:
+        self._folders = sorted(((folder.rstrip("/"), f"${{{name}:?}}") for folder, name in names.items()
+                                if folder.strip("/")), key=lambda one: -len(one[0]))
+        self._hosts = hosts
+        self._given: dict[str, str] = {}
+
+    def named(self, word: str) -> str:
+        found = re.match(r"(-{0,2}[\w.+,-]+)=", word)
+        flag, value = (found[1], word[found.end():]) if found else ("", word)
+        value = _URL.sub(lambda url: self._server(flag, url), value)
+        if _host_of(value) in self._hosts:  # HOST:PORT, as a Ray cluster is named
+            value = self._variable(flag, value)
+        if _LONE_PATH.fullmatch(value):
+            value = self._path(flag, value)
+        else:
+            value = _PATH.sub(lambda path: self._path(flag, path["path"], value[: path.start()]), value)
+        return f"{flag}={value}" if found else value
+
+    def _server(self, flag: str, url: re.Match[str]) -> str:
+        host = url["host"].rpartition("@")[2].strip("[]").lower()
+        return self._variable(flag or "SERVER", url[0]) if host in self._hosts else url[0]
+
+    def _path(self, flag: str, path: str, before: str = "") -> str:
+        if path in ("/", "~/"):
+            return path
+        for folder, stands in self._folders:
+            if path == folder or path.startswith(f"{folder}/"):
+                return stands + path[len(folder):]
+        variation = re.search(r"_(\w+)\.$", before)
+        return self._variable(variation[1] if variation else flag or "FILE", path)
+
+    def _variable(self, name: str, value: str) -> str:
+        if value in self._given:
+            return self._given[value]
+        plain = variable(name)[2:-3]
+        plain = f"GIVEN_{plain}" if plain in _TAKEN else plain
+        taken = {*self._given.values(), *(stands for _, stands in self._folders)}
+        free = (chosen for count in itertools.count(1)
+                if (chosen := f"${{{plain}{f'_{count}' if count > 1 else ''}:?}}") not in taken)
+        return self._given.setdefault(value, next(free))
+
+
+def _host_of(value: str) -> str:
+    """Return the host of a HOST:PORT; no host's name where it is none."""
+    found = re.fullmatch(r"\[?([^\s/,=\]]+)\]?:\d+", value)
+    return found[1].lower() if found else "/"
+
+
+# --- quoting ---------------------------------------------------------------------------------------------------------
+
+
+def shell_line(words: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Return a command for a shell, one flag a line; `env` are the variables that it begins with."""
+    lines = [f"{name}={shell_word(value)}" for name, value in sorted((env or {}).items())]
+    current = ""
+    for word in words:
+        if word.startswith("--"):
+            lines.append(current)
+            current = shell_word(word)
+        else:
+            current = f"{current} {shell_word(word)}".strip()
+    return " \\\n    ".join(line for line in [*lines, current] if line)
+
+
+def shell_word(word: str) -> str:
+    """Quote a word for a shell, which is to replace the variables ${NAME:?} in it and nothing else."""
+    flag = re.match(r"-{1,2}[\w.+-]+=", word)
+    start, value = (flag[0], word[flag.end():]) if flag else ("", word)
+    if not PLACEHOLDER.search(value):
+        return f"{start}{shlex.quote(value)}" if value or not start else start
+    if "!" in value:  # an interactive shell would replace that between double quotes
+        ends = [*PLACEHOLDER.finditer(value)]
+        quoted = [shlex.quote(text) if text else "" for text in PLACEHOLDER.split(value)]
+        return start + quoted[0] + "".join(f'"{name[0]}"{text}' for name, text in zip(ends, quoted[1:], strict=True))
+    escaped = "".join(
+        part if PLACEHOLDER.fullmatch(part) else re.sub(r'([\\"$`])', r"\\\1", part)
+        for part in re.split(f"({PLACEHOLDER.pattern})", value)
+    )
+    return f'{start}"{escaped}"'

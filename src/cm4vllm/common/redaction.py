@@ -1,0 +1,382 @@
+"""Redaction: which values are secret, and how they are kept out of all that is stored, printed or published.
+
+A value is secret by the name it is given under, of an environment variable or of a flag (HF_TOKEN, --api-key,
+--env.AWS_SECRET_ACCESS_KEY), because a recipe lists the name under `secret_env_keys`, or by its form (hf_..., ghp_...,
+the password in a URL). It is learnt when it is first seen; from then on no text that passes `Vault.clean` holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, TextIO, cast
+
+__all__ = ["HIDDEN", "PLACEHOLDER", "Vault", "is_secret_name", "redacted_words", "secret_flags",
+           "variable", "vault"]
+
+#: What stands in the place of a secret in a text.
+HIDDEN = "(secret)"
+#: What stands in the place of a value in a command: a variable, which a shell refuses to leave empty.
+PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")
+# Shorter values are words like `yes` and `none`: taking them out would garble every text and hide nothing.
+_SHORTEST = 6
+
+# Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
+_SECRET_ENDS = (
+    "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "SSHPASS", "CREDENTIAL",
+    "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "API_KEY", "APIKEY",
+    "API_KEYS", *(f"{kind}_KEY{more}" for more in ("", "_ID")
+      for kind in ("ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
+    "_PASS", "_PAT", "_AUTH", "_BEARER",
+)  # fmt: skip
+#: Tokens of a vocabulary, and times per token.
+_TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
+    "EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "FIRST", "OUTPUT", "PER", "NEXT"))
+
+
+@cache
+def is_secret_name(name: str) -> bool:
+    """Tell whether the name of an environment variable, a flag or a key says that its value is a secret."""
+    plain = _normal(name)
+    return f"_{plain}".endswith(_SECRET_ENDS) and not plain.endswith(_TOKENS_OF_TEXT)
+
+
+def _normal(name: str) -> str:
+    """Return a name as a variable is written: HF_TOKEN of --hf-token, --env.HF_TOKEN and +HF_TOKEN."""
+    return re.sub(r"[^A-Z0-9_]", "_", name.strip("-+,").rpartition(".")[2].lstrip("+").upper())
+
+
+def variable(name: str) -> str:
+    """Return the placeholder for the value that is given under `name`: ${HF_TOKEN:?}, as a shell reads it."""
+    plain = _normal(name).strip("_") or "VALUE"
+    return f"${{{f'_{plain}' if plain[0].isdigit() else plain}:?}}"
+
+
+# --- secrets that are known by their form ----------------------------------------------------------------------------
+
+# To compile all of these takes as long as much of what `cm` does where the cache answers: each is, when it is needed.
+
+
+@cache
+def _keys() -> re.Pattern[str]:
+    """Match keys of well-known services, each with a beginning that nothing else has, and private keys in PEM."""
+    return re.compile(
+        r"\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}|\bnvapi-[\w-]{20,}"
+        r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
+        r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{5,}"
+        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?", re.DOTALL)
+
+
+#: One of these is in whatever _keys matches.
+_BEGINNINGS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "nvapi-", "sk-", "AKIA", "ASIA",
+               "xox", "AIza", "eyJ", "PRIVATE KEY-----")
+
+
+@cache
+def _in_url() -> re.Pattern[str]:
+    """Match the user and password, or the lone token, before the host of a URL."""
+    return re.compile(r"(?<=://)(?!\$\{)(?:[^/\s:@\"']*:[^/\s@\"']+|[^/\s:@\"']{16,})(?=@)")
+
+
+@cache
+def _in_query() -> re.Pattern[str]:
+    """Match a signature or key in the query of a URL; group 1 is its name."""
+    return re.compile(r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
+                      r"[^&\s\"'#]+", re.IGNORECASE)
+
+
+@cache
+def _in_header() -> re.Pattern[str]:
+    """Match a header that proves who asks: its name, what is between, the scheme, the secret."""
+    return re.compile(r"\b((?:proxy-)?authorization|x-api-key|api-key|cookie)([\"']?\s*[:=]\s*[\"']?)"
+                      r"((?:bearer|basic|token)\s+)?(?!\$\{|(?:bearer|basic|token)\s)([^\s\"',;]{6,})", re.IGNORECASE)
+
+
+@cache
+def _bearer() -> re.Pattern[str]:
+    return re.compile(r"\b(bearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE)
+
+
+def _holds_key(text: str) -> bool:
+    return any(beginning in text for beginning in _BEGINNINGS) and bool(_keys().search(text))
+
+
+def _without_forms(text: str, hidden: str = HIDDEN) -> str:
+    """Return a text without what has the form of a secret."""
+    if _holds_key(text):
+        text = _keys().sub(lambda _: hidden, text)
+    if "://" in text and "@" in text:
+        text = _in_url().sub(lambda _: hidden, text)
+    if "?" in text and "=" in text:
+        text = _in_query().sub(lambda found: found[1] + hidden, text)
+    lower = text.lower()
+    if "authorization" in lower or "api-key" in lower or "cookie" in lower:
+        text = _in_header().sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{hidden}", text)
+    if "bearer " in lower:
+        text = _bearer().sub(lambda found: found[1] + hidden, text)
+    return text
+
+
+# --- the secrets of a run --------------------------------------------------------------------------------------------
+
+
+class Vault:
+    """The secrets that a run has met. The process environment's are known from the start."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._patterns: set[str] = set()
+        #: Each value that is searched for, with the name it was given under; the longest first.
+        self._names: dict[str, str] = {}
+        self.learn(os.environ if environ is None else environ)
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The secret values, as they may be spelled in a text, each with the name it was given under."""
+        return self._names
+
+    def declare(self, patterns: Iterable[str]) -> None:
+        """Treat the keys that match as secret from now on; `*`, `?` and `[` are wild."""
+        self._patterns.update(patterns)
+
+    def is_secret(self, key: str) -> bool:
+        """Tell whether the value of a key must not be written anywhere."""
+        if is_secret_name(key) or key in self._patterns:
+            return True
+        wild = [pattern for pattern in self._patterns if any(sign in pattern for sign in "*?[")]
+        if not wild:
+            return False
+        from fnmatch import fnmatchcase
+
+        return any(fnmatchcase(key, pattern) for pattern in wild)
+
+    def learn(self, env: Mapping[str, Any]) -> None:
+        """Take note of the values of the secret keys of `env`, and of each line of those that have several."""
+        for key, value in env.items():
+            if isinstance(value, str) and len(value) >= _SHORTEST and self.is_secret(key):
+                self._note(key, value)
+
+    def learn_words(self, words: Iterable[str]) -> None:
+        """Take note of the secrets among the words of a command."""
+        walk = _Words(self)
+        walk.redacted(words)
+        for name, value in walk.found:
+            if len(value) >= _SHORTEST:
+                self._note(name, value)
+
+    def _note(self, name: str, value: str) -> None:
+        for text in (value, *value.splitlines()):
+            for spelled in _spellings(text):
+                if len(text) >= _SHORTEST and not PLACEHOLDER.fullmatch(text):
+                    self._names.setdefault(spelled, name)
+        self._names = dict(sorted(self._names.items(), key=lambda one: -len(one[0])))
+
+    def clean(self, text: str) -> str:
+        """Return a text without the secrets known so far, and without what has the form of one."""
+        for value in self._names:
+            if value in text:
+                text = text.replace(value, HIDDEN)
+        return _without_forms(text)
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value contains a secret, at any depth."""
+        if isinstance(value, str):
+            return (any(secret in value for secret in self._names) or _holds_key(value)
+                    or ("://" in value and bool(_in_url().search(value))))
+        if isinstance(value, Mapping):
+            return any(self.holds(key) or self.holds(item) for key, item in value.items())
+        return isinstance(value, (list, tuple)) and any(self.holds(item) for item in value)
+
+    def cleaned(self, value: Any, key: str = "", *, by_name: bool = True) -> Any:
+        """Return a value of JSON's types without secrets: those of secret keys, and known values inside of texts.
+
+        `by_name` False leaves what is only named like a secret: of a list of packages, `google-auth` is none.
+        """
+        if isinstance(value, Mapping):
+            return {self.clean(str(name)): self.cleaned(item, str(name), by_name=by_name)
+                    for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.cleaned(item, key, by_name=by_name) for item in value]
+        if isinstance(value, str):
+            return HIDDEN if by_name and value and self.is_secret(key) else self.clean(value)
+        return value
+
+    @contextmanager
+    def guarded_output(self) -> Iterator[None]:
+        """Clean what this process prints to standard output and standard error inside the block.
+
+        Inside it, `vault()` is this one.
+        """
+        before = sys.stdout, sys.stderr
+        _in_use.append(self)
+        sys.stdout, sys.stderr = (cast(TextIO, _Cleaning(stream, self)) for stream in before)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            _in_use.remove(self)
+
+
+_in_use: list[Vault] = []
+
+
+def vault() -> Vault:
+    """Return the secrets of the run under way; outside of one, those of the process environment."""
+    return _in_use[-1] if _in_use else Vault()
+
+
+def _spellings(text: str) -> set[str]:
+    """Return a text as it may stand in JSON, in a URL, and between a shell's quotes."""
+    if re.fullmatch(r"[\w.~-]*", text, re.ASCII):
+        return {text}
+    import json
+    from urllib.parse import quote
+
+    return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1],
+            quote(text, safe=""), quote(text), text.replace("'", "'\"'\"'")}
+
+
+class _Cleaning:
+    """A text stream that cleans what is written to it, and is the stream below in all else."""
+
+    def __init__(self, stream: TextIO, secrets: Vault) -> None:
+        self._stream = stream
+        self._vault = secrets
+
+    def write(self, text: str) -> int:
+        clean = self._vault.clean(text)
+        try:
+            self._stream.write(clean)
+        except UnicodeEncodeError:  # a byte that is no text, out of an environment, or a letter that the locale lacks
+            encoding = self._stream.encoding or "ascii"
+            self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
+        except BrokenPipeError:
+            self._to_nowhere()
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nowhere()
+
+    def _to_nowhere(self) -> None:
+        """Go on without a reader: what a run makes does not depend on who watches it."""
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def redacted_words(words: Sequence[str], secrets: Vault | None = None) -> list[str]:
+    """Return the words of a command with ${NAME:?} in the place of each secret.
+
+    Found are the values of `--hf-token X`, `--env.HF_TOKEN=X` and `HF_TOKEN=X`, also inside of a word that is itself a
+    command or JSON (`--extra_args="--hf-token X"`), the secrets known to `secrets`, and what has the form of one.
+    """
+    return _Words(secrets or vault()).redacted(words)
+
+
+def secret_flags(words: Iterable[str], secrets: Vault) -> dict[str, str]:
+    """Return the flags among the words of a command that hold a secret, each with the secret's name."""
+    found = {}
+    for word in words:
+        walk = _Words(secrets)
+        walk.redacted([word])
+        if walk.found:
+            found[word.partition("=")[0]] = _normal(walk.found[0][0])
+    return found
+
+
+_SCHEMES = ("bearer", "basic", "token")
+
+
+@cache
+def _pair() -> re.Pattern[str]:
+    """Match a name with its value in a word that holds JSON or an assignment: "hf_token": "X", hf_token=X."""
+    return re.compile(r"(?<![\w${.-])(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
+                      r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+))")
+
+
+class _Words:
+    """A walk over the words of a command. `found` collects (name, value) of each secret in them."""
+
+    def __init__(self, secrets: Vault) -> None:
+        self._vault = secrets
+        self.found: list[tuple[str, str]] = []
+
+    def redacted(self, words: Iterable[str]) -> list[str]:
+        done: list[str] = []
+        secret = ""  # the flag whose values follow it as words of their own
+        for word in words:
+            name, equals, value = word.partition("=")
+            if secret and not word.startswith("-"):
+                done.append(self._hidden(secret, word))
+            elif equals and re.fullmatch(r"-{0,2}[\w.+,-]+", name):
+                secret = ""
+                done.append(f"{name}={self._hidden(name, value) if self._is_secret(name) else self._text(name, value)}")
+            else:
+                secret = word if word.startswith("-") and self._is_secret(word) else ""
+                done.append(self._text("", word))
+        return done
+
+    def _is_secret(self, name: str) -> bool:
+        return self._vault.is_secret(name.strip("-+,").rpartition(".")[2]) or is_secret_name(name)
+
+    def _hidden(self, name: str, value: str) -> str:
+        if not value or PLACEHOLDER.fullmatch(value):
+            return value
+        self.found.append((name, value))
+        return variable(name)
+
+    def _text(self, name: str, text: str) -> str:
+        """Redact a text that may be a command itself, JSON, a header or a URL; `name` is the flag it was given with."""
+        if (words := _command_in(text)) and (done := self.redacted(words)) != words:
+            import shlex
+
+            return shlex.join(done)
+        for value, known in self._vault.values.items():
+            text = text.replace(value, variable(known))
+        if ":" not in text and "=" not in text:
+            return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
+        text = _in_header().sub(
+            lambda found: f"{found[1]}{found[2]}{found[3] or ''}{self._hidden(found[1], found[4])}", text)
+        text = self._pairs(text)
+        if "://" in text:
+            self.found += [(name or "SECRET", found[0].rpartition(":")[2]) for found in _in_url().finditer(text)]
+        return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
+
+    def _pairs(self, text: str) -> str:
+        done, place = "", 0
+        while found := _pair().search(text, place):
+            value = found["double"] or found["single"] or found["bare"]
+            start, end = found.span(str(found.lastgroup))
+            if self._is_secret(found["name"]) and not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
+                done, place = done + text[place:start] + self._hidden(found["name"], value), end
+            else:  # what follows may have a name of its own: https://host/?token=X
+                done, place = done + text[place:found.end("name")], found.end("name")
+        return done + text[place:]
+
+
+def _command_in(text: str) -> list[str]:
+    """Return the words of a text that is itself words for a program; none where it is one plain value."""
+    if "-" not in text or not re.search(r"(?:^|\s)-", text) or not re.search(r"[\s=]", text):
+        return []
+    import shlex
+
+    try:
+        words = shlex.split(text)
+    except ValueError:  # its quotes do not match; what stands after a flag is hidden all the same
+        words = text.split()
+    return words if words != [text] or "=" in text else []

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from cm4vllm.common import redaction
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.redaction import HIDDEN, Vault, is_secret_name, redacted_words
+
+HF = "hf_" + "aB3" * 11
+
+
+@pytest.mark.parametrize(("name", "secret"), [
+    ("CM_GH_TOKEN", True), ("HF_TOKEN", True), ("CM_API_KEY", True), ("AWS_SECRET_ACCESS_KEY", True),
+    ("AWS_ACCESS_KEY_ID", True), ("AWS_SESSION_TOKEN", True), ("AZURE_STORAGE_KEY", True), ("WANDB_API_KEY", True),
+    ("AZURE_STORAGE_CONNECTION_STRING", True), ("GOOGLE_APPLICATION_CREDENTIALS", True), ("GITHUB_PAT", True),
+    ("DB_PASS", True), ("SLACK_WEBHOOK_URL", True), ("--hf-token", True), ("--api-key", True), ("--env.HF_TOKEN", True),
+    ("--const.HF_TOKEN", True), ("--adr.model.env.HF_TOKEN", True), ("+HF_TOKEN", True), ("OPENAI_API_KEYS", True),
+    ("CM_TOKENIZER", False), ("CM_MAX_TOKENS", False), ("CM_KEYS", False), ("--max-num-batched-tokens", False),
+    ("--api_key_env", False), ("EOS_TOKEN", False), ("TIME_TO_FIRST_TOKEN", False), ("COMPAT", False),
+    ("GIT_ASKPASS", False), ("SSH_AUTH_SOCK", False), ("--tokenizer", False), ("PATH", False),
+])  # fmt: skip
+def test_names_of_secrets(name, secret):
+    assert is_secret_name(name) is secret
+
+
+@pytest.mark.parametrize(("word", "redacted"), [
+    ("--env.HF_TOKEN=s3cr", "--env.HF_TOKEN=${HF_TOKEN:?}"),
+    ("--const.AWS_SECRET_ACCESS_KEY=s3cr", "--const.AWS_SECRET_ACCESS_KEY=${AWS_SECRET_ACCESS_KEY:?}"),
+    ("--adr.x.env.GH_TOKEN=s3cr", "--adr.x.env.GH_TOKEN=${GH_TOKEN:?}"),
+    ("--hf_token,=s3cr,s3cr", "--hf_token,=${HF_TOKEN:?}"),
+    ("HF_TOKEN=s3cr", "HF_TOKEN=${HF_TOKEN:?}"),
+    ("--extra_args=--hf-token s3cr --seed 1", "--extra_args=--hf-token '${HF_TOKEN:?}' --seed 1"),
+    ("--extra_args=--hf-token=s3cr", "--extra_args='--hf-token=${HF_TOKEN:?}'"),
+    ("--header=Authorization: Bearer s3cr-and-more", "--header=Authorization: Bearer ${AUTHORIZATION:?}"),
+    ("X-API-Key: s3cr-and-more", "X-API-Key: ${X_API_KEY:?}"),
+    ('--hf-overrides={"hf_token": "s3cr t", "a": 1}', '--hf-overrides={"hf_token": "${HF_TOKEN:?}", "a": 1}'),
+    ("--index=https://jdoe:s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
+    ("--url=https://x.example/f?token=s3cr&b=1", "--url=https://x.example/f?token=${TOKEN:?}&b=1"),
+    (f"--note=it was {HF}", "--note=it was ${NOTE_SECRET:?}"),
+    ("ghp_" + "s3cr" * 10, "${SECRET:?}"),
+])  # fmt: skip
+def test_a_secret_in_a_word_becomes_a_variable(word, redacted):
+    assert redacted_words(["cm", word, "--last"], Vault({})) == ["cm", redacted, "--last"]
+
+
+@pytest.mark.parametrize("word", [
+    "--tags=run-mlperf,inference,_vllm", "--max_tokens=5", "--extra_args=--max-num-seqs 4 --enforce-eager",
+    "--x=a b - c",
+    '--hf-overrides={"eos_token": "</s>", "max_tokens": 5}', "--api_server=http://127.0.0.1:8000", "--env.HF_TOKEN=",
+    "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm", "it's", "-v",
+    "--url=git@github.com:a/b.git", "scikit-sk-learn-compatible-estimators", "--api_key_env=MY_NAME",
+])  # fmt: skip
+def test_what_is_no_secret_stays(word):
+    assert redacted_words([word], Vault({})) == [word]
+
+
+def test_the_values_that_follow_a_flag_are_hidden():
+    words = ["serve", "m", "--api-key", "one", "two", "--hf-token", "three", "--seed", "0"]
+    assert redacted_words(words, Vault({})) == ["serve", "m", "--api-key", "${API_KEY:?}", "${API_KEY:?}", "--hf-token",
+                                                "${HF_TOKEN:?}", "--seed", "0"]
+
+
+def test_a_redacted_command_is_the_same_command_once_the_variables_are_set():
+    words = ["printf", "%s\\n", "--env.HF_TOKEN=s3cr it's", "--extra_args=--hf-token s3cr --name 'a b'"]
+    shown = redacted_words(words, Vault({}))
+    assert "s3cr" not in " ".join(shown)
+    line = " ".join(f'"{word}"' for word in shown)
+    ran = subprocess.run(["bash", "-c", line], env={**os.environ, "HF_TOKEN": "s3cr it's"}, capture_output=True,
+                         text=True, check=True)
+    assert ran.stdout.splitlines()[0] == words[2]
+    assert shlex.split(ran.stdout.splitlines()[1].partition("=")[2].replace(" it's", ""))[1] == "s3cr"
+
+
+def test_redaction_is_done_once():
+    words = ["cm", "--env.HF_TOKEN=s3cr", "--extra_args=--hf-token s3cr", "--u=https://a:s3cr@h/"]
+    once = redacted_words(words, Vault({}))
+    assert redacted_words(once, Vault({})) == once
+
+
+def test_a_value_that_was_given_as_a_secret_is_found_everywhere():
+    secrets = Vault({"HF_TOKEN": 'it"s\\a/secret & more'})
+    secrets.learn_words(["cm", "--extra_args=--hf-token letmein99", "--index=https://me:opensesame@h/"])
+    record = {"argv": ["--hf-token", "letmein99"], "why": 'it"s\\a/secret & more'}
+    for text in (json.dumps(record), str(record), "https://h/?q=it%22s%5Ca%2Fsecret%20%26%20more", "opensesame"):
+        clean = secrets.clean(text)
+        assert HIDDEN in clean
+        assert "letmein99" not in clean and "opensesame" not in clean and "secret & more" not in clean
+        assert "%22s%5Ca" not in clean
+    assert secrets.cleaned({"A": ["letmein99"], "B_TOKEN": "x"}) == {"A": [HIDDEN], "B_TOKEN": HIDDEN}
+    assert secrets.holds({"a": ["... letmein99"]}) and not secrets.holds(["harmless"])
+
+
+def test_a_secret_is_known_by_its_form_even_where_nobody_named_it():
+    secrets = Vault({})
+    for text in (f"token {HF} used", "GET https://u:passw0rd@h/x", "Authorization: Bearer abcdefgh",
+                 "https://h/x?X-Amz-Signature=0123456789abcdef", "sk-proj-0123456789abcdefghij", "AKIA" + "A1B2" * 4):
+        assert HIDDEN in secrets.clean(text), text
+    for text in ("x.json at http://127.0.0.1:8000/v1?max_tokens=5", "a bearer of news", "hf_transfer", "task-sk-1"):
+        assert secrets.clean(text) == text
+
+
+def test_names_that_a_recipe_declares_are_secret():
+    secrets = Vault({})
+    secrets.declare(["CM_LICENCE_*", "CM_WORD"])
+    secrets.learn({"CM_LICENCE_X": "abcdefgh", "CM_WORD": "ijklmnop", "CM_OTHER": "harmless"})
+    assert secrets.clean("abcdefgh ijklmnop harmless") == f"{HIDDEN} {HIDDEN} harmless"
+    assert redacted_words(["--env.CM_WORD=q"], secrets) == ["--env.CM_WORD=${CM_WORD:?}"]
+
+
+def test_the_secrets_of_the_run_under_way_are_those_in_use(capsys):
+    secrets = Vault({"A_TOKEN": "wholly-secret"})
+    with secrets.guarded_output():
+        assert redaction.vault() is secrets
+        print("a wholly-secret word")
+    assert capsys.readouterr().out == f"a {HIDDEN} word\n"
+    assert redaction.vault() is not secrets
+
+
+def test_no_record_holds_a_secret(tmp_path):
+    class Some(Record, frozen=True, kw_only=True):
+        packages: dict[str, str]
+        argv: list[str]
+
+    with Vault({"A_TOKEN": "wholly-secret"}).guarded_output():
+        write_record(tmp_path / "some.json", Some(packages={"google-auth": "2.29.0"}, argv=["--x=wholly-secret", HF]))
+    assert read_record(tmp_path / "some.json", Some) == Some(packages={"google-auth": "2.29.0"},
+                                                            argv=[f"--x={HIDDEN}", HIDDEN])
