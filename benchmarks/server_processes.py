@@ -20,15 +20,14 @@ from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving import server
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores
 from cm4vllm.serving.records import Api
 from figures import arguments, figure, interleaved, ratios, report
 
-BENCHMARK = BENCHMARKS["llama3.1-8b"]
+ROUND, BENCHMARK = "v6.1", "llama3.1-8b"
 #: Queries/s of the Server run: far below what the tiny model's server can do, so that TTFT is not that of a queue.
 SERVER_QPS = 30.0
 OFFLINE_QPS = 300.0
@@ -46,10 +45,10 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
         record = server.start(python, settings, Path(folder) / "server")
         try:
             for scenario, rate in ((Scenario.OFFLINE, OFFLINE_QPS), (Scenario.SERVER, SERVER_QPS)):
-                conf = user_conf(BENCHMARK, scenario, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=rate,
-                                 test_query_count=None, max_test_duration_s=10, dataset_samples=dataset.samples,
-                                 whole_dataset=False)
-                made = run_settings(conf, BENCHMARK, "v6.1", model=model, dataset=dataset, server=record)
+                wanted = terms(ROUND, BENCHMARK, scenario, Mode.PERFORMANCE)
+                conf = user_conf(wanted, ExecutionMode.TEST, target_qps=rate, test_query_count=None,
+                                 max_test_duration_s=10, dataset_samples=dataset.samples, whole_dataset=False)
+                made = run_settings(conf, model=model, dataset=dataset, server=record)
                 run(made, Path(folder) / scenario)
                 result = read_performance(Path(folder) / scenario)
                 found[f"{scenario} tokens/s"] = float(result.tokens_per_second)

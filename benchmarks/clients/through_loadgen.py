@@ -24,8 +24,7 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules.benchmarks import benchmark_named
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import Api, ServerRecord
 
 __all__ = ["ours", "peer"]
@@ -77,13 +76,12 @@ def _settings(task: Task, folder: Path) -> RunSettings:
     rows = [{"input": "", "tok_input": prompt(index, task.prompt_tokens, task.vocabulary), "output": ""}
             for index in range(PROMPTS)]
     dataset.write_text(json.dumps(rows))
-    benchmark = benchmark_named("llama3.1-8b", "v6.1")
     scenario = Scenario.OFFLINE if task.qps is None else Scenario.SERVER
     qps = task.qps or 1000.0
-    conf = user_conf(benchmark, scenario, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=qps,
+    conf = user_conf(terms("v6.1", "llama3.1-8b", scenario, Mode.PERFORMANCE), ExecutionMode.TEST, target_qps=qps,
                      test_query_count=task.queries, dataset_samples=len(rows))
     return run_settings(
-        conf, benchmark, "v6.1", target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
+        conf, target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
         stream_interval=task.interval if task.streamed else 0, self_check=False,
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
         dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
@@ -97,8 +95,8 @@ def _test(settings: RunSettings, folder: Path, issue: Callable[[Sequence[Any]], 
     conf = folder / "user.conf"
     conf.write_text(settings.user_conf)
     test = mlperf_loadgen.TestSettings()
-    test.FromConfig(str(conf), settings.loadgen_name, settings.scenario.value, 1)
-    test.scenario = getattr(mlperf_loadgen.TestScenario, settings.scenario)
+    test.FromConfig(str(conf), settings.terms.loadgen_name, settings.terms.loadgen_scenario, 1)
+    test.scenario = getattr(mlperf_loadgen.TestScenario, settings.terms.loadgen_scenario)
     test.mode = mlperf_loadgen.TestMode.PerformanceOnly
     log = mlperf_loadgen.LogSettings()
     log.log_output.outdir = str(folder)

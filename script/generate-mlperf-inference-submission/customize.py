@@ -9,7 +9,7 @@ def preprocess(i):
     from cm4vllm.report.readme import measurement_readmes
     from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
     from cm4vllm.report.summary import summary_html
-    from cm4vllm.rules.scenarios import Division
+    from cm4vllm.rules import Division
     from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
 
     env = i["env"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 def preprocess(i):
     from cm4vllm.loadgen.wheel import provide
-    from cm4vllm.rules.rounds import round_named
+    from cm4vllm.rules import round_terms
 
     env = i["env"]
-    wheel = provide(round_named(env["CM_MLPERF_ROUND"]), Path.cwd())
+    wheel = provide(round_terms(env["CM_MLPERF_ROUND"]), Path.cwd())
     env["CM_MLPERF_LOADGEN_VERSION"] = wheel.version
     env["CM_MLPERF_LOADGEN_PYTHONPATH"] = wheel.pythonpath
     return {"return": 0, "version": wheel.version}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def preprocess(i):
-    from cm4vllm.rules.rounds import round_named
+    from cm4vllm.rules import round_terms
     from cm4vllm.submission.checker import check_submission
     from cm4vllm.submission.records import CHECKER_FILE
     from cm4vllm.submission.source import open_source
@@ -12,6 +12,6 @@ def preprocess(i):
     env = i["env"]
     tree = Path(env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")).absolute()
     source = open_source(Path(env["CM_MLPERF_INFERENCE_SOURCE"]))
-    check_submission(tree, env.get("CM_MLPERF_SUBMITTER", ""), round_named(env["CM_MLPERF_ROUND"]).name, source)
+    check_submission(tree, env.get("CM_MLPERF_SUBMITTER", ""), round_terms(env["CM_MLPERF_ROUND"]).name, source)
     env["CM_MLPERF_SUBMISSION_CHECKER_RECORD"] = str(tree.parent / CHECKER_FILE)
     return {"return": 0}

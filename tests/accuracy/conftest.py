@@ -15,7 +15,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
 
 TEXT = "the ship from Riga Oslo landed sailed late ten tons of salt silk timber on Monday Friday . , ! ? n't"
@@ -57,8 +57,8 @@ class AccuracyRun:
         log = self.folder / ACCURACY_LOG
         log.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
         settings = RunSettings(
-            rehearsal=True, round="v6.1", benchmark="llama3.1-8b", loadgen_name="llama3_1-8b",
-            scenario=Scenario.OFFLINE, mode=Mode.ACCURACY, user_conf="", samples=samples or len(outputs),
+            rehearsal=True, terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.ACCURACY),
+            user_conf="", samples=samples or len(outputs),
             max_tokens=128, min_tokens=2,
             max_in_flight=8, target_qps=1, target_qps_source="",
             model=ModelRecord(name="words", path=str(self.model), source="", sha256=""),

@@ -11,7 +11,7 @@ from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
 from cm4vllm.common.records import read_record
-from cm4vllm.rules.scenarios import Mode
+from cm4vllm.rules import Mode
 
 OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]
 #: As the checker searches accuracy.txt (submission_checker/constants.py, ACC_PATTERN).

@@ -15,10 +15,10 @@ from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
-from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules import benchmark_terms
 from conftest import write_tokenizer
 
-SAMPLES = BENCHMARKS["llama3.1-8b"].samples
+SAMPLES = benchmark_terms("v6.1", "llama3.1-8b").samples
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, read_settings
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
 
 def job(**fields):
@@ -72,7 +72,7 @@ def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_
         "CM_MLPERF_INFERENCE_NUM_WORKERS": "12", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
     }
     settings = read_settings(CampaignSettings, env)
-    with pytest.raises(UsageError, match="round v4.1 is not there yet"):
+    with pytest.raises(UsageError, match="round v4.1 is not supported"):
         Job.of(settings)
     same = Job.of(CampaignSettings(num_workers=12, implementation="reference", scenario="Server", all_scenarios=True))
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)

@@ -16,8 +16,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules.benchmarks import benchmark_named
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
 
 SAMPLES = 64
@@ -41,13 +40,13 @@ def make_settings(dataset) -> MakeSettings:
 
     def make(endpoint: str, scenario: str, mode: str, *, target_qps: float = 100, test_query_count: int = 64,
              max_model_len: int = 2048, self_check: bool = False, niceness: int = 0, **more) -> RunSettings:
-        benchmark = benchmark_named("llama3.1-8b", "v6.1")
-        conf = user_conf(benchmark, Scenario(scenario), Mode(mode), ExecutionMode.TEST, target_qps=target_qps,
+        found = terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode(mode))
+        conf = user_conf(found, ExecutionMode.TEST, target_qps=target_qps,
                          test_query_count=test_query_count, dataset_samples=dataset.samples)
         server = ServerRecord(endpoint=endpoint, model_name="tiny", max_model_len=max_model_len, version="0",
                               owned=False, niceness=niceness)
         model = ModelRecord(name="tiny", path="", source="made by the test", sha256="", min_tokens=2)
-        return run_settings(conf, benchmark, "v6.1", model=model, dataset=dataset, server=server,
+        return run_settings(conf, model=model, dataset=dataset, server=server,
                             target_qps=target_qps, target_qps_source="the test's", self_check=self_check, **more)
 
     return make

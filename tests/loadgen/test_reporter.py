@@ -7,24 +7,25 @@ from msgspec.structs import replace
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_names, benchmark_terms, terms
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 ALL_BUT_THE_FIRST = {"gpt-oss-120b"}
 
 
-@pytest.mark.parametrize("scenario", list(Scenario))
-@pytest.mark.parametrize("name", [b.name for b in BENCHMARKS.values() if b.limits and "v6.1" in b.rounds])
-def test_an_answer_is_told_as_the_reference_tells_it(tmp_path, make_settings, name, scenario):
-    benchmark = BENCHMARKS[name]
-    conf = user_conf(benchmark, scenario, Mode.ACCURACY, ExecutionMode.TEST, target_qps=100, test_query_count=64,
-                     dataset_samples=64)
+CELLS = [(name, scenario) for name in benchmark_names("v6.1") if benchmark_terms("v6.1", name).loadgen
+         for scenario in benchmark_terms("v6.1", name).scenarios]
+
+
+@pytest.mark.parametrize(("name", "scenario"), CELLS)
+def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settings, name, scenario):
+    found = terms("v6.1", name, scenario, Mode.ACCURACY)
+    conf = user_conf(found, ExecutionMode.TEST, target_qps=100, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
-        settings = replace(make_settings(server.endpoint, scenario, "accuracy"), benchmark=name,
-                           loadgen_name=benchmark.loadgen_name, user_conf=conf.text)
+        settings = make_settings(server.endpoint, "Server" if found.first_token else "Offline", "accuracy")
+        settings = replace(settings, terms=found, user_conf=conf.text)
         record = run(settings, tmp_path / "run")
-    left_out = 1 if name in ALL_BUT_THE_FIRST and scenario is Scenario.SERVER else 0
+    left_out = 1 if name in ALL_BUT_THE_FIRST and scenario is not Scenario.OFFLINE else 0
     logged = {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)}
     assert logged == {index: tokens[left_out:] for index, tokens in SENT.items()}
     assert record.client.completion_tokens == sum(map(len, SENT.values()))

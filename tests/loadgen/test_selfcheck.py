@@ -13,6 +13,7 @@ from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.selfcheck import expected_tokens, in_words, self_check
 from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.rules import Mode, Scenario, terms
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_a_run_has_its_check_in_its_record(tmp_path, make_settings):
 def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_settings):
     settings = make_settings("http://127.0.0.1:1", "Server", "performance")
     assert expected_tokens(settings) == 128
-    assert expected_tokens(replace(settings, benchmark="llama2-70b-99.9", max_tokens=1024)) == 294
+    long = terms("v6.1", "llama2-70b-99.9", Scenario.SERVER, Mode.PERFORMANCE)
+    assert expected_tokens(replace(settings, terms=long, max_tokens=1024)) == 294
 
 
 def test_connections_are_counted_as_a_run_within_its_limits_needs_them(make_settings):

@@ -7,10 +7,8 @@ import pytest
 
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules.benchmarks import benchmark_named
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 
-BENCHMARK = benchmark_named("llama3.1-8b", "v6.1")
 READ = """
 import sys, mlperf_loadgen as lg
 s = lg.TestSettings()
@@ -20,17 +18,22 @@ print(s.min_duration_ms, s.min_query_count, s.offline_expected_qps, s.server_tar
 """
 
 
+def run_of(scenario, mode):
+    return terms("v6.1", "llama3.1-8b", scenario, mode)
+
+
 def as_loadgen_reads(conf, tmp_path):
     """Return what LoadGen makes of it, in a process of its own: mlperf.conf counts only once in a process."""
     path = tmp_path / "user.conf"
     path.write_text(conf.text)
-    done = subprocess.run([sys.executable, "-c", READ, path, conf.scenario], capture_output=True, text=True, check=True)
+    argv = [sys.executable, "-c", READ, path, conf.terms.loadgen_scenario]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
 
 def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
-    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.PERFORMANCE, ExecutionMode.VALID, target_qps=430.5)
+    conf = user_conf(run_of(Scenario.OFFLINE, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=430.5)
     assert as_loadgen_reads(conf, tmp_path) == [
         "600000", "13368", "430.5", "1.0", "13368", "True", "2000000000", "100000000", "2085463073848966840"]
     assert conf.samples == 13368
@@ -38,20 +41,20 @@ def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
 
 
 def test_a_valid_server_run_has_its_rate(tmp_path):
-    conf = user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.VALID, target_qps=60)
+    conf = user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=60)
     read = as_loadgen_reads(conf, tmp_path)
     assert (read[0], read[3], read[4]) == ("600000", "60.0", "13368")
 
 
 def test_a_rehearsal_is_short_small_and_says_so(tmp_path):
-    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=50)
+    conf = user_conf(run_of(Scenario.OFFLINE, Mode.PERFORMANCE), ExecutionMode.TEST, target_qps=50)
     assert conf.text.startswith("# A rehearsal")
     assert as_loadgen_reads(conf, tmp_path)[:5] == ["10000", "2", "50.0", "1.0", "256"]
 
 
 def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
     def rehearsal(**bounds):
-        return user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.TEST, target_qps=20, **bounds)
+        return user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.TEST, target_qps=20, **bounds)
 
     assert rehearsal(max_test_duration_s=3).min_duration_ms == 3000
     assert rehearsal(max_test_duration_s=300).min_duration_ms == 10_000
@@ -61,12 +64,12 @@ def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
 
 
 def test_a_rehearsal_never_asks_for_more_samples_than_there_are():
-    conf = user_conf(BENCHMARK, Scenario.SERVER, Mode.ACCURACY, ExecutionMode.TEST, target_qps=20, dataset_samples=100)
+    conf = user_conf(run_of(Scenario.SERVER, Mode.ACCURACY), ExecutionMode.TEST, target_qps=20, dataset_samples=100)
     assert conf.samples == conf.performance_sample_count == 100
 
 
 def test_an_offline_accuracy_run_needs_no_rate():
-    conf = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.VALID)
+    conf = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID)
     assert "target_qps" not in conf.text
 
 
@@ -75,23 +78,23 @@ def test_an_offline_accuracy_run_needs_no_rate():
 @pytest.mark.parametrize("execution", list(ExecutionMode))
 def test_where_loadgen_needs_a_rate_it_must_be_given(scenario, mode, execution):
     with pytest.raises(UsageError, match="target_qps"):
-        user_conf(BENCHMARK, scenario, mode, execution)
+        user_conf(run_of(scenario, mode), execution)
 
 
 def test_a_valid_run_needs_the_whole_dataset():
     with pytest.raises(DatasetError, match="13368"):
-        user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.VALID, dataset_samples=13367)
+        user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID, dataset_samples=13367)
 
 
 @pytest.mark.parametrize("bad", [{"target_qps": 0}, {"target_qps": -1}, {"target_qps": float("nan")},
                                  {"test_query_count": 0}, {"max_test_duration_s": 0}])
 def test_impossible_values_are_refused(bad):
     with pytest.raises(UsageError, match="greater than 0"):
-        user_conf(BENCHMARK, Scenario.SERVER, Mode.PERFORMANCE, ExecutionMode.TEST, **{"target_qps": 5, **bad})
+        user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.TEST, **{"target_qps": 5, **bad})
 
 
 def test_a_rehearsal_covers_the_whole_dataset_when_asked_to():
-    short = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.TEST)
-    full = user_conf(BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY, ExecutionMode.TEST, whole_dataset=True)
+    short = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST)
+    full = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST, whole_dataset=True)
     assert (short.samples, full.samples) == (256, 13368)
     assert full.rehearsal

@@ -29,8 +29,7 @@ from cm4vllm.loadgen.records import (
     Spread,
 )
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules.benchmarks import BENCHMARKS, Benchmark
-from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, terms
 from cm4vllm.serving.metrics import ServerMetrics, Timing
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
@@ -71,6 +70,8 @@ SERVER = ServerRecord(
 COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test "
            "--division=open")
 
+#: The scenarios of the runs.
+MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
 
 SELF_CHECK = SelfCheck(workers=1, tokens=128, queries=1200, qps=250, capacity_qps=50_000, busiest="worker 1",
                        busiest_share=0.1, server_share=0.05, added_ttft=Spread(p50_ms=0.31, p99_ms=1.72, max_ms=4.0))
@@ -90,8 +91,8 @@ def client_of(folder: Path) -> ClientRecord:
 
 def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
     values: dict[str, object] = {
-        "rehearsal": True, "round": "v6.1", "benchmark": "llama3.1-8b", "loadgen_name": "llama3_1-8b",
-        "scenario": scenario, "mode": mode, "user_conf": USER_CONF, "samples": SAMPLES, "max_tokens": 128,
+        "rehearsal": True, "terms": terms("v6.1", "llama3.1-8b", scenario, mode),
+        "user_conf": USER_CONF, "samples": SAMPLES, "max_tokens": 128,
         "min_tokens": 2, "max_in_flight": 8, "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
         "target_qps_source": "0.8 of the rate of the Offline accuracy run", "model": MODEL_RECORD,
         "dataset": DATASET_RECORD, "server": SERVER, **settings,
@@ -105,12 +106,12 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
     )
 
 
-def accuracy_record(benchmark: Benchmark, values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
-    whole = run.client.completed == benchmark.samples
+def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
+    whole = run.client.completed == run.settings.terms.samples
     return AccuracyRecord(
         notice=run.notice, values=values, samples=run.client.completed, samples_expected=run.settings.samples,
         scores=[Score(metric=t.metric, label=t.label, value=values[t.label], lower=t.lower, upper=t.upper,
-                      met=t.met(values[t.label], whole=whole)) for t in benchmark.targets],
+                      met=t.met(values[t.label], whole=whole)) for t in run.settings.terms.targets],
         tokens=run.client.completion_tokens, scorer="rouge-score 0.1.2", verified=100, sentences="punkt-untrained",
         sentences_sha256="",
         log_sha256=sha256_of(log), duration_s=1.5,
@@ -141,7 +142,7 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("campaign") / "test"
     root = out / "runs" / SYSTEM / MODEL
     jobs = []
-    for scenario in Scenario:
+    for scenario in MEASURED:
         for mode in Mode:
             folder = root / scenario / mode
             folder.mkdir(parents=True)
@@ -155,8 +156,7 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_record(folder / RUN_FILE, run)
         if mode is Mode.ACCURACY:
             values = {"rouge1": 41.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
-            write_record(folder / ACCURACY_FILE, accuracy_record(
-                BENCHMARKS["llama3.1-8b"], values, run, folder / "mlperf_log_accuracy.json"))
+            write_record(folder / ACCURACY_FILE, accuracy_record(values, run, folder / "mlperf_log_accuracy.json"))
     write_record(out / CAMPAIGN_FILE, CampaignRecord(
         command=COMMAND, cm_version="4.2.0", cm4vllm_version=__version__, commit="0123abcd", division=Division.OPEN,
         submitter="not-stated", round="v6.1", benchmark="llama3.1-8b", execution_mode=ExecutionMode.TEST,
@@ -197,15 +197,14 @@ def published(tmp_path: Path) -> Path:
     if not source.is_dir():
         pytest.skip(f"the published logs are not here: {source}")
     out = tmp_path / "valid"
-    benchmark = BENCHMARKS["llama2-70b-99.9"]
-    for scenario in Scenario:
+    for scenario in MEASURED:
         for mode in Mode:
             folder = out / "runs" / "GO_2xRTX4090" / model / scenario / mode
             folder.mkdir(parents=True)
             logs = source / scenario.lower() / mode
             for log in (logs / "run_1" if mode is Mode.PERFORMANCE else logs).glob("mlperf_log_*"):
                 shutil.copy(log, folder / log.name)
-            _published_records(folder, scenario, mode, benchmark, model)
+            _published_records(folder, terms("v4.1", "llama2-70b-99.9", scenario, mode), model)
     write_record(out / CAMPAIGN_FILE, CampaignRecord(
         command="cm run script --tags=run-mlperf,inference,_vllm --model=llama2-70b-99.9 --division=open",
         cm_version="2.3.1", cm4vllm_version=__version__, division=Division.OPEN, submitter="NeuralMagic", round="v4.1",
@@ -216,7 +215,8 @@ def published(tmp_path: Path) -> Path:
     return out
 
 
-def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: Benchmark, model: str) -> None:
+def _published_records(folder: Path, found: Terms, model: str) -> None:
+    scenario, mode = found.scenario, found.mode
     keys = ("rouge1", "rouge2", "rougeL", "tokens_per_sample")
     numbers, tokens = {
         Scenario.OFFLINE: ((41.6468, 19.5564, 26.4202, 296.5), 7287767),
@@ -233,8 +233,8 @@ def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: 
     client = ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=0,
                           completion_tokens=tokens, self_check=SELF_CHECK)
     run = run_record(
-        folder, scenario, mode, client, rehearsal=False, round="v4.1", benchmark=benchmark.name,
-        loadgen_name=benchmark.loadgen_name, samples=24576, max_tokens=1024, min_tokens=1, target_qps=qps,
+        folder, scenario, mode, client, rehearsal=False, terms=found, samples=24576, max_tokens=1024,
+        min_tokens=1, target_qps=qps,
         target_qps_source=f"given by --{scenario.lower()}_target_qps",
         model=ModelRecord(name=model, path="neuralmagic/Llama-2-7b-chat-hf-FP8", source="Hugging Face", sha256=""),
         server=ServerRecord(endpoint="http://localhost:8000", model_name="neuralmagic/Llama-2-7b-chat-hf-FP8",
@@ -243,7 +243,7 @@ def _published_records(folder: Path, scenario: Scenario, mode: Mode, benchmark: 
     write_record(folder / RUN_FILE, run)
     if mode is Mode.ACCURACY:
         log = folder / "mlperf_log_accuracy.json"
-        write_record(folder / ACCURACY_FILE, accuracy_record(benchmark, values, run, log))
+        write_record(folder / ACCURACY_FILE, accuracy_record(values, run, log))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules.scenarios import Division, ExecutionMode
+from cm4vllm.rules import Division, ExecutionMode
 
 Change = Callable[..., None]
 
@@ -24,13 +24,13 @@ def run_file(out: Path, scenario: str, mode: str) -> Path:
 @pytest.mark.parametrize(("fields", "says"), [
     ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
     ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
-    ({"settings__round": "v6.0"}, "differ in their round"),
-    ({"settings__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
+    ({"settings__terms__round": "v6.0"}, "differ in their round"),
+    ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
     ({"settings__model__sha256": "00" * 32}, "differ in their model"),
     ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
     ({"settings__server__version": "0.31.0"}, "differ in their vLLM version"),
     ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
-    ({"settings__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
+    ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
     ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
     ({"notice": ""}, "does not say truly"),
     ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
@@ -107,7 +107,7 @@ def test_a_short_log_cannot_be_passed_off_as_a_result(out: Path, change: Change)
 
 def test_a_log_of_another_rounds_seeds_is_refused(out: Path, change: Change) -> None:
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__round="v5.1")
+        change(path, RunRecord, settings__terms__round="v5.1")
     (out / CAMPAIGN_FILE).unlink()
     with pytest.raises(SubmissionError) as caught:
         load(out)

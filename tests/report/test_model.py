@@ -13,7 +13,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.verdict import Kind, findings
-from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.rules import Scenario
 from cm4vllm.serving.metrics import ServerMetrics
 
 Change = Callable[..., None]

@@ -11,7 +11,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.readme import block, code, measurement_readmes, plain
 from cm4vllm.report.wording import number, rate
-from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]
 

@@ -29,7 +29,7 @@ from cm4vllm.common.errors import (
         ("--execution_mode=vaild", "", ["vaild", "valid"]),
         ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
-        ("--quiet", ",_r4.1", ["v4.1", "not there yet", "4.1.30"]),
+        ("--quiet", ",_r4.1", ["v4.1", "not supported", "4.1.30"]),
     ],
 )
 def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):
@@ -92,7 +92,7 @@ PUBLISHED = [
 @pytest.mark.parametrize("words", PUBLISHED)
 def test_the_published_command_lines_are_understood_and_refused_only_for_their_round(cm, words):
     done = cm("run", "script", *words)
-    done.refused_with(UsageError.exit_code, "round v4.1 is not there yet", "_r6.1")
+    done.refused_with(UsageError.exit_code, "round v4.1 is not supported", "_r6.1")
     assert "the built-in client replaces" in done.output
 
 

@@ -20,8 +20,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked
@@ -33,6 +32,8 @@ SAMPLES = 200
 #: A server run lasts one pass over the samples, 2 s here. The Offline run keeps the rules' duration, and misses it.
 CONF = "*.Server.target_qps = 100\n*.Server.min_duration = 1000\n" \
     "*.Offline.target_qps = 0.3\n*.Offline.min_query_count = 200\n"
+#: The scenarios of the runs.
+MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
 
 
 def run_loadgen(out: Path, scenario: str, mode: str, *, samples: int = SAMPLES, spread_s: float = 1.5,
@@ -47,7 +48,7 @@ def run_loadgen(out: Path, scenario: str, mode: str, *, samples: int = SAMPLES, 
 def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LoadGen's own logs of four short runs: <scenario>/<mode>/."""
     folder = tmp_path_factory.mktemp("loadgen")
-    for scenario in Scenario:
+    for scenario in MEASURED:
         for mode in Mode:
             run_loadgen(folder / scenario / mode, scenario, mode)
     return folder
@@ -59,7 +60,7 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) 
                         packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
     system = describe_system(detect_machine(), asked)
     write_json(out / "system" / "system.json", system)
-    for scenario in Scenario:
+    for scenario in MEASURED:
         for mode in Mode:
             folder = out / "runs" / folder_name(system) / MODEL / scenario / mode
             folder.mkdir(parents=True)
@@ -70,17 +71,15 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) 
             if mode is Mode.ACCURACY:
                 write_scores(folder, record, samples)
     return TreeAsked(out=out, submitter=SUBMITTER, model=MODEL, command="cm run script --tags=run-mlperf,inference",
-                     readmes={scenario: f"# {scenario}: measured\n" for scenario in Scenario},
+                     readmes={scenario: f"# {scenario}: measured\n" for scenario in MEASURED},
                      extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"})
 
 
 def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int) -> RunRecord:
-    benchmark = BENCHMARKS["llama3.1-8b"]
     conf = (folder / "user.conf").read_text()
     settings = RunSettings(
-        rehearsal=rehearsal, round="v6.1", benchmark=benchmark.name, loadgen_name=benchmark.loadgen_name,
-        scenario=scenario, mode=mode, user_conf=conf, samples=samples, max_tokens=128,
-        min_tokens=2, max_in_flight=64, target_qps_source="given",
+        rehearsal=rehearsal, terms=terms("v6.1", "llama3.1-8b", scenario, mode), user_conf=conf, samples=samples,
+        max_tokens=128, min_tokens=2, max_in_flight=64, target_qps_source="given",
         target_qps=float(re.findall(rf"{scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(name=MODEL, path="/models/tiny-llama", source="trained in /models/tiny-llama",
                           sha256="1" * 64, weight_data_types="bf16"),
@@ -102,10 +101,10 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool,
 def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
     values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples}
     write_text(folder / "accuracy.txt", f"{values}\n")
-    benchmark = BENCHMARKS["llama3.1-8b"]
+    whole = samples == record.settings.terms.samples
     scores = [Score(metric=target.metric, label=target.label, value=values[target.label], lower=target.lower,
-                    upper=target.upper, met=target.met(values[target.label], whole=samples == benchmark.samples))
-              for target in benchmark.targets]
+                    upper=target.upper, met=target.met(values[target.label], whole=whole))
+              for target in record.settings.terms.targets]
     write_record(folder / "accuracy.json", AccuracyRecord(
         notice=record.notice, scores=scores, values=values, samples=samples, samples_expected=samples,
         tokens=8 * samples, scorer="rouge", verified=8, sentences="punkt_tab", sentences_sha256="", duration_s=1,

@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import write_text
-from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.rules import Scenario
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
 from cm4vllm.submission.system import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree

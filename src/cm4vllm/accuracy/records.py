@@ -19,7 +19,7 @@ class Score(Record, frozen=True, kw_only=True):
     metric: str
     label: str
     value: float
-    lower: float
+    lower: float | None
     upper: float | None
     met: bool | None
 

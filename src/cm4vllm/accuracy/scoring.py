@@ -26,8 +26,7 @@ from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.rules.benchmarks import BENCHMARKS, AccuracyTarget
-from cm4vllm.rules.scenarios import Mode
+from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
 __all__ = ["ACCURACY_TEXT", "references_of", "require_tokenizer", "score_run"]
 
@@ -69,7 +68,7 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         pairs = _pairs(run.settings, answers, sentences, digest, workers)
         values = _values(pairs, answers)
         record = AccuracyRecord(
-            notice=run.notice, scores=_scores(run.settings.benchmark, values, len(answers.indices)),
+            notice=run.notice, scores=_scores(run.settings.terms, values, len(answers.indices)),
             values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
             samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(pairs),
             verified=pairs.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
@@ -141,10 +140,9 @@ def references_of(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
     return [str(rows[index]["output"]) for index in indices]
 
 
-def _scores(name: str, values: dict[str, float | int], samples: int) -> list[Score]:
-    benchmark = BENCHMARKS[name]
-    return [_score(target, float(values.get(target.label, math.nan)), samples == benchmark.samples)
-            for target in benchmark.targets]
+def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
+    return [_score(target, float(values.get(target.label, math.nan)), samples == terms.samples)
+            for target in terms.targets]
 
 
 def _score(target: AccuracyTarget, value: float, whole: bool) -> Score:

@@ -20,7 +20,7 @@ from cm4vllm.common.files import given_path, require_space, sha256_of, write_tex
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules import benchmark_terms
 
 __all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "provide", "rows_of"]
 
@@ -42,6 +42,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = "tiny"
     location: Annotated[str, Key("CM_DATASET_LOCATION")] = ""
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
@@ -49,9 +50,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
-    if settings.benchmark not in BENCHMARKS:
-        raise UsageError(f"unknown model {settings.benchmark!r}", remedy=f"known: {', '.join(BENCHMARKS)}")
-    samples = BENCHMARKS[settings.benchmark].samples
+    samples = benchmark_terms(settings.round, settings.benchmark).samples
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     if settings.source == "tiny":
         if model is None:

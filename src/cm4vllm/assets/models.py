@@ -20,7 +20,7 @@ from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules import benchmark_names
 
 __all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_unchanged", "provide", "tokenizer_sha256"]
 
@@ -152,7 +152,7 @@ def _published_name(folder: Path) -> str:
         name = folder.parent.parent.name.rpartition("--")[2]
     name = _safe(name)
     # A folder called as a benchmark is not that benchmark's model for it.
-    return f"local-{name}" if name.lower().replace("_", ".") in BENCHMARKS else name
+    return f"local-{name}" if name.lower().replace("_", ".") in benchmark_names() else name
 
 
 def _safe(name: str) -> str:

@@ -32,7 +32,7 @@ from cm4vllm.report.model import Report, load
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import summary_html
 from cm4vllm.report.table import final_table
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario
 from cm4vllm.serving.probe import check_vocabulary
 from cm4vllm.serving.records import ServerRecord
 

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER
+from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
-from cm4vllm.rules.rounds import Round, round_named
-from cm4vllm.rules.scenarios import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.rules import (
+    BenchmarkTerms,
+    Division,
+    ExecutionMode,
+    Mode,
+    RoundTerms,
+    Scenario,
+    benchmark_terms,
+    round_terms,
+)
 
 __all__ = ["CampaignSettings", "Job"]
 
@@ -67,8 +75,8 @@ class Job:
     """The settings, understood: what is run, under which rules, and where its files go."""
 
     settings: CampaignSettings
-    round: Round
-    benchmark: Benchmark
+    round: RoundTerms
+    benchmark: BenchmarkTerms
     scenarios: tuple[Scenario, ...]
     modes: tuple[Mode, ...]
     execution_mode: ExecutionMode
@@ -84,19 +92,15 @@ class Job:
     def of(cls, settings: CampaignSettings) -> Job:
         """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
         execution_mode = ExecutionMode.parse(settings.execution_mode)
-        round_ = round_named(settings.round)
-        benchmark = benchmark_named(settings.model, round_.name)
+        round_ = round_terms(settings.round)
+        benchmark = benchmark_terms(round_.name, settings.model)
         _one_of("category", settings.category, CATEGORIES)
         _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
         if not settings.api_server:
             _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
-        if division is Division.CLOSED:
-            raise UsageError(
-                "the closed division is not there yet",
-                cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
-                remedy="leave --division out, or give --division=open",
-            )
+        scenarios = _scenarios(settings, benchmark)
+        require_runnable(round_, benchmark, scenarios, division)
         for flag in _POSITIVE:
             _positive(flag, getattr(settings, flag))
         _folder_name("submitter", settings.submitter)
@@ -105,20 +109,22 @@ class Job:
             settings=settings,
             round=round_,
             benchmark=benchmark,
-            scenarios=_scenarios(settings),
-            modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),  # type: ignore[misc]
-            execution_mode=execution_mode,  # type: ignore[arg-type]
-            division=division,  # type: ignore[arg-type]
+            scenarios=scenarios,
+            modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),
+            execution_mode=execution_mode,
+            division=division,
             out=Path(settings.output_dir) / execution_mode,
             notes=tuple(_notes(settings)),
         )
 
 
-def _scenarios(settings: CampaignSettings) -> tuple[Scenario, ...]:
+def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms) -> tuple[Scenario, ...]:
+    """Return the scenario that was asked for, else those that a complete result needs, of alternatives the first."""
     chosen = Scenario.parse(settings.scenario) if settings.scenario else None
-    if chosen is None or settings.all_scenarios:
-        return tuple(Scenario)
-    return (chosen,)  # type: ignore[return-value]
+    if chosen is not None and not settings.all_scenarios:
+        return (chosen,)
+    needed = benchmark.required[0]
+    return tuple(scenario for scenario in benchmark.scenarios if scenario in (*needed.all_of, *needed.one_of[:1]))
 
 
 def _notes(settings: CampaignSettings) -> list[str]:

@@ -17,7 +17,7 @@ from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Workers, worker_settings
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode
 
 __all__ = ["Carrier"]
 
@@ -94,8 +94,8 @@ class Carrier:
         while not self._over.wait(TELL_S):
             self._tell_answers()
             reporter = self._reporter
-            # All of an Offline run is issued at once; how many queries a Server run will issue only LoadGen knows.
-            known = self._settings.scenario is Scenario.OFFLINE or self._settings.mode is Mode.ACCURACY
+            # How many queries a paced performance run will issue only LoadGen knows.
+            known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY
             done = reporter.completed_count + reporter.failed_count
             self._tell(Progress(
                 done=done, waiting=self._issued - done,

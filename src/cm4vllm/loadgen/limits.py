@@ -9,8 +9,6 @@ from pathlib import Path
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.client import SPARE
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import Scenario
 
 __all__ = ["connections_of", "require_files", "require_ports"]
 
@@ -23,13 +21,13 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def connections_of(settings: RunSettings) -> int:
     """Return the connections that a run may need at a time, over all servers and workers.
 
-    In Server that is the rate times the longest that an answer takes when each is as slow as the limits allow (what
-    needs more has lost its result anyhow), and the spare ones.
+    Where LoadGen paces the queries that is the rate times the longest that an answer takes when each is as slow as the
+    limits allow (what needs more has lost its result anyhow), and the spare ones.
     """
-    if settings.scenario is Scenario.OFFLINE:
+    limits = settings.terms.limits
+    if not settings.terms.paced or limits is None:
         return settings.max_in_flight
-    limits = BENCHMARKS[settings.benchmark].limits[settings.scenario]
-    longest_s = (limits.ttft_ms + settings.max_tokens * limits.tpot_ms) / 1e3
+    longest_s = (limits.latency_ms or (limits.ttft_ms or 0) + settings.max_tokens * (limits.tpot_ms or 0)) / 1e3
     spare = 2 * SPARE * len(settings.server.endpoints) * (settings.num_workers or 1)
     return math.ceil(settings.target_qps * longest_s) + spare
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.units import Milliseconds, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario
 
 __all__ = [
     "ACCURACY_LOG",

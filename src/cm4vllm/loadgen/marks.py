@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord
-from cm4vllm.rules.benchmarks import BENCHMARKS
 
 __all__ = ["headroom", "marks"]
 
@@ -36,8 +35,8 @@ def _marks(run: RunRecord) -> Iterator[str]:
     elif room < HEADROOM:
         yield (f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
                f"should be able to carry {HEADROOM} times as much")
-    limits = BENCHMARKS[run.settings.benchmark].limits.get(run.settings.scenario)
-    if limits is None:
+    limits = run.settings.terms.limits
+    if limits is None or limits.ttft_ms is None:
         return
     allowed = ADDED_TTFT * limits.ttft_ms
     check = run.client.self_check

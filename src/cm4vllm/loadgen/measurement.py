@@ -18,9 +18,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run, settings_sha256
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
-from cm4vllm.rules.benchmarks import Benchmark, benchmark_named
-from cm4vllm.rules.rounds import round_named
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
@@ -57,10 +55,10 @@ class RunInputs(Record, frozen=True, kw_only=True):
 def write_user_conf(inputs: RunInputs) -> Path:
     """Write user.conf beside the run's folder, or into the working directory, and return its path."""
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
-    conf = _conf(inputs, _benchmark(inputs), dataset)
+    conf = _conf(inputs, _terms(inputs), dataset)
     # Not into the run's folder itself: that one appears whole, when the run has ended.
     folder = Path(inputs.output_dir).absolute().parent if inputs.output_dir else Path.cwd()
-    name = f"{conf.mode}.{USER_CONF}" if inputs.output_dir else USER_CONF
+    name = f"{conf.terms.mode}.{USER_CONF}" if inputs.output_dir else USER_CONF
     path = writable_folder(folder) / name
     write_text(path, conf.text)
     return path
@@ -86,7 +84,7 @@ def measure(inputs: RunInputs, watch: Watch | None = None) -> tuple[RunRecord, P
 
 
 def _settings(inputs: RunInputs) -> RunSettings:
-    benchmark = _benchmark(inputs)
+    wanted = _terms(inputs)
     dataset = read_record(Path(_given(inputs.dataset_record, "dataset_record")), DatasetRecord)
     text = ""
     if inputs.user_conf:
@@ -96,7 +94,7 @@ def _settings(inputs: RunInputs) -> RunSettings:
             key = env_keys(RunInputs)["user_conf"]
             raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
-        _conf(inputs, benchmark, dataset), benchmark, round_named(inputs.round).name,
+        _conf(inputs, wanted, dataset),
         model=read_record(Path(_given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
         server=read_record(Path(_given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
         target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
@@ -104,14 +102,13 @@ def _settings(inputs: RunInputs) -> RunSettings:
     )
 
 
-def _benchmark(inputs: RunInputs) -> Benchmark:
-    return benchmark_named(inputs.model, round_named(inputs.round).name)
+def _terms(inputs: RunInputs) -> Terms:
+    return terms(round_terms(inputs.round).name, inputs.model, Scenario.parse(inputs.scenario), Mode.parse(inputs.mode))
 
 
-def _conf(inputs: RunInputs, benchmark: Benchmark, dataset: DatasetRecord | None) -> UserConf:
+def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:
     return user_conf(
-        benchmark, Scenario(Scenario.parse(inputs.scenario)), Mode(Mode.parse(inputs.mode)),
-        ExecutionMode(ExecutionMode.parse(inputs.execution_mode)), target_qps=inputs.target_qps,
+        wanted, ExecutionMode.parse(inputs.execution_mode), target_qps=inputs.target_qps,
         test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
         dataset_samples=dataset.samples if dataset else None, whole_dataset=inputs.style == "full",
     )

@@ -34,9 +34,7 @@ from cm4vllm.loadgen.sample_library import SampleLibrary, read_prompts
 from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.wire import Sampling, completion_body
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.rounds import ROUNDS
-from cm4vllm.rules.scenarios import Mode
+from cm4vllm.rules import LatencyLimits, Mode, Seeds
 
 __all__ = ["main"]
 
@@ -108,24 +106,30 @@ def _import_loadgen() -> Any:
 
 def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     """Return LoadGen's settings from mlperf.conf and our user.conf, checked to be those of the round and benchmark."""
-    test = loadgen.TestSettings()
-    if test.FromConfig(str(folder / "user.conf"), settings.loadgen_name, settings.scenario.value, 1) not in (0, None):
+    test, terms = loadgen.TestSettings(), settings.terms
+    if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario, 1) not in (0, None):
         raise RunFailed("LoadGen refuses user.conf", cause=settings.user_conf)
-    test.scenario = getattr(loadgen.TestScenario, settings.scenario)
+    test.scenario = getattr(loadgen.TestScenario, terms.loadgen_scenario)
     modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
     test.mode = modes[settings.mode]
-    round_ = ROUNDS[settings.round]
-    if (test.qsl_rng_seed, test.sample_index_rng_seed, test.schedule_rng_seed) != round_.seeds:
-        raise InstallError(f"the LoadGen in use is not that of round {round_.name}",
+    seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
+    if seeds != terms.seeds:
+        raise InstallError(f"the LoadGen in use is not that of round {terms.round}",
                            cause="its seeds differ, and the checker compares them",
-                           remedy=f"pip install mlcommons-loadgen=={round_.loadgen}")
-    limits = BENCHMARKS[settings.benchmark].limits.get(settings.scenario)
-    expected = None if limits is None else (round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6))
-    if not test.use_token_latencies or (expected and (test.ttft_latency, test.tpot_latency) != expected):
-        raise RunFailed(f"LoadGen does not measure {settings.loadgen_name} with the limits of {settings.benchmark}",
+                           remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
+    if not _measures(test, terms.limits):
+        raise RunFailed(f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
                         cause="its mlperf.conf has others, or does not know the name",
-                        remedy=f"pip install mlcommons-loadgen=={round_.loadgen}")
+                        remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
     return test
+
+
+def _measures(test: Any, limits: LatencyLimits | None) -> bool:
+    """Whether LoadGen measures token latencies, with these limits where there are any (mlperf.conf has ms, it ns)."""
+    if limits is None or limits.ttft_ms is None or limits.tpot_ms is None:
+        return bool(test.use_token_latencies)
+    expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)
+    return bool(test.use_token_latencies) and (test.ttft_latency, test.tpot_latency) == expected
 
 
 def _versions() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario, Terms
 from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
 
@@ -38,19 +38,16 @@ ADDED_TTFT = 0.01
 class RunSettings(Record, frozen=True, kw_only=True):
     """All that one LoadGen run depends on: the input of the process that runs LoadGen.
 
-    `user_conf` is the text of user.conf. `samples` is the size of the query sample library: the whole dataset, or its
-    first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the Offline scenario alone.
+    `terms` is what the rules say of it. `user_conf` is the text of user.conf. `samples` is the size of the query sample
+    library: the whole dataset, or its first samples in a rehearsal. `max_in_flight` bounds concurrent requests in the
+    Offline scenario alone.
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
     the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
     tests leave the `self_check` out.
     """
 
     rehearsal: bool
-    round: str
-    benchmark: str
-    loadgen_name: str
-    scenario: Scenario
-    mode: Mode
+    terms: Terms
     user_conf: str
     samples: int
     max_tokens: int
@@ -66,9 +63,25 @@ class RunSettings(Record, frozen=True, kw_only=True):
     server: ServerRecord
 
     @property
+    def round(self) -> str:
+        return self.terms.round
+
+    @property
+    def benchmark(self) -> str:
+        return self.terms.benchmark
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.terms.scenario
+
+    @property
+    def mode(self) -> Mode:
+        return self.terms.mode
+
+    @property
     def expected_qps(self) -> float:
-        """The queries/s that the run can come to: `target_qps`; 0 for an Offline accuracy run, which has no target."""
-        return 0.0 if self.scenario is Scenario.OFFLINE and self.mode is Mode.ACCURACY else self.target_qps
+        """The queries/s that the run can come to: `target_qps`; 0 for a run that no rate paces or sizes."""
+        return self.target_qps if self.terms.needs_rate else 0.0
 
 
 class Spread(Record, frozen=True, kw_only=True):

@@ -9,8 +9,6 @@ from typing import Any
 
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.workers import Answer
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import Scenario
 
 __all__ = ["Reporter"]
 
@@ -26,10 +24,8 @@ class Reporter:
     def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], *, keep: bool) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
-        # LoadGen wants to be told of the first token in every scenario but Offline.
-        self._tell_first = settings.scenario is not Scenario.OFFLINE
-        all_told = BENCHMARKS[settings.benchmark].first_token_told_again
-        self._left_out = 1 if self._tell_first and not all_told else 0
+        self._tell_first = settings.terms.first_token
+        self._left_out = 1 if self._tell_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
         self._kept: list[tuple[int, array[int]]] | None = [] if keep else None
 

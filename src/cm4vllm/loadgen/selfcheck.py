@@ -27,8 +27,6 @@ from cm4vllm.loadgen.loopback import LoopbackSettings
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Answer, Workers, worker_settings
-from cm4vllm.rules.benchmarks import BENCHMARKS
-from cm4vllm.rules.scenarios import Scenario
 from cm4vllm.serving.access import NO_ACCESS
 
 __all__ = ["in_words", "self_check"]
@@ -90,7 +88,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
-            drive = _closed if settings.scenario is Scenario.OFFLINE else _paced
+            drive = _closed if settings.terms.at_once else _paced
             qps = drive(client, library, tally, meter, settings.target_qps)
         finally:
             client.close()
@@ -100,10 +98,9 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         raise RunFailed("the client's self-check failed", cause=next(iter(client.failures)),
                         remedy="it talks to a server of its own on 127.0.0.1: see the run's console.log")
     name, share = meter.busiest
-    offline = settings.scenario is Scenario.OFFLINE
     return SelfCheck(
         workers=workers, tokens=tokens, queries=tally.done, qps=round(qps, 3),
-        capacity_qps=round(qps if offline else qps / max(share, LEAST_SHARE), 1),
+        capacity_qps=round(qps if settings.terms.at_once else qps / max(share, LEAST_SHARE), 1),
         busiest=name, busiest_share=round(share, 3), server_share=round(meter.server_share, 3),
         added_ttft=spread(tally.waits()),
     )
@@ -111,8 +108,8 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
 
 def expected_tokens(settings: RunSettings) -> int:
     """Return the tokens to be expected of an answer: the middle of the benchmark's bounds, or as many as may be."""
-    for target in BENCHMARKS[settings.benchmark].targets:
-        if target.metric == "TOKENS_PER_SAMPLE" and target.upper is not None:
+    for target in settings.terms.targets:
+        if target.metric == "TOKENS_PER_SAMPLE" and target.lower is not None and target.upper is not None:
             return min(settings.max_tokens, round((target.lower + target.upper) / 2))
     return settings.max_tokens
 

@@ -8,8 +8,6 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.rules.benchmarks import Benchmark
-from cm4vllm.rules.scenarios import Scenario
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["in_flight_of", "require_room", "run_settings"]
@@ -30,34 +28,34 @@ SERVER_STREAM_INTERVAL = 16
 
 
 def run_settings(
-    conf: UserConf, benchmark: Benchmark, round_name: str, *, model: ModelRecord, dataset: DatasetRecord,
+    conf: UserConf, *, model: ModelRecord, dataset: DatasetRecord,
     server: ServerRecord, user_conf_text: str = "", target_qps_source: str = "", max_in_flight: int | None = None,
     stream_interval: int | None = None, target_qps: float | None = None, num_workers: int | None = None,
     self_check: bool = True,
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
-    Offline answers come whole, because nobody waits for their first token.
+    Answers come whole where LoadGen does not measure their first token.
     Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short.
     """
+    terms = conf.terms
     if dataset.samples < conf.samples:
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
     if stream_interval is None:
-        stream_interval = 0 if conf.scenario is Scenario.OFFLINE else SERVER_STREAM_INTERVAL
+        stream_interval = SERVER_STREAM_INTERVAL if terms.first_token else 0
     if num_workers is not None and not 0 <= num_workers <= MOST_WORKERS:
         raise UsageError(f"num_workers={num_workers} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
                          remedy="leave it out: the client's self-check finds how many are needed")
-    if stream_interval < 0 or (stream_interval == 0 and conf.scenario is not Scenario.OFFLINE):
-        raise UsageError(f"stream_interval={stream_interval} is not usable in the {conf.scenario} scenario",
+    if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
+        raise UsageError(f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
                          cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
     settings = RunSettings(
-        rehearsal=conf.rehearsal, round=round_name, benchmark=benchmark.name, loadgen_name=conf.loadgen_name,
-        scenario=conf.scenario, mode=conf.mode, user_conf=user_conf_text or conf.text, samples=conf.samples,
-        max_tokens=benchmark.max_tokens, min_tokens=max(benchmark.min_tokens, model.min_tokens),
+        rehearsal=conf.rehearsal, terms=terms, user_conf=user_conf_text or conf.text, samples=conf.samples,
+        max_tokens=terms.generation.max_tokens, min_tokens=max(terms.generation.min_tokens, model.min_tokens),
         max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
         stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
         target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
-        model=model, dataset=dataset, server=server if conf.scenario is Scenario.SERVER else _at_full_speed(server),
+        model=model, dataset=dataset, server=server if terms.first_token else _at_full_speed(server),
     )
     require_room(settings, dataset.max_input_tokens)
     return settings

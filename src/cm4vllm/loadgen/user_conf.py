@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import DatasetError, UsageError
-from cm4vllm.rules.benchmarks import Benchmark
-from cm4vllm.rules.scenarios import ExecutionMode, Mode, Scenario
+from cm4vllm.rules import ExecutionMode, Terms
 
 __all__ = ["UserConf", "user_conf"]
 
-#: The least duration by the rules, in both scenarios (loadgen/mlperf.conf; the checker reads the configured value).
-VALID_MIN_DURATION_MS = 600_000
 #: How long a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
@@ -26,9 +23,7 @@ REHEARSAL_SAMPLES = 256
 class UserConf:
     """The settings of one run. `samples` is the size of its query sample library; None leaves a key to mlperf.conf."""
 
-    loadgen_name: str
-    scenario: Scenario
-    mode: Mode
+    terms: Terms
     rehearsal: bool
     samples: int
     target_qps: float | None
@@ -39,7 +34,7 @@ class UserConf:
     @property
     def text(self) -> str:
         """The text of user.conf."""
-        name, scenario = self.loadgen_name, self.scenario
+        name, scenario = self.terms.loadgen_name, self.terms.loadgen_scenario
         lines = ["# A rehearsal: shorter than the rules ask, not for submission."] if self.rehearsal else []
         if self.target_qps is not None:
             lines.append(f"{name}.{scenario}.target_qps = {self.target_qps!r}")
@@ -52,9 +47,8 @@ class UserConf:
 
 
 def user_conf(
-    benchmark: Benchmark, scenario: Scenario, mode: Mode, execution: ExecutionMode, *, target_qps: float | None = None,
-    test_query_count: int | None = None, max_test_duration_s: float | None = None, dataset_samples: int | None = None,
-    whole_dataset: bool = False,
+    terms: Terms, execution: ExecutionMode, *, target_qps: float | None = None, test_query_count: int | None = None,
+    max_test_duration_s: float | None = None, dataset_samples: int | None = None, whole_dataset: bool = False,
 ) -> UserConf:
     """Return the settings of a run.
 
@@ -63,30 +57,31 @@ def user_conf(
     `dataset_samples` is the size of the dataset at hand.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
     """
-    if scenario is Scenario.OFFLINE and mode is Mode.ACCURACY:
-        target_qps = None  # one query holds every sample: nothing depends on a rate
+    if not terms.needs_rate:
+        target_qps = None  # nothing depends on a rate
     _require_positive(target_qps=target_qps, test_query_count=test_query_count, max_test_duration=max_test_duration_s,
                       samples_of_the_dataset=dataset_samples)
     if execution is ExecutionMode.VALID:
-        if dataset_samples is not None and dataset_samples != benchmark.samples:
+        if dataset_samples is not None and dataset_samples != terms.samples:
             raise DatasetError(
-                f"the dataset has {dataset_samples} samples, a valid run of {benchmark.name} needs {benchmark.samples}",
+                f"the dataset has {dataset_samples} samples, a valid run of {terms.benchmark} needs {terms.samples}",
                 remedy="use the benchmark's dataset, or rehearse with --execution_mode=test",
             )
-        _require_qps(scenario, mode, target_qps)
-        return UserConf(benchmark.loadgen_name, scenario, mode, False, benchmark.samples, target_qps,
-                        VALID_MIN_DURATION_MS)
-    at_hand = dataset_samples or benchmark.samples
+        _require_qps(terms, target_qps)
+        return UserConf(terms, False, terms.samples, target_qps, terms.min_duration_ms,
+                        min_query_count=terms.user_conf.get("min_query_count"),
+                        performance_sample_count=terms.user_conf.get("performance_sample_count_override"))
+    at_hand = dataset_samples or terms.samples
     samples = at_hand if whole_dataset else min(REHEARSAL_SAMPLES, at_hand)
-    if test_query_count is None or scenario is Scenario.SERVER:
-        _require_qps(scenario, mode, target_qps)
-    queries, duration_s = _rehearsal_size(scenario, target_qps, test_query_count, max_test_duration_s)
-    return UserConf(benchmark.loadgen_name, scenario, mode, True, samples, target_qps, round(duration_s * 1000),
+    if test_query_count is None or terms.paced:
+        _require_qps(terms, target_qps)
+    queries, duration_s = _rehearsal_size(target_qps, test_query_count, max_test_duration_s)
+    return UserConf(terms, True, samples, target_qps, round(duration_s * 1000),
                     min_query_count=queries, performance_sample_count=min(samples, test_query_count or samples))
 
 
 def _rehearsal_size(
-    scenario: Scenario, target_qps: float | None, test_query_count: int | None, max_duration_s: float | None
+    target_qps: float | None, test_query_count: int | None, max_duration_s: float | None
 ) -> tuple[int, float]:
     """Return the least number of queries (Offline: samples) and the least duration in s of a rehearsal."""
     if test_query_count is None:
@@ -97,10 +92,10 @@ def _rehearsal_size(
     return max(2, min(test_query_count, int(max_duration_s * target_qps))), 0.0
 
 
-def _require_qps(scenario: Scenario, mode: Mode, target_qps: float | None) -> None:
-    if target_qps is None and not (scenario is Scenario.OFFLINE and mode is Mode.ACCURACY):
+def _require_qps(terms: Terms, target_qps: float | None) -> None:
+    if target_qps is None and terms.needs_rate:
         raise UsageError(
-            f"no target_qps for the {scenario} {mode} run",
+            f"no target_qps for the {terms.scenario} {terms.mode} run",
             cause="LoadGen sizes an Offline run and paces a Server run by it",
             remedy="give the samples/s to aim at: --offline_target_qps and --server_target_qps, or --target_qps of "
             "app,mlperf,inference,vllm",

@@ -11,7 +11,7 @@ from pathlib import Path
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
-from cm4vllm.rules.rounds import Round
+from cm4vllm.rules import RoundTerms
 
 __all__ = ["DISTRIBUTION", "LoadGenWheel", "provide"]
 
@@ -26,7 +26,7 @@ class LoadGenWheel:
     pythonpath: str
 
 
-def provide(round_: Round, folder: Path) -> LoadGenWheel:
+def provide(round_: RoundTerms, folder: Path) -> LoadGenWheel:
     """Return the running Python's LoadGen when it is of the round, else install the round's wheel into `folder`.
 
     Raises InstallError when it cannot be installed or does not load.
@@ -35,7 +35,7 @@ def provide(round_: Round, folder: Path) -> LoadGenWheel:
     if present is not None and _in_range(present, round_):
         _load("", round_)
         return LoadGenWheel(present, "")
-    requirement = f"{DISTRIBUTION}=={round_.loadgen}"
+    requirement = f"{DISTRIBUTION}=={round_.loadgen.wheel}"
     target = folder / "site"
     with step(f"installing {requirement}"):
         done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
@@ -45,7 +45,7 @@ def provide(round_: Round, folder: Path) -> LoadGenWheel:
             remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
         )
     _load(str(target), round_)
-    return LoadGenWheel(round_.loadgen, str(target))
+    return LoadGenWheel(round_.loadgen.wheel, str(target))
 
 
 def _present() -> str | None:
@@ -55,18 +55,18 @@ def _present() -> str | None:
         return None
 
 
-def _in_range(version: str, round_: Round) -> bool:
-    return _numbers(round_.loadgen_first) <= _numbers(version) <= _numbers(round_.loadgen_last)
+def _in_range(version: str, round_: RoundTerms) -> bool:
+    return _numbers(round_.loadgen.first) <= _numbers(version) <= _numbers(round_.loadgen.last)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
 
 
-def _load(pythonpath: str, round_: Round) -> None:
+def _load(pythonpath: str, round_: RoundTerms) -> None:
     """Prove in a process of its own that LoadGen loads."""
     paths = os.pathsep.join(path for path in (pythonpath, os.environ.get("PYTHONPATH", "")) if path)
     done = run([sys.executable, "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
     if not done.ok:
-        raise InstallError(f"the LoadGen of round {round_.name} does not load", cause=done.tail(5),
-                           remedy=f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_.loadgen}")
+        again = f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_.loadgen.wheel}"
+        raise InstallError(f"the LoadGen of round {round_.name} does not load", cause=done.tail(5), remedy=again)

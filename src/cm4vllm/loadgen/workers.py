@@ -23,7 +23,6 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wire import AnswerLimits
-from cm4vllm.rules.scenarios import Scenario
 
 __all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
 
@@ -62,7 +61,7 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     server = settings.server
     limits = AnswerLimits(min_tokens=settings.min_tokens, max_tokens=settings.max_tokens,
                           max_model_len=server.max_model_len)
-    share = -(-settings.max_in_flight // workers) if settings.scenario is Scenario.OFFLINE else None
+    share = -(-settings.max_in_flight // workers) if settings.terms.at_once else None
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),

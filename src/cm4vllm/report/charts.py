@@ -37,9 +37,9 @@ def score_bar(score: Score) -> Bar | None:
     """Return the bar of a score above its lower target; the line ends beyond the furthest of value and targets."""
     if score.met is None:
         return None
-    end = max(score.value, score.lower, score.upper or 0) * 1.08 or 1
+    end = max(score.value, score.lower or 0, score.upper or 0) * 1.08 or 1
     return Bar(
-        value=_part(score.value, end), low=_part(score.lower, end),
+        value=_part(score.value, end), low=_part(score.lower or 0, end),
         high=100 if score.upper is None else _part(score.upper, end), met=score.met,
     )
 

@@ -10,14 +10,13 @@ import math
 import shlex
 from collections.abc import Callable
 
-from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm import REHEARSAL_NOTICE, rules
 from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.model import Accuracy, Performance, Report
-from cm4vllm.rules.rounds import ROUNDS
-from cm4vllm.rules.scenarios import Division, ExecutionMode, Scenario
+from cm4vllm.rules import Division, ExecutionMode, Scenario
 
 __all__ = ["MIN_DURATION_S", "TOKENS_TOLERANCE", "WIDTH_TOLERANCE", "check"]
 
@@ -46,7 +45,7 @@ def check(report: Report) -> None:
         if measurement.accuracy and measurement.accuracy.record:
             _scores_of_this_log(measurement.accuracy, measurement.accuracy.record)
             _token_width(measurement.accuracy, measurement.accuracy.record)
-            _targets_of_this_variant(report, measurement.accuracy.record)
+            _targets_of_this_variant(report, measurement.accuracy, measurement.accuracy.record)
 
 
 def _runs(report: Report) -> tuple[RunRecord, ...]:
@@ -70,10 +69,12 @@ def _same_subject(report: Report) -> None:
                 remedy="run them again with --rerun=yes, or each into an --output_dir of its own",
             )
     for run in _runs(report):
-        if run.settings.loadgen_name != report.benchmark.loadgen_name:
+        terms = run.settings.terms
+        expected = rules.terms(terms.round, terms.benchmark, terms.scenario, terms.mode)
+        if terms.loadgen_name != expected.loadgen_name:
             raise SubmissionError(
-                f"a run of {report.benchmark.name} was made under LoadGen's name {run.settings.loadgen_name!r}",
-                cause=f"only {report.benchmark.loadgen_name!r} has this benchmark's limits", remedy=_AGAIN,
+                f"a run of {report.benchmark.name} was made under LoadGen's name {terms.loadgen_name!r}",
+                cause=f"only {expected.loadgen_name!r} has this benchmark's limits", remedy=_AGAIN,
             )
 
 
@@ -144,9 +145,10 @@ def _logs_unchanged(performance: Performance) -> None:
 def _log_of_this_run(report: Report, performance: Performance) -> None:
     """Check that LoadGen ran the scenario, the round's seeds and the duration that the record claims."""
     result, settings = performance.result, performance.run.settings
-    seeds = ROUNDS[report.round].seeds if report.round in ROUNDS else result.seeds
+    expected = settings.terms.seeds
+    seeds = expected.qsl, expected.sample_index, expected.schedule
     broken = ""
-    if result.scenario is not settings.scenario:
+    if result.scenario != settings.terms.loadgen_scenario:
         broken = f"LoadGen ran {result.scenario}, the record says {settings.scenario}"
     elif result.seeds != seeds:
         broken = f"its seeds {result.seeds} are not those of round {report.round}"
@@ -200,11 +202,13 @@ def _token_width(accuracy: Accuracy, record: AccuracyRecord) -> None:
         )
 
 
-def _targets_of_this_variant(report: Report, record: AccuracyRecord) -> None:
-    ours = [(t.metric, t.label, t.lower, t.upper) for t in report.targets]
+def _targets_of_this_variant(report: Report, accuracy: Accuracy, record: AccuracyRecord) -> None:
+    terms = accuracy.run.settings.terms
+    targets = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
+    ours = [(t.metric, t.label, t.lower, t.upper) for t in targets]
     theirs = [(s.metric, s.label, s.lower, s.upper) for s in record.scores]
     whole = record.samples == report.benchmark.samples
-    wrong = [score.metric for score, rule in zip(record.scores, report.targets, strict=False)
+    wrong = [score.metric for score, rule in zip(record.scores, targets, strict=False)
              if score.met != rule.met(score.value, whole=whole)]
     if sorted(ours) != sorted(theirs) or wrong:
         raise SubmissionError(

@@ -20,8 +20,7 @@ from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.loadgen.logs import PerformanceResult, read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules.benchmarks import BENCHMARKS, AccuracyTarget, Benchmark
-from cm4vllm.rules.scenarios import Division, Mode, Scenario
+from cm4vllm.rules import BenchmarkTerms, Division, Mode, Scenario, benchmark_terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
@@ -121,7 +120,7 @@ class Report:
 
     out: Path
     folder: Path
-    benchmark: Benchmark
+    benchmark: BenchmarkTerms
     measurements: tuple[Measurement, ...]
     campaign: CampaignRecord | None = None
     system: dict[str, str] = field(default_factory=dict)
@@ -208,10 +207,6 @@ class Report:
                 found.append(Invalid(m.scenario, (*performance, *(f"accuracy run: {fault}" for fault in accuracy))))
         return tuple(found)
 
-    @property
-    def targets(self) -> tuple[AccuracyTarget, ...]:
-        return self.benchmark.targets
-
 
 def load(out: Path, *, system: str = "", model: str = "") -> Report:
     """Read the records and logs of a campaign from its folder of results, and check that they fit together.
@@ -227,12 +222,10 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
         out, system or (campaign.system if campaign else ""), model or (campaign.model if campaign else "")
     )
     measurements = tuple(_measurements(folder))
-    name = measurements[0].run.settings.benchmark
-    if name not in BENCHMARKS:
-        raise SubmissionError(f"{folder} holds runs of the benchmark {name!r}", cause="no rules are known for it")
+    measured = measurements[0].run.settings.terms
     report = Report(
-        out=out, folder=folder, benchmark=BENCHMARKS[name], measurements=measurements,
-        campaign=campaign, system=_system(out / "system" / "system.json"),
+        out=out, folder=folder, benchmark=benchmark_terms(measured.round, measured.benchmark),
+        measurements=measurements, campaign=campaign, system=_system(out / "system" / "system.json"),
         machine=_optional(out / "system" / "machine.json", MachineFacts),
         started_server=_optional(out / "server" / "server.json", ServerRecord),
         checker=_checker(out / CHECKER_FILE, measurements),
@@ -300,8 +293,7 @@ def _performance(folder: Path) -> Performance | None:
     if run is None:
         return None
     result = read_performance(folder)
-    benchmark = BENCHMARKS.get(run.settings.benchmark)
-    limits = benchmark.limits.get(run.settings.scenario) if benchmark else None
+    limits = run.settings.terms.limits
     latencies = (
         ("TTFT", result.ttft_p99, result.ttft_mean, limits.ttft_ms if limits else None),
         ("TPOT", result.tpot_p99, result.tpot_mean, limits.tpot_ms if limits else None),

@@ -15,7 +15,7 @@ from cm4vllm.report import wording
 from cm4vllm.report.model import Measurement, Report, load
 from cm4vllm.report.verdict import missing
 from cm4vllm.report.versions import versions
-from cm4vllm.rules.scenarios import Scenario
+from cm4vllm.rules import Scenario
 
 __all__ = ["measurement_readmes"]
 

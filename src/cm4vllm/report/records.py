@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.scenarios import Division, ExecutionMode
+from cm4vllm.rules import Division, ExecutionMode
 
 __all__ = ["CAMPAIGN_FILE", "CampaignRecord"]
 

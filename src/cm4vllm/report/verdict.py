@@ -11,7 +11,7 @@ from cm4vllm.loadgen.marks import marks
 from cm4vllm.report.model import Measurement, Report
 from cm4vllm.report.system import label
 from cm4vllm.report.wording import headroom, judgement, ms, number, rate, target
-from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
 
 __all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words", "unexpected"]
@@ -60,9 +60,11 @@ def findings(report: Report) -> list[Finding]:
 
 
 def missing_scenarios(report: Report) -> list[Scenario]:
-    """Return the scenarios of which there is no run."""
+    """Return the scenarios without a run that a closed result would need; of alternatives the first."""
     measured = {measurement.scenario for measurement in report.measurements}
-    return [scenario for scenario in Scenario if scenario not in measured]
+    needed = report.benchmark.required[0]
+    alternatives = () if measured & set(needed.one_of) else needed.one_of[:1]
+    return [scenario for scenario in (*needed.all_of, *alternatives) if scenario not in measured]
 
 
 def missing(report: Report) -> list[str]:

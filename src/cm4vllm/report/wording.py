@@ -94,9 +94,10 @@ def when(moment: str) -> str:
     return datetime.fromisoformat(moment).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def target(lower: float, upper: float | None) -> str:
-    """Write an accuracy target with both its bounds."""
-    return f"≥ {number(lower)}" + ("" if upper is None else f" and ≤ {number(upper)}")
+def target(lower: float | None, upper: float | None) -> str:
+    """Write an accuracy target with the bounds that it has."""
+    bounds = ("≥", lower), ("≤", upper)
+    return " and ".join(f"{sign} {number(bound)}" for sign, bound in bounds if bound is not None)
 
 
 def command_line(argv: Iterable[str], names: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> str:

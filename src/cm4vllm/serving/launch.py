@@ -18,7 +18,7 @@ from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.hardware.gpu import detect_gpus
-from cm4vllm.rules.benchmarks import BENCHMARKS
+from cm4vllm.rules import benchmark_names, benchmark_terms
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
@@ -57,6 +57,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
@@ -242,10 +243,10 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
 
 def _longest(settings: LaunchSettings) -> int:
     """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
-    if not settings.dataset_record or settings.benchmark not in BENCHMARKS:
+    if not settings.dataset_record or settings.benchmark not in benchmark_names(settings.round):
         return 0
     dataset = read_record(Path(settings.dataset_record), DatasetRecord)
-    return dataset.max_input_tokens + BENCHMARKS[settings.benchmark].max_tokens
+    return dataset.max_input_tokens + benchmark_terms(settings.round, settings.benchmark).max_tokens
 
 
 def wait_in_foreground(path: str) -> None:

@@ -13,7 +13,7 @@ from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.rules.scenarios import Mode, Scenario
+from cm4vllm.rules import Mode, Scenario
 
 __all__ = ["ACCURACY_LOG", "LOGS", "ScenarioRuns", "read_runs"]
 

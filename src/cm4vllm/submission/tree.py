@@ -18,7 +18,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import staged_folder, write_json, write_text
 from cm4vllm.hardware.description import KEYS, folder_name
-from cm4vllm.rules.scenarios import Division, Scenario
+from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.calibration import calibration_page
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed

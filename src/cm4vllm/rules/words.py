@@ -1,17 +1,18 @@
-"""Scenarios, modes and divisions, spelled as the submission tree spells them."""
+"""The words of MLPerf's rules, spelled as the submission tree spells them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from cm4vllm.common.errors import UsageError, nearest
 
-__all__ = ["Division", "ExecutionMode", "Mode", "Scenario"]
+__all__ = ["Category", "Division", "ExecutionMode", "Mode", "Scenario"]
 
 
 class _Word(StrEnum):
     @classmethod
-    def parse(cls, word: str) -> _Word:
+    def parse(cls, word: str) -> Self:
         """Return the member spelled `word` in any case. Raises UsageError naming the nearest."""
         for member in cls:
             if member.lower() == word.strip().lower():
@@ -26,6 +27,8 @@ class _Word(StrEnum):
 class Scenario(_Word):
     OFFLINE = "Offline"
     SERVER = "Server"
+    INTERACTIVE = "Interactive"
+    SINGLE_STREAM = "SingleStream"
 
 
 class Mode(_Word):
@@ -36,6 +39,12 @@ class Mode(_Word):
 class Division(_Word):
     OPEN = "open"
     CLOSED = "closed"
+    NETWORK = "network"
+
+
+class Category(_Word):
+    DATACENTER = "datacenter"
+    EDGE = "edge"
 
 
 class ExecutionMode(_Word):

@@ -1,0 +1,60 @@
+"""What this version can run of what MLPerf's rules have: the one place that says so."""
+
+from __future__ import annotations
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import BenchmarkTerms, Division, RoundTerms, Scenario, benchmark_names, benchmark_terms, round_names
+from cm4vllm.rules import round_terms as _round
+
+__all__ = ["require_runnable", "runnable_benchmarks"]
+
+#: Layouts of submission trees that can be written (RoundTerms.layout), and rounds whose LoadGen was tried.
+_LAYOUTS = ("v6.0",)
+_ROUNDS = ("v6.1",)
+#: Scorers that exist (BenchmarkTerms.scorer), and why the others do not.
+_SCORERS = ("rouge",)
+_SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
+
+
+def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
+    """Return the benchmarks of a round that can be run."""
+    return tuple(name for name in benchmark_names(round_name) if not _missing(benchmark_terms(round_name, name)))
+
+
+def require_runnable(
+    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division
+) -> None:
+    """Raise UsageError for what the rules have and this version cannot run."""
+    if round_.name not in _ROUNDS or round_.layout not in _LAYOUTS:
+        newest = _round(round_names()[-1]).name
+        raise UsageError(
+            f"round {round_.name} is not supported",
+            cause=f"its logs need the seeds of mlcommons-loadgen {round_.loadgen.first} to {round_.loadgen.last} and "
+            "its own submission tree, which are not built yet",
+            remedy=f"run round {newest} instead: --tags=run-mlperf,inference,_r{newest.removeprefix('v')} and a model "
+            "of that round",
+        )
+    if missing := _missing(benchmark):
+        raise UsageError(f"model {benchmark.name} cannot be run yet", cause="; ".join(missing),
+                         remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can")
+    if unknown := [scenario for scenario in scenarios if scenario not in _SCENARIOS]:
+        raise UsageError(f"the {unknown[0]} scenario cannot be run yet",
+                         remedy=f"run one of {', '.join(s for s in benchmark.scenarios if s in _SCENARIOS)}")
+    if division is not Division.OPEN:
+        raise UsageError(
+            f"the {division} division is not supported",
+            cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
+            remedy="leave --division out, or give --division=open",
+        )
+
+
+def _missing(benchmark: BenchmarkTerms) -> list[str]:
+    """Return what a benchmark needs and this version lacks."""
+    lacks = []
+    if not benchmark.loadgen:
+        lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
+    if benchmark.scorer not in _SCORERS:
+        lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
+    if not set(benchmark.scenarios) & set(_SCENARIOS) or benchmark.category != "datacenter":
+        lacks.append(f"its category is {benchmark.category}, and it needs {', '.join(benchmark.required[0].all_of)}")
+    return lacks

@@ -1,0 +1,270 @@
+"""MLPerf's rules as the files under data/ state them. Only rules.terms reads these tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from cm4vllm.common.records import Record
+from cm4vllm.rules.words import Category, Mode, Scenario
+
+__all__ = [
+    "Arrivals",
+    "Audit",
+    "Checker",
+    "Entry",
+    "Family",
+    "LoadGenWheel",
+    "RateUse",
+    "RoundEntry",
+    "ScenarioEntry",
+    "Seeds",
+    "audits",
+    "families",
+    "matching",
+    "round_entries",
+    "scenario_entries",
+    "sources",
+]
+
+_DATA = Path(__file__).with_name("data")
+
+
+class Arrivals(StrEnum):
+    """How LoadGen issues its queries: all samples in one, at the times of a Poisson process, or one by one."""
+
+    AT_ONCE = "at-once"
+    POISSON = "poisson"
+    ONE_BY_ONE = "one-by-one"
+
+
+class RateUse(StrEnum):
+    """What LoadGen does with the target rate: computes the size of the run, paces its queries, or nothing."""
+
+    SIZES = "sizes"
+    PACES = "paces"
+    NONE = "none"
+
+
+class Seeds(Record, frozen=True, kw_only=True):
+    """LoadGen's three seeds, unsigned 64-bit integers, compared exactly by the checker."""
+
+    qsl: int
+    sample_index: int
+    schedule: int
+
+
+class LoadGenWheel(Record, frozen=True, kw_only=True):
+    """Versions of mlcommons-loadgen: `wheel` is installed, any from `first` to `last` has the round's seeds."""
+
+    wheel: str
+    first: str
+    last: str
+
+
+class Checker(Record, frozen=True, kw_only=True):
+    """An official checker: a commit of mlcommons/inference, and how it is started from tools/submission."""
+
+    name: str
+    commit: str
+    argv: tuple[str, ...]
+
+
+class RoundEntry(Record, frozen=True, kw_only=True):
+    name: str
+    seeds: Seeds
+    loadgen: LoadGenWheel
+    layout: str
+    checkers: tuple[Checker, ...]
+    sources: dict[str, str]
+
+
+class ScenarioEntry(Record, frozen=True, kw_only=True):
+    name: Scenario
+    loadgen: str
+    arrivals: Arrivals
+    first_token: bool
+    rate: RateUse
+    min_duration_ms: int
+    source: str
+
+
+class Audit(Record, frozen=True, kw_only=True):
+    """A compliance test: the settings of its audit.config, the samples it logs and the thresholds it compares with."""
+
+    name: str
+    title: str
+    samples: int
+    audit: dict[str, int]
+    source: str
+    thresholds: dict[str, float] = {}
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """A fact and the cells that it holds for: an empty or absent selector stands for all.
+
+    `since` and `until` are rounds, both included.
+    """
+
+    source: str
+    since: str = ""
+    until: str = ""
+    benchmarks: tuple[str, ...] = ()
+    scenarios: tuple[Scenario, ...] = ()
+    modes: tuple[Mode, ...] = ()
+
+
+class BenchmarkEntry(Entry, frozen=True, kw_only=True):
+    name: str
+    category: Category
+
+
+class RequiredEntry(Entry, frozen=True, kw_only=True):
+    """The scenarios that a closed result on a system of one of the types needs: all of these, and one of those."""
+
+    system_types: tuple[str, ...]
+    all_of: tuple[Scenario, ...]
+    one_of: tuple[Scenario, ...] = ()
+
+
+class LoadGenEntry(Entry, frozen=True, kw_only=True):
+    name: str
+
+
+class LimitsEntry(Entry, frozen=True, kw_only=True):
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    latency_ms: float | None = None
+
+
+class SamplesEntry(Entry, frozen=True, kw_only=True):
+    count: int
+
+
+class UserConfEntry(Entry, frozen=True, kw_only=True):
+    setting: Literal["performance_sample_count_override", "min_query_count"]
+    value: int
+
+
+class GenerationEntry(Entry, frozen=True, kw_only=True):
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    beams: int = 1
+    reasoning_effort: str = ""
+
+
+class LengthsEntry(Entry, frozen=True, kw_only=True):
+    min_tokens: int
+    max_tokens: int
+
+
+class StopEntry(Entry, frozen=True, kw_only=True):
+    tokens: tuple[int, ...]
+    where: dict[str, str]
+
+
+class SpeculationEntry(Entry, frozen=True, kw_only=True):
+    algorithm: str
+    steps: int | None = None
+    topk: int | None = None
+
+
+class TargetEntry(Entry, frozen=True, kw_only=True):
+    """A bound of accuracy: `lower` x `reference`, and `upper` x `upper_reference` (or `reference`)."""
+
+    metric: str
+    label: str
+    reference: float
+    lower: float | None = None
+    upper: float | None = None
+    upper_reference: float | None = None
+    total: bool = False
+
+
+class ComplianceEntry(Entry, frozen=True, kw_only=True):
+    tests: tuple[str, ...]
+
+
+class Family(Record, frozen=True, kw_only=True):
+    """The benchmarks of one model, one file under data/benchmarks/."""
+
+    model: str
+    benchmarks: tuple[BenchmarkEntry, ...]
+    required: tuple[RequiredEntry, ...]
+    loadgen: tuple[LoadGenEntry, ...]
+    samples: tuple[SamplesEntry, ...]
+    scorer: str
+    limits: tuple[LimitsEntry, ...] = ()
+    user_conf: tuple[UserConfEntry, ...] = ()
+    generation: tuple[GenerationEntry, ...] = ()
+    closed_lengths: tuple[LengthsEntry, ...] = ()
+    stop_sequences: tuple[StopEntry, ...] = ()
+    speculative_decoding: tuple[SpeculationEntry, ...] = ()
+    first_token_reported_again: bool = True
+    targets: tuple[TargetEntry, ...] = ()
+    compliance: tuple[ComplianceEntry, ...] = ()
+
+
+E = TypeVar("E", bound=Entry)
+T = TypeVar("T")
+
+
+def matching(
+    entries: Iterable[E], round_name: str, benchmark: str, scenario: Scenario | None = None, mode: Mode | None = None
+) -> list[E]:
+    """Return the entries that hold for a cell; a scenario or mode left out matches any."""
+    order = [entry.name for entry in round_entries()]
+    position = order.index(round_name)
+    return [
+        entry
+        for entry in entries
+        if (not entry.since or order.index(entry.since) <= position)
+        and (not entry.until or position <= order.index(entry.until))
+        and (not entry.benchmarks or benchmark in entry.benchmarks)
+        and (scenario is None or not entry.scenarios or scenario in entry.scenarios)
+        and (mode is None or not entry.modes or mode in entry.modes)
+    ]
+
+
+@cache
+def round_entries() -> tuple[RoundEntry, ...]:
+    """Return the rounds, oldest first."""
+    return _read("rounds.yaml", tuple[RoundEntry, ...])
+
+
+@cache
+def scenario_entries() -> dict[Scenario, ScenarioEntry]:
+    """Return how LoadGen runs each scenario."""
+    return {entry.name: entry for entry in _read("scenarios.yaml", tuple[ScenarioEntry, ...])}
+
+
+@cache
+def audits() -> dict[str, Audit]:
+    """Return the compliance tests by name."""
+    return {audit.name: audit for audit in _read("compliance.yaml", tuple[Audit, ...])}
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Return the benchmarks, those of one model together."""
+    files = sorted((_DATA / "benchmarks").glob("*.yaml"))
+    return tuple(_read(f"benchmarks/{file.name}", Family) for file in files)
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Return the files that the first word of an entry's `source` stands for."""
+    return _read("sources.yaml", dict[str, str])
+
+
+def _read(name: str, kind: type[T]) -> T:
+    return msgspec.yaml.decode((_DATA / name).read_bytes(), type=kind)

@@ -1,0 +1,153 @@
+"""The lookup: each cell of round, benchmark, scenario and mode, and what is refused with which hint."""
+
+import msgspec
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import (
+    ExecutionMode,
+    Mode,
+    Scenario,
+    Terms,
+    accuracy_targets,
+    audit,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    round_terms,
+    terms,
+)
+from cm4vllm.rules.tables import Entry, families, matching, round_entries, scenario_entries, sources
+
+BENCHMARKS = [(round_name, name) for round_name in round_names() for name in benchmark_names(round_name)]
+CELLS = [(round_name, name, scenario, mode)
+         for round_name, name in BENCHMARKS if benchmark_terms(round_name, name).loadgen
+         for scenario in benchmark_terms(round_name, name).scenarios for mode in Mode]
+
+
+@pytest.mark.parametrize(("round_name", "name", "scenario", "mode"), CELLS)
+def test_every_cell_has_one_value_for_each_fact_and_survives_a_record(round_name, name, scenario, mode):
+    found = terms(round_name, name, scenario, mode)
+    family = next(family for family in families() if name in [entry.name for entry in family.benchmarks])
+    cell = (round_name, name, scenario, mode)
+    for facts in (family.loadgen, family.samples, family.generation):
+        assert len(matching(facts, *cell)) == 1
+    assert len(matching(family.limits, *cell)) == (1 if found.paced else 0)
+    labels = [target.label for target in found.targets]
+    assert len(labels) == len(set(labels)) and labels
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Terms) == found
+
+
+def test_every_fact_names_a_known_source():
+    facts = [fact for family in families() for field in family.__struct_fields__
+             for fact in (getattr(family, field) if isinstance(getattr(family, field), tuple) else ())]
+    assert all(isinstance(fact, Entry) for fact in facts) and len(facts) > 100
+    named = [fact.source for fact in facts] + [entry.source for entry in scenario_entries().values()]
+    named += [source for entry in round_entries() for source in entry.sources.values()]
+    for source in named:
+        assert source.split()[0] in sources(), source
+
+
+def test_every_selector_names_a_round_and_a_benchmark_that_exist():
+    for family in families():
+        names = {entry.name for entry in family.benchmarks}
+        for field in family.__struct_fields__:
+            for fact in getattr(family, field) if isinstance(getattr(family, field), tuple) else ():
+                assert {fact.since or "v4.1", fact.until or "v6.1"} <= set(round_names())
+                assert set(fact.benchmarks) <= names
+
+
+@pytest.mark.parametrize("name", ["v6.1", "r6.1", "6.1"])
+def test_a_round_has_several_spellings(name):
+    assert round_terms(name).loadgen.wheel == "6.0.17"
+
+
+def test_an_unknown_round_names_the_nearest():
+    with pytest.raises(UsageError, match="unknown round"):
+        round_terms("r7.0")
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(UsageError) as error:
+        benchmark_terms("v6.1", "llama3-8b")
+    assert "llama3.1-8b" in error.value.remedy
+
+
+def test_a_model_of_another_round_is_refused():
+    with pytest.raises(UsageError, match="not in round v6.1"):
+        benchmark_terms("v6.1", "llama2-70b-99")
+
+
+def test_a_scenario_that_the_benchmark_does_not_have_is_refused():
+    with pytest.raises(UsageError, match="no scenario Interactive in round v5.0"):
+        terms("v5.0", "llama3.1-405b", Scenario.INTERACTIVE, Mode.PERFORMANCE)
+
+
+def test_a_benchmark_without_loadgen_is_refused():
+    with pytest.raises(UsageError, match="LoadGen does not measure"):
+        terms("v6.1", "e2e-rag-db", Scenario.OFFLINE, Mode.PERFORMANCE)
+
+
+def test_scenarios_are_read_in_any_case():
+    assert Scenario.parse("offline") is Scenario.OFFLINE
+    assert ExecutionMode.parse("VALID") is ExecutionMode.VALID
+    with pytest.raises(UsageError, match="unknown execution mode"):
+        ExecutionMode.parse("fast")
+
+
+def test_interactive_is_loadgens_server_under_another_name():
+    found = terms("v6.1", "llama3.1-8b", Scenario.INTERACTIVE, Mode.PERFORMANCE)
+    assert (found.loadgen_scenario, found.loadgen_name) == ("Server", "llama3_1-8b-interactive")
+    assert (found.limits.ttft_ms, found.limits.tpot_ms) == (500, 30)
+    assert found.paced and found.first_token and found.needs_rate
+
+
+def test_single_stream_has_no_limits_and_no_rate():
+    found = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)
+    assert found.limits is None and not found.needs_rate and found.first_token and not found.paced
+
+
+def test_samples_and_lengths_differ_by_mode():
+    performance, accuracy = (terms("v6.1", "gpt-oss-120b", Scenario.OFFLINE, mode) for mode in Mode)
+    assert (performance.samples, accuracy.samples) == (6396, 4395)
+    assert (performance.generation.max_tokens, accuracy.generation.max_tokens) == (10240, 32768)
+    assert performance.user_conf == {"min_query_count": 6396} and accuracy.user_conf == {}
+    assert not accuracy.first_token_reported_again
+
+
+def test_settings_that_a_rounds_loadgen_lacks_come_with_that_round_alone():
+    def conf(round_name):
+        return terms(round_name, "mixtral-8x7b", Scenario.OFFLINE, Mode.PERFORMANCE).user_conf
+
+    assert conf("v4.1") == {"performance_sample_count_override": 15000}
+    assert conf("v5.0") == {}
+
+
+def test_a_total_is_judged_over_the_whole_dataset_alone():
+    targets = {t.label: t for t in accuracy_targets("v6.1", "llama3.1-8b", Scenario.OFFLINE)}
+    assert targets["gen_len"].met(9e6) is False and targets["gen_len"].met(9e6, whole=False) is None
+    assert targets["rouge1"].met(40, whole=False) is True
+
+
+def test_a_target_with_an_upper_bound_alone_has_no_lower_one():
+    tokens = {t.label: t for t in accuracy_targets("v6.1", "gpt-oss-120b", Scenario.OFFLINE)}["tokens_per_sample"]
+    assert tokens.lower is None and tokens.met(1) and not tokens.met(11_000)
+
+
+def test_required_scenarios_depend_on_the_type_of_system():
+    found = benchmark_terms("v5.1", "deepseek-r1")
+    assert found.required_on("datacenter").all_of == (Scenario.SERVER, Scenario.OFFLINE)
+    assert Scenario.SINGLE_STREAM in found.required_on("datacenter,edge").all_of
+    assert found.required_on("edge") is None
+
+
+def test_the_seeds_of_each_round_are_different():
+    seeds = [round_terms(name).seeds for name in round_names()]
+    assert len({value for one in seeds for value in (one.qsl, one.sample_index, one.schedule)}) == 3 * len(seeds)
+
+
+def test_a_compliance_test_has_its_audit_settings():
+    assert audit("TEST06").audit["accuracy_log_sampling_target"] == 100
+    assert audit("TEST07").thresholds == {"accuracy": 60.698}
+    with pytest.raises(UsageError, match="unknown compliance test"):
+        audit("TEST01")
