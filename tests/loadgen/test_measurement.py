@@ -97,7 +97,7 @@ def test_what_is_not_given_is_named(env, tmp_path, missing):
     ("CM_MLPERF_LOADGEN_SCENARIO", "Ofline", "did you mean 'Offline'"),
     ("CM_MLPERF_LOADGEN_TARGET_QPS", "fast", "CM_MLPERF_LOADGEN_TARGET_QPS='fast'"),
     ("CM_MLPERF_LOADGEN_TARGET_QPS", "0", "greater than 0"),
-    ("CM_MLPERF_ROUND", "v5.0", "not there yet"),
+    ("CM_MLPERF_ROUND", "v5.0", "not in round v5.0"),
     ("CM_VLLM_STREAM_INTERVAL", "-1", "stream_interval=-1"),
 ])
 def test_what_is_not_usable_is_named(env, tmp_path, key, value, words):
