@@ -11,7 +11,7 @@ from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
 from cm4vllm.common.records import read_record
-from cm4vllm.rules import Mode
+from cm4vllm.rules import Mode, Scenario, terms
 
 OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]
 #: As the checker searches accuracy.txt (submission_checker/constants.py, ACC_PATTERN).
@@ -53,7 +53,7 @@ def test_accuracy_txt_is_what_the_checker_reads(accuracy_run):
 def test_the_targets_are_those_of_the_benchmark(accuracy_run):
     folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
     scores = {score.label: score for score in score_run(folder).scores}
-    assert scores["rouge1"].lower == 38.391408
+    assert scores["rouge1"].lower == pytest.approx(38.391408)
     assert scores["rouge1"].met
     assert scores["gen_len"].upper == 8984408.4
     assert scores["gen_len"].met is None  # a total, and three samples of 13,368
@@ -94,7 +94,7 @@ def test_a_changed_log_is_refused(accuracy_run):
 
 def test_a_performance_run_has_no_accuracy(accuracy_run):
     folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
-    accuracy_run.change(mode=Mode.PERFORMANCE)
+    accuracy_run.change(terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.PERFORMANCE))
     with pytest.raises(RunFailed, match="no accuracy run"):
         score_run(folder)
 

@@ -110,7 +110,7 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypat
         rewrite(run, lambda record: record["settings"]["model"].update(source="the folder /mnt/jdoe42/llama"))
     ours = f"GPU-4039dfe4-0c97 run by jdoe42 in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
     asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
-                                readmes=dict.fromkeys(Scenario, f"# measured\n{ours}\n"),
+                                readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
                                 extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"))
     tree = build_tree(asked)
     refuse_private(tree, private_words())

@@ -126,7 +126,7 @@ def test_a_missing_file_is_refused(campaign, path, what):
 
 
 def change_settings(rewrite, path, **values):
-    rewrite(path, lambda record: record["settings"].update(values))
+    rewrite(path, lambda record: record["settings"]["terms"].update(values))
 
 
 @pytest.mark.parametrize(("values", "what"), [

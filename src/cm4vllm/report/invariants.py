@@ -145,7 +145,7 @@ def _logs_unchanged(performance: Performance) -> None:
 def _log_of_this_run(report: Report, performance: Performance) -> None:
     """Check that LoadGen ran the scenario, the round's seeds and the duration that the record claims."""
     result, settings = performance.result, performance.run.settings
-    expected = settings.terms.seeds
+    expected = rules.round_terms(settings.round).seeds
     seeds = expected.qsl, expected.sample_index, expected.schedule
     broken = ""
     if result.scenario != settings.terms.loadgen_scenario:
