@@ -1,12 +1,11 @@
 """The entry: reads the user's settings, hands the campaign a way to run recipes, and exports where the results are."""
 
-import shlex
-
 
 def preprocess(i):
     from cm4vllm.campaign.job import run
     from cm4vllm.campaign.preflight import absolute_paths, preflight
     from cm4vllm.campaign.settings import CampaignSettings, Job
+    from cm4vllm.common.command_lines import stored_command
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
@@ -27,8 +26,7 @@ def preprocess(i):
     job = Job.of(read_settings(CampaignSettings, env))
     preflight(env)
     words = i["input"].get("cmd") or [f"--tags={i['input'].get('tags', '')}"]
-    command = shlex.join(["cm", "run", "script", *words])
-    run(job, recipes, command)
+    run(job, recipes, stored_command(["cm", "run", "script", *words]))
     env["CM_MLPERF_RESULTS_DIR"] = str(job.out)
     env["CM_MLPERF_SUMMARY"] = str(job.out / "summary.html")
     return {"return": 0}

@@ -118,6 +118,19 @@ def test_a_secret_that_is_typed_is_remarked(home):
     assert TOKEN not in done.stdout
 
 
+def test_a_secret_that_is_typed_does_what_the_variable_would(home):
+    home.script("one", {"new_env_keys": ["CM_SEEN"]}, customize="""
+import os
+def preprocess(i):
+    i["env"]["CM_SEEN"] = str(len(os.environ["HF_TOKEN"])) + " " + os.environ.get("CM_PLAIN", "")
+    return {"return": 0}
+""")
+    before = dict(os.environ)
+    result = home.run("one", env={"HF_TOKEN": "typed-token", "CM_PLAIN": "x"}, cmd=["--env.HF_TOKEN=typed-token"])
+    assert result["new_env"] == {"CM_SEEN": "11 "}
+    assert dict(os.environ) == before
+
+
 TYPED = [f"--env.HF_TOKEN={TOKEN}", f"--const.CM_X_TOKEN={TOKEN}", f"--words=--seed 1 --hf-token '{TOKEN}'",
          "--words=--seed 1 --hf-token typed-within-words-88", "--url=https://me:typed-within-words-88@host/x"]
 

@@ -61,7 +61,7 @@ def test_a_mapped_model_is_not_called_the_benchmarks(real_runs: Path) -> None:
 def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
     text = measurement_readmes(real_runs)[Scenario.SERVER]
     assert "cm run script \\\n    --tags=run-mlperf,inference,_vllm,_r6.1 \\\n" in text
-    assert 'python -m vllm.entrypoints.openai.api_server \\\n    --model="$MODEL" \\\n' in text
+    assert 'python -m vllm.entrypoints.openai.api_server \\\n    --model="${MODEL:?}" \\\n' in text
     assert "VLLM_CPU_KVCACHE_SPACE=1" in text and "/srv/" not in text
     assert "MLPerf LoadGen 6.0.17" in text and "vLLM 0.32.0" in text and "torch 2.13.0+cpu" in text
     assert "The client asked it at `/inference/v1/generate`." in text

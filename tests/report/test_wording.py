@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cm4vllm.report import wording
@@ -44,36 +45,46 @@ def test_milliseconds_show_what_says_something() -> None:
     assert shown == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
 
 
-def test_a_written_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:
+SERVER = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True)
+
+
+def test_the_servers_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:
     folder = str(tmp_path / "it's a model")
-    argv = ["printf", "%s\\n", "plain", "--a=b c", f"--model={folder}", f"{folder}/sub dir", "--x", '$HOME "q"', "-1"]
-    line = wording.command_line(argv, {folder: "MODEL"}, env={"SOME": "a b"})
+    words = ["%s\\n", "plain", "--a=b c", f"--model={folder}", f"{folder}/sub dir", "--x", '$HOME "q"', "-1"]
+    server = msgspec.structs.replace(SERVER, argv=["/usr/bin/printf", *words], env={"SOME": "a b"})
+    line = wording.server_command(server, folder)
     assert folder not in line and line.count("\n") >= 3
     shown = subprocess.run(["bash", "-c", line], env={"MODEL": folder, "PATH": "/usr/bin:/bin"}, capture_output=True,
                            text=True, check=True).stdout
-    assert shown.splitlines() == argv[2:]
+    assert shown.splitlines() == words[1:]
 
 
 def test_secrets_are_left_out() -> None:
-    line = wording.command_line(
-        ["vllm", "--api-key", "sk-1", "--hf_token=sk-2", "--max-num-batched-tokens=2048", "--tokenizer=/m"], {},
-        env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"},
-    )
-    assert "sk-" not in line and line.count("<not shown>") == 3
-    assert "--max-num-batched-tokens=2048" in line and "--tokenizer=/m" in line and "OMP_NUM_THREADS=2" in line
+    argv = ["vllm", "--api-key", "sk-1", "--hf_token=sk-2", "--max-num-batched-tokens=2048", "--seed", "1"]
+    line = wording.server_command(
+        msgspec.structs.replace(SERVER, argv=argv, env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"}), "")
+    assert "sk-" not in line
+    assert [name in line for name in ('--api-key "${API_KEY:?}"', '--hf_token="${HF_TOKEN:?}"',
+                                      'HF_TOKEN="${HF_TOKEN:?}" \\')] == [True, True, True]
+    assert "--max-num-batched-tokens=2048" in line and "OMP_NUM_THREADS=2" in line
 
 
-def test_a_typed_command_hides_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/alice")
-    line = wording.typed_command("cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob")
-    assert line.splitlines()[2].strip() == '--output_dir="$HOME"/results \\'
-    assert "/home/alicebob" in line
-    assert wording.typed_command("not 'closed") == "not 'closed"
+def test_a_typed_command_names_no_folder_and_no_server_of_this_machine() -> None:
+    server = msgspec.structs.replace(SERVER, endpoint="http://gpu07.lab.example:8000", replicas=["http://10.1.2.3:8000"])
+    line = wording.typed_command("cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob "
+                                 "--api_server=http://gpu07.lab.example:8000,http://10.1.2.3:8000", server)
+    assert [word.strip(" \\") for word in line.splitlines()[2:]] == [
+        '--output_dir="${OUTPUT_DIR:?}"', '--path="${GIVEN_PATH:?}"',
+        '--api_server="${API_SERVER:?},${API_SERVER_2:?}"']
+    assert wording.typed_command("cm --api_server=http://127.0.0.1:8000", SERVER).endswith("=http://127.0.0.1:8000")
+    assert wording.typed_command("not 'closed", SERVER) == "not 'closed"
 
 
 def test_the_servers_command_names_no_folder_of_this_machine() -> None:
     plugin = Path(wording.__file__).parents[1] / "serving" / "fp8_plugin"
     server = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True,
-                          argv=["/v/bin/python", "serve", "/models/m"], env={"PYTHONPATH": str(plugin)})
+                          argv=["/v/bin/python", "serve", "/models/m", "--chat-template", "/srv/t.jinja"],
+                          env={"PYTHONPATH": str(plugin)})
     line = wording.server_command(server, "/models/m")
-    assert line == 'PYTHONPATH="$CM4VLLM"/serving/fp8_plugin \\\n    python serve "$MODEL"'
+    assert line == ('PYTHONPATH="${CM4VLLM:?}/serving/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
+                    '    --chat-template "${CHAT_TEMPLATE:?}"')

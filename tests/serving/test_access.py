@@ -14,13 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
+from cm4vllm.common.redaction import Vault
 from cm4vllm.serving.access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.launch import LaunchSettings, launch, require_access
 from cm4vllm.serving.metrics import look
 from cm4vllm.serving.probe import base_url, base_urls, check_vocabulary, probe, sites_of
 from cm4vllm.serving.records import host_header, host_of
 
-SECRET = "sk-very-secret-value-1"
+SECRET = "very-secret-value-1"
 TENANT = "tenant-of-the-test"
 
 
@@ -34,6 +35,15 @@ def no_keys(monkeypatch):
 def upstream():
     with peer.running() as url:
         yield url
+
+
+def test_a_key_is_kept_out_of_all_records_whatever_its_variable_is_called(monkeypatch):
+    monkeypatch.setenv("MY_THING", SECRET)
+    monkeypatch.setenv("MY_HEADERS", f"X-Tenant: {TENANT}\n")
+    secrets = Vault({})
+    with secrets.guarded_output():
+        chosen_access("MY_THING", "MY_HEADERS")
+    assert secrets.clean(f"{SECRET} of {TENANT}") == "(secret) of (secret)"
 
 
 def test_a_server_behind_a_prefix_a_key_and_a_header_is_described_without_their_values(upstream, monkeypatch, tmp_path):

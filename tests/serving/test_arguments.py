@@ -9,7 +9,7 @@ import pytest
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
-from cm4vllm.serving.arguments import ServerSettings, completed, niceness, server_argv, server_env
+from cm4vllm.serving.arguments import ServerSettings, completed, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.presets import Preset
 from cm4vllm.serving.records import Api
 
@@ -92,6 +92,26 @@ def test_words_that_would_spoil_the_result_are_refused(extra):
     with pytest.raises(UsageError) as caught:
         argv(extra=extra)
     assert caught.value.cause
+
+
+@pytest.mark.parametrize("extra", ["--hf-token s3cret-1 --seed 3", "--hf_token=s3cret-1 --seed 3"])
+def test_a_token_goes_to_the_server_in_its_environment_and_in_no_command_line(extra):
+    settings = ServerSettings(model="/m", name="n", extra=extra)
+    words = server_argv(Path("python"), settings)
+    assert words[-2:] == ["--seed", "3"]
+    assert not any("s3cret" in word or "hf" in word for word in words)
+    assert secret_env(settings) == {"HF_TOKEN": "s3cret-1"}
+    assert "s3cret" not in str(server_env(settings))
+
+
+@pytest.mark.parametrize("extra", ["--some-api-key s3cret-1", '--hf-overrides \'{"auth_token": "s3cret-1"}\'',
+                                   "--hf-overrides=hf_" + "s3cret1" * 5, "--log-url https://u:s3cret-1@host/",
+                                   "--hf-token s3cret-1 'unclosed"])
+def test_no_other_secret_goes_into_the_servers_command_line(extra):
+    with pytest.raises(UsageError) as caught:
+        argv(extra=extra)
+    assert "extra_args" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_local_model_is_served_without_asking_a_hub(tmp_path):

@@ -95,6 +95,20 @@ def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):
     stop(record)  # twice does no harm
 
 
+def test_a_token_reaches_the_server_and_no_file_or_command_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    record = launch(tmp_path, extra="--hf-token s3cret-of-the-test")
+    try:
+        servers = [one for one in family(record.supervisor_pid) if one.pid != record.supervisor_pid]
+        assert [one.environ().get("HF_TOKEN") for one in servers] == ["s3cret-of-the-test"]
+        for process in family(record.supervisor_pid):
+            assert "s3cret" not in " ".join(process.cmdline())
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
+    finally:
+        stop(record)
+
+
 def test_servers_start_and_end_at_the_same_time(tmp_path):
     begin = time.monotonic()
     parts = [(settings(), tmp_path / str(number)) for number in range(4)]

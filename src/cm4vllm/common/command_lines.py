@@ -51,7 +51,9 @@ def published_words(
     `names` maps folders to the variables that stand for them; another path is named after its flag.
     """
     namer = _Namer(names or {}, {host.lower() for host in hosts})
-    return [namer.named(word) for word in redacted_words(words, secrets)]
+    shown = redacted_words(words, secrets)
+    return [namer.named(word, before if before.startswith("--") and "=" not in before else "")
+            for before, word in zip(["", *shown], shown, strict=False)]
 
 
 class _Namer:
@@ -63,9 +65,10 @@ class _Namer:
         self._hosts = hosts
         self._given: dict[str, str] = {}
 
-    def named(self, word: str) -> str:
+    def named(self, word: str, before: str) -> str:
+        """Return a word with its variables; `before` is the flag that stands before it, and whose value it may be."""
         found = re.match(r"(-{0,2}[\w.+,-]+)=", word)
-        flag, value = (found[1], word[found.end():]) if found else ("", word)
+        flag, value = (found[1], word[found.end():]) if found else (before, word)
         value = _URL.sub(lambda url: self._server(flag, url), value)
         if _host_of(value) in self._hosts:  # HOST:PORT, as a Ray cluster is named
             value = self._variable(flag, value)
@@ -73,7 +76,7 @@ class _Namer:
             value = self._path(flag, value)
         else:
             value = _PATH.sub(lambda path: self._path(flag, path["path"], value[: path.start()]), value)
-        return f"{flag}={value}" if found else value
+        return f"{found[1]}={value}" if found else value
 
     def _server(self, flag: str, url: re.Match[str]) -> str:
         host = url["host"].rpartition("@")[2].strip("[]").lower()

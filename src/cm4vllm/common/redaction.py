@@ -156,18 +156,18 @@ class Vault:
     def learn(self, env: Mapping[str, Any]) -> None:
         """Take note of the values of the secret keys of `env`, and of each line of those that have several."""
         for key, value in env.items():
-            if isinstance(value, str) and len(value) >= _SHORTEST and self.is_secret(key):
-                self._note(key, value)
+            if isinstance(value, str) and self.is_secret(key):
+                self.note(key, value)
 
     def learn_words(self, words: Iterable[str]) -> None:
         """Take note of the secrets among the words of a command."""
         walk = _Words(self)
         walk.redacted(words)
         for name, value in walk.found:
-            if len(value) >= _SHORTEST:
-                self._note(name, value)
+            self.note(name, value)
 
-    def _note(self, name: str, value: str) -> None:
+    def note(self, name: str, value: str) -> None:
+        """Treat a value as a secret from now on, whatever the name is that it was given under."""
         for text in (value, *value.splitlines()):
             for spelled in _spellings(text):
                 if len(text) >= _SHORTEST and not PLACEHOLDER.fullmatch(text):

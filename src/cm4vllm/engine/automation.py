@@ -80,7 +80,7 @@ class ScriptAutomation(_OwnAutomation):
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
         try:
-            with redirected, session.supervised():
+            with redirected, session.supervised(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
                 folder = working_folder()
                 free = free_bytes(folder)

@@ -48,6 +48,7 @@ class Session:
     def __init__(self, automation: Any, inputs: Mapping[str, Any]) -> None:
         self.automation = automation
         self.vault = Vault()
+        self._inputs = inputs
         self._typed = [str(word) for word in inputs.get("cmd") or ()]
         self.vault.learn_words(self._typed)
         protect(automation.cmind)
@@ -99,9 +100,26 @@ class Session:
 
     def warn_of_typed_secrets(self) -> None:
         """Say which flags of the command line hold a secret: others on the machine can list command lines."""
-        for flag_, name in secret_flags(self._typed, self.vault).items():
-            self.tell(f"note: what is typed as {flag_} shows in the list of processes and the shell's history; set "
+        for typed, name in secret_flags(self._typed, self.vault).items():
+            self.tell(f"note: what is typed as {typed} shows in the list of processes and the shell's history; set "
                       f"{name} as a variable of the environment instead: {name}=... cm run script ...")
+
+    @contextmanager
+    def with_typed_secrets(self) -> Iterator[None]:
+        """Have --env.HF_TOKEN=X do what HF_TOKEN=X before the command does, for all that runs inside."""
+        env = self._inputs.get("env")
+        typed = {key: str(value) for key, value in (env.items() if self._typed and isinstance(env, Mapping) else ())
+                 if self.vault.is_secret(str(key)) and "\0" not in str(value)}
+        before = {key: os.environ.get(key) for key in typed}
+        os.environ.update(typed)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
 
     @property
     def near(self) -> str:

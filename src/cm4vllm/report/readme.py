@@ -33,7 +33,7 @@ def _text(report: Report, measurement: Measurement) -> str:
     run = measurement.run
     text = _template().render(
         report=report, m=measurement, run=run, settings=run.settings, server=run.settings.server,
-        command=wording.typed_command(report.campaign.command) if report.campaign else "",
+        command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(run.settings.server, run.settings.model.path),
         versions=versions(report, run), missing=missing(report), w=wording,
         marks=marks, client_headroom=client_headroom,

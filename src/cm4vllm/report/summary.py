@@ -39,7 +39,7 @@ def render(report: Report) -> str:
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
         charts=charts, traces=_traces(report), marks=marks, client_headroom=client_headroom, w=wording,
         max_findings=MAX_FINDINGS,
-        command=wording.typed_command(report.campaign.command) if report.campaign else "",
+        command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from cm4vllm.common.command_lines import published_command, published_words, shell_line
+from cm4vllm.common.hosts import is_loopback
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
-    "command_line",
     "headroom",
+    "hosts_of",
     "judgement",
     "ms",
     "number",
@@ -26,10 +26,6 @@ __all__ = [
     "typed_command",
     "when",
 ]
-
-_HIDDEN = "'<not shown>'"
-_SECRET_NAME = re.compile(r"(^|[-_])(api[-_]?keys?|token|secrets?|password|passwd|credentials?)$", re.IGNORECASE)
-
 
 def number(value: float | int) -> str:
     """Write a number with thousands separated: whole numbers whole, others with their significant digits."""
@@ -100,31 +96,6 @@ def target(lower: float | None, upper: float | None) -> str:
     return " and ".join(f"{sign} {number(bound)}" for sign, bound in bounds if bound is not None)
 
 
-def command_line(argv: Iterable[str], names: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> str:
-    """Write a command for a shell, one flag a line.
-
-    `names` maps folders of this machine to the variables that stand for them, so that a published page neither shows
-    where somebody keeps files nor a path that exists nowhere else. The value of a flag or of an environment variable
-    that is named like a secret is left out.
-    """
-    lines = [f"{name}={_HIDDEN if _SECRET_NAME.search(name) else _quoted(value, names)}"
-             for name, value in sorted((env or {}).items())]
-    hide = False
-    current = ""
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        shown = _HIDDEN if hide else _quoted(word, names)
-        if word.startswith("--") and equals and _SECRET_NAME.search(flag):
-            shown = f"{flag}={_HIDDEN}"
-        hide = word.startswith("--") and not equals and bool(_SECRET_NAME.search(flag))
-        if word.startswith("--"):
-            lines.append(current)
-            current = shown
-        else:
-            current = f"{current} {shown}".strip()
-    return " \\\n    ".join(line for line in [*lines, current] if line)
-
-
 def server_command(server: ServerRecord, model_path: str) -> str:
     """Write the server's command with $MODEL for the model's folder and $CM4VLLM for that of our package.
 
@@ -132,27 +103,19 @@ def server_command(server: ServerRecord, model_path: str) -> str:
     """
     if not server.argv:
         return ""
-    names = {model_path: "MODEL"} if model_path.startswith("/") else {}
-    names[str(Path(__file__).parents[1])] = "CM4VLLM"
-    program = Path(server.argv[0]).name
-    return command_line([program, *server.argv[1:]], {**names, str(Path.home()): "HOME"}, env=server.env)
+    names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
+    env = [f"{name}={value}" for name, value in sorted(server.env.items())]
+    words = published_words([*env, Path(server.argv[0]).name, *server.argv[1:]], names, hosts_of(server))
+    return shell_line(words[len(env):], dict(word.split("=", 1) for word in words[: len(env)]))
 
 
-def typed_command(command: str) -> str:
-    """Write a command that was typed, one flag a line, with $HOME for the user's home."""
-    try:
-        return command_line(shlex.split(command), {str(Path.home()): "HOME"})
-    except ValueError:
-        return command
+def typed_command(command: str, server: ServerRecord) -> str:
+    """Write the command that was typed, one flag a line, with variables for what is only known where it was typed."""
+    return published_command(command, hosts=hosts_of(server))
 
 
-def _quoted(word: str, names: Mapping[str, str]) -> str:
-    for folder, variable in names.items():
-        before, found, after = word.partition(folder)
-        if found and folder not in ("", "/") and (not after or after.startswith(("/", ":", "@"))):
-            return f'{_bare(before)}"${variable}"{_bare(after)}'
-    return _bare(word)
-
-
-def _bare(word: str) -> str:
-    return shlex.quote(word) if word else ""
+def hosts_of(server: ServerRecord) -> set[str]:
+    """Return the hosts of a server, its replicas and its Ray cluster, but for the names of every machine itself."""
+    hosts = {urlsplit(endpoint).hostname or "" for endpoint in server.endpoints}
+    hosts |= {server.env.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]").lower()}
+    return {host for host in hosts if host and not is_loopback(host)}

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.records import Record
+from cm4vllm.common.redaction import vault
 
 __all__ = [
     "KEY_VARIABLES", "NO_ACCESS", "OWN_KEY_VARIABLE", "Access", "chosen_access", "own_access", "refused", "unencrypted",
@@ -86,13 +87,21 @@ def chosen_access(key_env: str, headers_env: str) -> Access:
                              "name; a key on a command line can be read by every user of the machine",
                              remedy=f"put the value into a variable, and its name here: --{flag}=NAME")
     access = Access(key_env=key_env, headers_env=headers_env)
-    headers = access.headers()
+    headers = _known_to_the_vault(access)
     if key_env or any(name.lower() == "authorization" for name in headers):
         return access
     found = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), "")
     access = Access(key_env=found, headers_env=headers_env)
-    access.headers()
+    _known_to_the_vault(access)
     return access
+
+
+def _known_to_the_vault(access: Access) -> dict[str, str]:
+    """Return the headers, whose values the run keeps out of all that it stores from now on, however they are named."""
+    headers = access.headers()
+    for value in headers.values():
+        vault().note(access.key_env or access.headers_env, value.removeprefix("Bearer "))
+    return headers
 
 
 def own_access() -> Access:

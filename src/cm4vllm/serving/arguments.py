@@ -12,12 +12,13 @@ from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
+from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.records import Api
 
-__all__ = ["ServerSettings", "completed", "niceness", "ray_env", "server_argv", "server_env"]
+__all__ = ["ServerSettings", "completed", "niceness", "ray_env", "secret_env", "server_argv", "server_env"]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
@@ -29,6 +30,8 @@ _FIXED = {
     "--speculative-config": "speculative decoding is not declared in what is submitted",
 }
 _OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")
+#: The option of vLLM that holds a secret, and the variable that vLLM's hub client reads instead.
+_TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 
 
 class ServerSettings(Record, frozen=True, kw_only=True):
@@ -113,7 +116,7 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
 def server_argv(
     python: Path, settings: ServerSettings, port: int | str = "{port}", preset: Preset | None = None,
 ) -> list[str]:
-    """Return the words that start the server with the environment of `python`.
+    """Return the words that start the server with the environment of `python`; no secret is among them.
 
     Raises UsageError for words that cannot be given.
     """
@@ -122,7 +125,7 @@ def server_argv(
         "--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log",
     ]  # fmt: skip
     given = _given_options(settings)
-    extra = _extra(settings.extra)
+    extra, _ = _extra(settings.extra)
     said = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in extra if word.startswith("--")}
     options = {
         name: value for name, value in {**(preset.options if preset else {}), **given}.items()
@@ -157,12 +160,19 @@ def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | s
     return {name: value for name, value in valued.items() if value not in ("", None)}
 
 
-def _extra(text: str) -> list[str]:
+def secret_env(settings: ServerSettings) -> dict[str, str]:
+    """Return what the server's environment has of the further words: a token there stands in no list of processes."""
+    return _extra(settings.extra)[1]
+
+
+def _extra(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the further words, and the environment in which the value of --hf-token goes to the server."""
     try:
-        words = shlex.split(text)
+        given = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--extra_args={text!r} cannot be read", cause=str(error),
+        raise UsageError(f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read", cause=str(error),
                          remedy="quote it as for a shell") from error
+    words, secrets = _without_token(given)
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
         if option in _FIXED:
@@ -170,7 +180,24 @@ def _extra(text: str) -> list[str]:
         if option in _OURS:
             raise UsageError(f"{option} cannot be given in --extra_args", cause="it has an input of its own",
                              remedy="use --model, --host, --port or --served_model_name")
-    return words
+    if (shown := redacted_words(words)) != words:
+        hidden = next(one for one, word in zip(shown, words, strict=True) if one != word)
+        raise UsageError(f"a secret in --extra_args: {hidden}", cause="every user of the machine can read the server's "
+                         "command line", remedy="give it as a variable of the environment, which the server inherits")
+    return words, secrets
+
+
+def _without_token(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    left: list[str] = []
+    secrets: dict[str, str] = {}
+    given = iter(words)
+    for word in given:
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") != _TOKEN_OPTION:
+            left.append(word)
+        elif token := value if equals else next(given, ""):
+            secrets[_TOKEN_VARIABLE] = token
+    return left, secrets
 
 
 def niceness(settings: ServerSettings) -> int:

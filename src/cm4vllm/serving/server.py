@@ -31,7 +31,7 @@ from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.access import own_access
-from cm4vllm.serving.arguments import ServerSettings, niceness, server_argv, server_env
+from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
@@ -125,7 +125,7 @@ def _started(
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
     supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
-                                  state=folder / STATE_FILE, grace_s=GRACE_S)
+                                  state=folder / STATE_FILE, grace_s=GRACE_S, secrets=secret_env(settings))
     _owned[supervisor.pid] = supervisor
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 

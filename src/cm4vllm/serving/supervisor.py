@@ -250,18 +250,21 @@ def _send(pid: int, signum: signal.Signals) -> None:
 
 
 def start_supervised(
-    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float
+    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float,
+    secrets: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
 
-    It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order.
+    It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order. `secrets` are
+    variables of the environment that are written to no file.
     """
     write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
     source = str(Path(__file__).resolve().parents[2])
+    found = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))},
+        env={**os.environ, **(secrets or {}), "PYTHONPATH": found},
     )  # fmt: skip
 
 

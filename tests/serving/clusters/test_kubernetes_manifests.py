@@ -43,6 +43,12 @@ def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
     assert pod["image"] == IMAGE
 
 
+def test_a_token_goes_into_no_manifest():
+    with pytest.raises(UsageError, match="a token in --extra_args") as caught:
+        objects(CM_VLLM_SERVER_EXTRA_ARGS="--hf-token s3cret-1")
+    assert "--hf_token_secret" in caught.value.remedy and "s3cret" not in str(caught.value)
+
+
 def test_a_service_finds_the_pods():
     deployment, service = objects()
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]

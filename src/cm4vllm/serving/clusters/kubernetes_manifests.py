@@ -14,7 +14,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings
-from cm4vllm.serving.arguments import ServerSettings, server_argv
+from cm4vllm.serving.arguments import ServerSettings, secret_env, server_argv
 
 __all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 
@@ -73,6 +73,9 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
     """
     _check(pod)
     server = _server_settings(pod, env)
+    if secret_env(server):
+        raise UsageError("a token in --extra_args", cause="the manifest would show it",
+                         remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret=NAME")
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
     if pod.kind == "llm-d":

@@ -1,0 +1,54 @@
+"""Hosts and addresses: which mean the same on every machine, and how one may be spelled."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+__all__ = ["address_spellings", "is_address", "is_loopback"]
+
+_MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is a machine's name or address for itself, as localhost, 127.0.0.1 and 0.0.0.0 are."""
+    plain = host.strip("[]").partition("%")[0].lower()
+    try:
+        address = ipaddress.ip_address(plain)
+    except ValueError:
+        return plain.partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback", "(none)")
+    return address.is_loopback or address.is_unspecified
+
+
+def is_address(host: str) -> bool:
+    """Tell whether a host is given by its IP address."""
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def address_spellings(address: str) -> set[str]:
+    """Return an IP or hardware address as programs and name services write it, in lower case."""
+    plain = address.strip("[]").partition("%")[0].lower()
+    if _MAC.fullmatch(plain):
+        parts = re.split("[:-]", plain)
+        bare = "".join(parts)
+        return {":".join(parts), "-".join(parts), bare, ".".join(bare[at:at + 4] for at in range(0, len(bare), 4))}
+    try:
+        found = ipaddress.ip_address(plain)
+    except ValueError:
+        return {plain}
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
+        found = found.ipv4_mapped
+    if isinstance(found, ipaddress.IPv4Address):
+        dotted, mapped = str(found), ipaddress.IPv6Address(f"::ffff:{found}")
+        return {dotted, dotted.replace(".", "-"), found.reverse_pointer, f"::ffff:{dotted}", *_colons(mapped)}
+    spelled = _colons(found)
+    return spelled | {one.replace(":", "-") for one in spelled if one[0] != ":"} | {found.reverse_pointer}
+
+
+def _colons(found: ipaddress.IPv6Address) -> set[str]:
+    groups = found.exploded.split(":")
+    return {found.compressed, found.exploded, ":".join(f"{int(group, 16):x}" for group in groups)}
