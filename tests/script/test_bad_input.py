@@ -29,7 +29,7 @@ from cm4vllm.common.errors import (
         ("--execution_mode=vaild", "", ["vaild", "valid"]),
         ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
-        ("--quiet", ",_r4.1", ["v4.1", "not supported", "4.1.30"]),
+        ("--quiet", ",_r4.1", ["v4.1", "not supported", "layout"]),
     ],
 )
 def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):

@@ -20,7 +20,7 @@ from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
-from cm4vllm.common.errors import DatasetError, ModelError, RunFailed
+from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
@@ -28,10 +28,30 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
-__all__ = ["ACCURACY_TEXT", "references_of", "require_tokenizer", "score_run"]
+__all__ = ["ACCURACY_TEXT", "SCORERS", "Scorer", "accuracy_text", "references_of", "require_tokenizer", "score_run", "scorer_of"]
 
 #: The name of the file that the checker reads the scores from.
 ACCURACY_TEXT = "accuracy.txt"
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How a benchmark's reference script writes its scores.
+
+    `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the checkers before round v5.1 do not
+    read; `source` is the reference script.
+    """
+
+    quoted: bool
+    source: str
+
+
+#: The scorers by the name that the rules have for them. All of today's are families of ROUGE: the same computation,
+#: written as the benchmark's own script writes it.
+SCORERS = {
+    "rouge": Scorer(quoted=True, source="language/llama3.1-8b/evaluation.py"),
+    "rouge-tokens": Scorer(quoted=False, source="language/llama2-70b/evaluate-accuracy.py"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,14 +94,22 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
             verified=pairs.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
             duration_s=time.monotonic() - begin,
         )
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values))
+        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms)))
         write_record(folder / ACCURACY_FILE, record)
     return record
 
 
-def accuracy_text(values: dict[str, float | int]) -> str:
+def scorer_of(terms: Terms) -> Scorer:
+    """Return the scorer of a benchmark. Raises UsageError where it is not built yet."""
+    if terms.scorer not in SCORERS:
+        raise UsageError(f"the accuracy of {terms.benchmark} cannot be scored",
+                         cause=f"its scorer {terms.scorer!r} is not built yet")
+    return SCORERS[terms.scorer]
+
+
+def accuracy_text(values: dict[str, float | int], scorer: Scorer) -> str:
     """Return what the reference script prints of `values`; the checker finds the numbers in it by their labels."""
-    shown = {key: f"{value}" if key in TYPES else value for key, value in values.items()}
+    shown = {key: f"{value}" if scorer.quoted and key in TYPES else value for key, value in values.items()}
     return f"\nResults\n\n{shown}\n"
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from cm4vllm.accuracy.scoring import SCORERS
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import BenchmarkTerms, Division, RoundTerms, Scenario, benchmark_names, benchmark_terms, round_names
 from cm4vllm.rules import round_terms as _round
 
 __all__ = ["require_runnable", "runnable_benchmarks"]
 
-#: Layouts of submission trees that can be written (RoundTerms.layout), and rounds whose LoadGen was tried.
+#: Layouts of submission trees that can be written (RoundTerms.layout).
 _LAYOUTS = ("v6.0",)
-_ROUNDS = ("v6.1",)
-#: Scorers that exist (BenchmarkTerms.scorer), and why the others do not.
-_SCORERS = ("rouge",)
 _SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
 
 
@@ -25,12 +23,11 @@ def require_runnable(
     round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division
 ) -> None:
     """Raise UsageError for what the rules have and this version cannot run."""
-    if round_.name not in _ROUNDS or round_.layout not in _LAYOUTS:
+    if round_.layout not in _LAYOUTS:
         newest = _round(round_names()[-1]).name
         raise UsageError(
             f"round {round_.name} is not supported",
-            cause=f"its logs need the seeds of mlcommons-loadgen {round_.loadgen.first} to {round_.loadgen.last} and "
-            "its own submission tree, which are not built yet",
+            cause="its submission tree has a layout that is not built yet",
             remedy=f"run round {newest} instead: --tags=run-mlperf,inference,_r{newest.removeprefix('v')} and a model "
             "of that round",
         )
@@ -53,7 +50,7 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
     lacks = []
     if not benchmark.loadgen:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
-    if benchmark.scorer not in _SCORERS:
+    if benchmark.scorer not in SCORERS:
         lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
     if not set(benchmark.scenarios) & set(_SCENARIOS) or benchmark.category != "datacenter":
         lacks.append(f"its category is {benchmark.category}, and it needs {', '.join(benchmark.required[0].all_of)}")

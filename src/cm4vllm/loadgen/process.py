@@ -107,7 +107,8 @@ def _import_loadgen() -> Any:
 def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     """Return LoadGen's settings from mlperf.conf and our user.conf, checked to be those of the round and benchmark."""
     test, terms = loadgen.TestSettings(), settings.terms
-    if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario, 1) not in (0, None):
+    # The fourth parameter keeps its default, "this is user.conf": LoadGen 5.0.0 has it the other way round.
+    if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario) not in (0, None):
         raise RunFailed("LoadGen refuses user.conf", cause=settings.user_conf)
     test.scenario = getattr(loadgen.TestScenario, terms.loadgen_scenario)
     modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}

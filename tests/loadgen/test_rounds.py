@@ -1,0 +1,38 @@
+"""A run with the LoadGen of each round: its own wheel, whose log carries the round's seeds and limits."""
+
+import pytest
+from fake_vllm import FakeVllm
+from msgspec.structs import replace
+
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.loadgen.wheel import provide
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, round_names, round_terms, terms
+
+CELLS = [(round_name, "llama2-70b-99.9", scenario) for round_name in round_names()
+         for scenario in (Scenario.OFFLINE, Scenario.SERVER)]
+CELLS.append(("v6.1", "llama3.1-8b", Scenario.INTERACTIVE))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Where each round's LoadGen lies, each in a folder of its own."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return {name: provide(round_terms(name), folder / name).pythonpath for name in round_names()}
+
+
+@pytest.mark.parametrize(("round_name", "benchmark", "scenario"), CELLS)
+def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(tmp_path, make_settings, wheels, round_name, benchmark,
+                                                               scenario):
+    found = terms(round_name, benchmark, scenario, Mode.PERFORMANCE)
+    conf = user_conf(found, ExecutionMode.TEST, target_qps=50, test_query_count=64, dataset_samples=64)
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server" if found.first_token else "Offline", "performance")
+        settings = replace(settings, terms=found, user_conf=conf.text, target_qps=50)
+        record = run(settings, tmp_path / "run", pythonpath=wheels[round_name])
+    result = read_performance(tmp_path / "run")
+    assert result.seeds == (found.seeds.qsl, found.seeds.sample_index, found.seeds.schedule)
+    assert result.scenario == found.loadgen_scenario
+    assert result.target_qps == pytest.approx(50, rel=0.2)
+    assert record.versions["mlcommons-loadgen"] in (found.loadgen.wheel, found.loadgen.first)
