@@ -65,6 +65,17 @@ class Home:
         finally:
             os.chdir(before)
 
+    def act(self, *words: str) -> dict[str, Any]:
+        """Do in this process what `cm` would do with these words, and return the result."""
+        from cmind.core import CM
+
+        before = Path.cwd()
+        os.chdir(self.work)
+        try:
+            return dict(CM(str(self.path)).access(list(words), out="con"))
+        finally:
+            os.chdir(before)
+
     def cli(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "cmind.cli", *words], cwd=cwd or self.work, text=True,
                               errors="replace", capture_output=True, env={**self.env, **env}, timeout=120, check=False)

@@ -82,3 +82,20 @@ def postprocess(i): return {"return": 0, "version": "4.5", "add_extra_cache_tags
 """)
     assert home.run("one")["version"] == "4.5"
     assert home.cli("find", "cache", "--tags=one,from-hook,version-4.5").stdout.strip()
+
+
+REFUSING = """
+from cm4vllm.common.errors import UsageError
+def preprocess(i):
+    raise UsageError("too slow", remedy="give --timeout=9, or --quiet; or cm run script --tags=two --timeout=9")
+"""
+
+
+def test_a_remedy_names_the_key_where_the_command_does_not_take_the_flag(home):
+    home.script("two", {"input_mapping": {"timeout": "CM_TIMEOUT"}}, customize=REFUSING.replace("; or", '\\nor'))
+    home.script("one", {"deps": [{"tags": "two"}]})
+    home.script("three", {"deps": [{"tags": "two"}], "input_mapping": {"timeout": "CM_TIMEOUT"}})
+    assert "give --env.CM_TIMEOUT=9, or --quiet" in home.run("one")["error"]
+    assert "--tags=two --timeout=9" in home.run("one")["error"]
+    for tags in ("two", "three"):
+        assert "give --timeout=9, or --quiet" in home.run(tags)["error"]

@@ -246,27 +246,33 @@ def _mount_point(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: str = "--output_dir") -> Iterator[None]:
-    """Turn a full disk and a missing permission met while doing `action` on `path` into errors with a remedy.
+def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: str = "") -> Iterator[None]:
+    """Turn a full disk, a missing permission or folder met while doing `action` on `path` into errors with a remedy.
 
-    `elsewhere` is what the user sets to have another folder.
+    `elsewhere` is what the user sets to have another folder, where there is such a setting.
     """
+    other = f"another folder with {elsewhere}" if elsewhere else "another folder"
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"cannot {action} {path}", cause=f"no space left on the disk that is mounted at {_mount_point(path)}",
-                remedy=f"free space there, or choose another folder with {elsewhere}"
+                remedy=f"free space there, or choose {other}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NotWritable(
                 f"cannot {action} {path}", cause=str(error.strerror),
-                remedy=f"choose a folder you may write to with {elsewhere}, or change its permissions"
+                remedy=f"change its permissions, or choose {other}"
+            ) from error
+        if error.errno == errno.ENOENT:
+            raise NotWritable(
+                f"cannot {action} {path}", cause=f"there is no {error.filename or path}, and it cannot be made",
+                remedy=f"see that nothing removes it meanwhile, or choose {other}"
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(
                 f"cannot {action} {path}", cause=f"{error.filename or path} is a file, not a folder",
-                remedy=f"choose another folder with {elsewhere}"
+                remedy=f"choose {other}"
             ) from error
         raise

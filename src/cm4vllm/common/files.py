@@ -164,20 +164,19 @@ def require_space(
         )
 
 
-def writable_folder(folder: Path) -> Path:
-    """Make `folder` if needed and prove that files can be written in it; return it as an absolute path."""
+def writable_folder(folder: Path, elsewhere: str = "--output_dir") -> Path:
+    """Make `folder` if needed and prove that files can be written in it; return it as an absolute path.
+
+    `elsewhere` is what the user sets to have another folder.
+    """
     import tempfile
 
     folder = folder.expanduser().absolute()
-    with translated_os_errors("write to", folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"\0" * 4096)
-                file.flush()
-        except FileNotFoundError as error:  # as in /proc, where nobody can make a folder or a file
-            raise NotWritable(f"cannot write to {folder}", cause=str(error.strerror),
-                              remedy="choose another folder with --output_dir") from error
+    with translated_os_errors("write to", folder, elsewhere):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
     return folder
 
 

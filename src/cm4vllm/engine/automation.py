@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
+import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cmind.automation import Automation
 
-from cm4vllm.common.errors import CmError, translated_os_errors
+from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.engine.execution import run
 from cm4vllm.engine.index import slim
@@ -47,6 +49,20 @@ def _report(cmind: Any, result: Result) -> Result:
             raise RuntimeError(result["error"])
         sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
     return result
+
+
+def _answering(action: Callable[[Any, Result], Result]) -> Callable[[Any, Result], Result]:
+    """Turn what an action raises into the result that cmind expects: a message and an exit code."""
+    @functools.wraps(action)
+    def answered(automation: Any, i: Result) -> Result:
+        try:
+            return action(automation, i)
+        except CmError as error:
+            return {"return": error.exit_code, "error": str(error)}
+        except Exception as error:
+            known = _known(error, verbose=flag(i, "v", "verbose"))
+            return {"return": known.exit_code, "error": str(known)}
+    return answered
 
 
 class ScriptAutomation(_OwnAutomation):
@@ -83,6 +99,7 @@ class ScriptAutomation(_OwnAutomation):
             with redirected, session.supervised(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
                 folder = working_folder()
+                _require_result_file(self.cmind)
                 free = free_bytes(folder)
                 result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
                 _tell_more(session, i, result, folder, free)
@@ -91,7 +108,8 @@ class ScriptAutomation(_OwnAutomation):
         except CmError as error:
             result = {"return": error.exit_code, "error": session.explained(error)}
         except Exception as error:
-            result = _unforeseen(error, session)
+            known = _known(error, verbose=session.verbose)
+            result = {"return": known.exit_code, "error": session.explained(known)}
         finally:
             del self.cmind.state[_SESSION]
         return _handed_over(session, i, result, folder)
@@ -105,58 +123,68 @@ class ScriptAutomation(_OwnAutomation):
                 return HELPERS[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @_answering
     def prepare(self, i: Result) -> Result:
         """Run the dependencies of a script, not the script itself."""
         return self.run({**i, "prepare": True})
 
+    @_answering
     def plan(self, i: Result) -> Result:
         """Print what a run would do, without running anything of any script."""
         from cm4vllm.engine.planning import print_plan
 
         return print_plan(self, i)
 
+    @_answering
     def lint(self, i: Result) -> Result:
         """Print what is suspicious in the metas of the scripts found."""
         from cm4vllm.engine.linting import lint_scripts
 
         return lint_scripts(self, i)
 
+    @_answering
     def add(self, i: Result) -> Result:
         """Write a new script from a template."""
         from cm4vllm.engine.adding import add_script
 
         return add_script(self, i)
 
+    @_answering
     def dockerfile(self, i: Result) -> Result:
         """Write a Dockerfile for a script, with all that it needs beside it."""
         from cm4vllm.engine.docker import docker_script
 
         return docker_script(self, i, run_it=False)
 
+    @_answering
     def docker(self, i: Result) -> Result:
         """Write a Dockerfile for a script, build it and run it."""
         from cm4vllm.engine.docker import docker_script
 
         return docker_script(self, i, run_it=True)
 
+    @_answering
     def doctor(self, i: Result) -> Result:
         """Print what is wrong with the CM home and the machine, and what to do about it."""
         from cm4vllm.engine.doctor import print_diagnosis
 
         return print_diagnosis(self, i)
 
+    @_answering
     def search(self, i: Result) -> Result:
         """Find scripts; for a person, print their paths."""
         from cm4vllm.engine.finding import find_scripts
 
         return find_scripts(self, super().search, i)
 
+    @_answering
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""
         from cm4vllm.engine.help import script_help
 
         return script_help(self, i)
 
+    @_answering
     def test(self, i: Result) -> Result:
         """Run the test inputs that the metas of the scripts found give (tests.run_inputs)."""
         from cm4vllm.engine.testing import test_scripts
@@ -164,22 +192,30 @@ class ScriptAutomation(_OwnAutomation):
         return test_scripts(self, i)
 
 
-def _unforeseen(error: Exception, session: Session) -> Result:
-    """Return the result of a run that failed in a way no part of the engine foresaw."""
+def _known(error: Exception, *, verbose: bool) -> CmError:
+    """Return the error to show for a failure that no part of the engine foresaw."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    if session.verbose:
+    if verbose:
         traceback.print_exception(error)
     if isinstance(error, OSError):
         try:
             with translated_os_errors("use", str(error.filename or frame.filename)):
                 raise error
         except CmError as known:
-            return {"return": known.exit_code, "error": str(known)}
+            return known
         except OSError:
             pass
-    told = CmError(f"{type(error).__name__}: {error}", cause=f"at {frame.filename}:{frame.lineno}",
+    return CmError(f"{type(error).__name__}: {error}", cause=f"at {frame.filename}:{frame.lineno}",
                    remedy="this is a fault of cm4vllm: run again with -v and report what it prints")
-    return {"return": told.exit_code, "error": session.explained(told)}
+
+
+def _require_result_file(cmind: Any) -> None:
+    """Refuse a --save_to_json for which there is no folder: cmind writes it when all is done, and would fail then."""
+    target, cmind.save_to_json = cmind.save_to_json, ""
+    if target and not os.path.isdir(os.path.dirname(os.path.abspath(target))):
+        raise NotWritable(f"--save_to_json={target} cannot be written", cause="its folder does not exist",
+                          remedy="make the folder first")
+    cmind.save_to_json = target
 
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
@@ -188,8 +224,11 @@ def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder:
         if folder and flag(i, *PROVENANCE_FLAGS):
             from cm4vllm.engine.provenance import leave
 
-            with session.vault.guarded_output():
-                leave(session, i, result, folder)
+            try:
+                with session.vault.guarded_output():
+                    leave(session, i, result, folder)
+            except CmError as error:
+                result = result if result["return"] else {"return": error.exit_code, "error": str(error)}
     if session.as_json or i.get("save_to_json") or i.get("save_to_yaml"):
         result = session.vault.cleaned(result)
     if flag(i, "j", "json") and not result["return"]:
@@ -220,18 +259,21 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: s
 class CacheAutomation(_OwnAutomation):
     """The actions on cache entries."""
 
+    @_answering
     def show(self, i: Result) -> Result:
         """Print the entries found: tags, path, version, size, age and, with --env, what they export."""
         from cm4vllm.engine import cache_actions
 
         return cache_actions.show(super().search, i)
 
+    @_answering
     def search(self, i: Result) -> Result:
         """Find entries; for a person, print their paths."""
         from cm4vllm.engine import cache_actions
 
         return cache_actions.find(super().search, i)
 
+    @_answering
     def delete(self, i: Result) -> Result:
         """Remove entries, after a question unless it is forced."""
         from cm4vllm.engine import cache_actions

@@ -36,6 +36,10 @@ _KEY = "cm4vllm_key"
 _UID, _STEM = 16, 12
 
 
+#: What the file with an entry's result holds, at least.
+_RESULT = {"new_env": dict, "new_state": dict, "files": dict, "folder": str}
+
+
 class Identity(Value):
     """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
 
@@ -73,10 +77,12 @@ class Entry(Value):
             saved = _read(self.folder, STATE_FILE)
         except (OSError, ValueError):
             raise Damaged(os.path.join(self.folder, STATE_FILE)) from None
-        old = saved.get("folder", "")
+        if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _RESULT.items()):
+            raise Damaged(os.path.join(self.folder, STATE_FILE))
+        old = saved["folder"]
         if old and old != self.folder:
             saved = _rebased(saved, old, self.folder)
-        if path := changed(saved.get("files", {})):
+        if path := changed(saved["files"]):
             raise Damaged(path)
         return dict(saved)
 
@@ -147,8 +153,11 @@ class Cache:
             except (OSError, ValueError):
                 continue
             if isinstance(meta, dict) and meta.get(_KEY) == key:
-                yield Entry(folder, key, str(meta.get("version", "")), str(meta.get("asked_version", "")),
-                            float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
+                try:
+                    yield Entry(folder, key, str(meta.get("version", "")), str(meta.get("asked_version", "")),
+                                float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
+                except (TypeError, ValueError):
+                    continue  # its meta was altered: the entry is as good as absent
 
     @contextmanager
     def lock(self, identity: Identity, waiting: Any) -> Iterator[None]:
@@ -162,7 +171,7 @@ class Cache:
         import fcntl  # what only reads takes no lock
 
         locks = os.path.join(self.root, ".locks")
-        with translated_os_errors("lock the cache in", locks):
+        with translated_os_errors("lock the cache in", locks, "CM_REPOS"):
             os.makedirs(locks, exist_ok=True)
             handle = os.open(os.path.join(locks, key[:16]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -187,7 +196,7 @@ class Cache:
         number = 0
         while _is_finished(folder := self._folder(identity, number)):
             number += 1
-        with translated_os_errors("make a cache entry in", self.root):
+        with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
             _remove(folder)
             os.makedirs(folder)
         with self._removed_unless_finished(folder):
@@ -197,7 +206,7 @@ class Cache:
     def renewed_folder(self, entry: Entry) -> Iterator[str]:
         """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
         folder, old = entry.folder, _aside(entry.folder)
-        with translated_os_errors("renew a cache entry in", self.root):
+        with translated_os_errors("renew a cache entry in", self.root, "CM_REPOS"):
             _remove(old)
             # Without its meta it is no artifact: nobody shall find it under the other name.
             os.rename(os.path.join(folder, _META_FILE), os.path.join(folder, _META_ASIDE))
@@ -251,7 +260,7 @@ class Cache:
         named = {value for value in (*result["new_env"].values(), depends_on)
                  if isinstance(value, str) and value.startswith("/")}
         files = observed(folder, named, depends_on)
-        with translated_os_errors("write a cache entry in", folder):
+        with translated_os_errors("write a cache entry in", folder, "CM_REPOS"):
             _sync(folder)
         try:
             write_json(Path(folder, STATE_FILE), {**result, "folder": folder, "files": files})

@@ -29,9 +29,11 @@ class Stored:
         alias, _, uid = str(meta.get("associated_script_artifact") or "").partition(",")
         try:
             made_at = float(meta.get("made_at") or folder.stat().st_mtime)
-        except OSError:  # removed meanwhile
+        except (OSError, TypeError, ValueError):  # removed or altered meanwhile
             made_at = time.time()
-        return cls(folder, tuple(map(str, meta.get("tags") or ())), alias, uid, str(meta.get("version") or ""), made_at)
+        tags = meta.get("tags")
+        words = tuple(map(str, tags)) if isinstance(tags, list) else ()
+        return cls(folder, words, alias, uid, str(meta.get("version") or ""), made_at)
 
 
 def stored(root: Path) -> Iterator[Stored]:

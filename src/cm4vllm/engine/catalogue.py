@@ -86,7 +86,7 @@ class Catalogue:
         index = getattr(self._cmind, "index", None)
         entries = (index.meta if index is not None else {}).get(SCRIPT_AUTOMATION[1], {})
         # Each script stands twice in the index; the entry under its UID is the one that tells its alias.
-        return [entry for entry in entries.values() if "alias" in entry]
+        return [entry for entry in entries.values() if isinstance(entry, dict) and "alias" in entry and "path" in entry]
 
     @cached_property
     def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
@@ -103,12 +103,19 @@ class Catalogue:
     def _candidates(self) -> Iterator[tuple[str, str]]:
         for repo in self._cmind.repos.lst:
             top = os.path.normpath(repo.path_with_prefix)
-            for automation in sorted(name for name in os.listdir(top) if name.startswith("script")):
+            for automation in (name for name in _listed(top) if name.startswith("script")):
                 folder = os.path.join(top, automation)
-                if os.path.isdir(folder):
-                    for name in sorted(os.listdir(folder)):
-                        yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
+                for name in _listed(folder):
+                    yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
 
     def _repo_names(self, alias: str) -> set[str]:
         return {alias, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst
                          if repo.meta.get("alias") == alias)}
+
+
+def _listed(folder: str) -> list[str]:
+    """Return the names in a folder; none where it cannot be read, which `cm doctor script` tells."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

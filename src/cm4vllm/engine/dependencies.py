@@ -10,6 +10,7 @@ from cm4vllm.engine.documents import merged
 from cm4vllm.engine.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
 from cm4vllm.engine.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, split_tags
 from cm4vllm.engine.request import Request, parse_tags
+from cm4vllm.engine.shapes import require_shapes
 from cm4vllm.engine.variations import Resolution
 from cm4vllm.engine.versions import ANY, Wanted
 
@@ -44,6 +45,7 @@ def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
     for phase, present in phases.items():
         raw = meta.get(phase)
         if isinstance(raw, list) and raw != [dependency.raw for dependency in present]:
+            require_shapes("a script, as its customize.py changed it,", {phase: raw})
             present[:] = [Dependency.of(entry) for entry in raw if entry.get("tags")]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import CmError, InstallError, RunFailed, UsageError, translated_os_errors
+from cm4vllm.common.errors import CmError, InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say
@@ -62,7 +62,8 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
         folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
         write_context(container, folder, _repositories(automation.cmind, checkout, script))
         work = folder / "work"
-        work.mkdir(exist_ok=True)
+        with translated_os_errors("make", work, "--docker_folder"):
+            work.mkdir(exist_ok=True)
         build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", container.image, str(folder)]
         start = ["docker", "run", "--rm", "--volume", f"{work}:{_INSIDE}/work", *container.options, *_passed(i),
                  container.image]
@@ -134,7 +135,7 @@ def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, P
 
 def write_context(container: Container, folder: Path, repositories: Mapping[str, Path]) -> None:
     """Write Dockerfile and the repositories' files to `folder`. What git ignores is left out."""
-    with translated_os_errors("write", folder):
+    with translated_os_errors("write", folder, "--docker_folder"):
         shutil.rmtree(folder / "repos", ignore_errors=True)
         for alias, path in repositories.items():
             _copy(path, folder / "repos" / alias)
@@ -145,7 +146,10 @@ def _copy(source: Path, target: Path) -> None:
     listed = run(["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]) if (
         shutil.which("git") and (source / ".git").exists()) else None
     if listed is None or not listed.ok:
-        shutil.copytree(source, target, ignore=_LEFT_OUT, symlinks=True)
+        try:
+            shutil.copytree(source, target, ignore=_LEFT_OUT, symlinks=True)
+        except shutil.Error as error:
+            raise RecipeError(f"{source} cannot be copied", cause=str(error.args[0][0][2])) from error
         return
     for name in filter(None, listed.output.split("\0")):
         if (source / name).is_file():  # a file that is deleted but not committed is listed too

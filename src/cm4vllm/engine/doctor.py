@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -71,16 +71,21 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
     home = Path(cmind.repos_path)
     catalogue = Catalogue(cmind)
     scripts = catalogue.all()
-    yield _python()
-    yield from _tools()
-    yield _home(home)
-    yield from _repositories(home)
-    yield from _index(home)
-    yield _engines(checkout, home)
-    yield from _scripts(catalogue, scripts)
-    yield _packages(checkout)
-    yield _disk(home, scripts)
-    yield from _cache(Path(Cache(cmind).root))
+    checks: dict[str, Callable[[], Iterable[Symptom]]] = {
+        "python": lambda: [_python()], "tools": _tools, "home": lambda: [_home(home)],
+        "repositories": lambda: _repositories(home), "index": lambda: _index(home),
+        "engine": lambda: [_engines(checkout, home)], "scripts": lambda: _scripts(catalogue, scripts),
+        "packages": lambda: [_packages(checkout)], "disk": lambda: [_disk(home, scripts)],
+        "cache": lambda: _cache(Path(Cache(cmind).root)),
+    }
+    for subject, check in checks.items():
+        try:
+            yield from check()
+        except CmError as error:
+            yield Symptom(Level.WRONG, subject, error.what, error.remedy)
+        except OSError as error:
+            yield Symptom(Level.WRONG, subject, f"{error.filename or home} cannot be used: {error.strerror}",
+                          "change its permissions")
 
 
 def _python() -> Symptom:
@@ -149,7 +154,11 @@ def _index(home: Path) -> Iterator[Symptom]:
     except ValueError as error:
         yield Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
         return
-    paths = {artifact.get("path", "") for artifacts in index.values() for artifact in artifacts.values()}
+    try:
+        paths = {str(artifact["path"]) for artifacts in index.values() for artifact in artifacts.values()}
+    except (AttributeError, TypeError, KeyError):
+        yield Symptom(Level.WRONG, "index", f"{path} is no index of CM", f"rm {path}")
+        return
     gone = sorted(path for path in paths if not Path(path).is_dir())
     if gone:
         yield Symptom(Level.ODD, "index", f"{len(gone)} of {len(paths)} folders in it are gone, {gone[0]} for one",
@@ -159,11 +168,7 @@ def _index(home: Path) -> Iterator[Symptom]:
 
 
 def _engines(checkout: Path, home: Path) -> Symptom:
-    try:
-        others = engines_before(checkout, home)
-    except CmError as error:
-        return Symptom(Level.WRONG, "engine", str(error))
-    if others:
+    if others := engines_before(checkout, home):
         return Symptom(Level.WRONG, "engine", f"that of {others[0]} comes before this one",
                        " ".join(warning_about_engines(checkout, home).splitlines()[1:]))
     return Symptom(Level.WELL, "engine", str(checkout))

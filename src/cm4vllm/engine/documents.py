@@ -28,8 +28,14 @@ def read_yaml(path: AnyPath) -> Any:
     try:
         with open(path, "rb") as file:
             return yaml.load(file.read(), Loader=loader)  # noqa: S506 both are safe loaders
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not YAML", cause=str(error)) from error
+
+
+def _unreadable(path: AnyPath, error: OSError) -> RecipeError:
+    return RecipeError(f"{path} cannot be read", cause=str(error.strerror), remedy="change its permissions")
 
 
 def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
@@ -54,7 +60,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     try:
         with open(path, "rb") as file:
             visit(yaml.compose(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
-    except (OSError, yaml.YAMLError):
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
     return found
 
@@ -64,7 +70,9 @@ def read_json(path: AnyPath) -> Any:
     try:
         with open(path, "rb") as file:
             return json.loads(file.read())
-    except ValueError as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not JSON", cause=str(error)) from error
 
 

@@ -108,6 +108,9 @@ class Run(Value):
                         error.reworded(f"{key}=", f"--{typed}=")
                 raise
         for key, value in scope.env.items():
+            if not isinstance(key, str):
+                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is no text",
+                                  cause=f"{key!r}", remedy=f"correct {self.task.script.folder}/customize.py")
             if not isinstance(value, (str, list, dict)):
                 scope.env[key] = as_text(value)
         scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
@@ -156,7 +159,10 @@ class Run(Value):
         given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
         run_native(path, given, folder, title=script.title(), log=session.log_of(script), guardian=session.guardian,
                    output=session.output, clean=session.vault.clean, prefix=prefix)
-        merge_into(env, read_assignments(out))
+        try:
+            merge_into(env, read_assignments(out))
+        except OSError as error:
+            raise RecipeError(f"run.sh of {script.title()} left no readable {_ENV_OUT}", cause=str(error)) from error
         session.vault.learn(env)
         if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))
@@ -243,6 +249,9 @@ def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
     other = result.get("script")
     if not other:
         return scope.outcome(task).but(skipped=True)
+    if not isinstance(other, (str, Mapping)):
+        raise RecipeError(f"preprocess of {task.script.title()} names a script by {other!r}",
+                          remedy="it must be tags, or a mapping with tags")
     given: dict[str, Any] = {"tags": other} if isinstance(other, str) else dict(other)
     request = Request.of({**given, "env": {**scope.env, **(given.get("env") or {})}}, scope.folder)
     outcome = run(current.session, request.but(const=scope.const, state=scope.state, adr=task.adr))
@@ -297,7 +306,7 @@ def _native_state(path: str, title: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             state = json.loads(file.read())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not JSON", cause=str(error)) from error
     if not isinstance(state, dict):
         raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not a mapping")

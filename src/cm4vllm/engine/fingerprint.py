@@ -130,11 +130,11 @@ def changed(records: Mapping[str, Record | None]) -> str:
     for path, record in records.items():
         try:
             status = os.stat(path)
-        except OSError:
-            return path
-        if record is None or (status.st_size == record[0] and status.st_mtime_ns == record[1]):
-            continue
-        if status.st_size != record[0] or _content_digest(path) != record[2]:
+            if record is None or (status.st_size == record[0] and status.st_mtime_ns == record[1]):
+                continue
+            if status.st_size != record[0] or _content_digest(path) != record[2]:
+                return path
+        except (OSError, LookupError, TypeError):  # gone, unreadable, or a record that is none
             return path
     return ""
 

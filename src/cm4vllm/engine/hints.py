@@ -9,7 +9,7 @@ from cm4vllm.engine.catalogue import Catalogue
 from cm4vllm.engine.meta import ScriptMeta
 from cm4vllm.engine.request import Request
 from cm4vllm.engine.summaries import Summary
-from cm4vllm.engine.variations import known
+from cm4vllm.engine.variations import as_typed, known
 
 __all__ = ["no_script", "no_variation"]
 
@@ -81,5 +81,5 @@ def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
     if elsewhere := [script for script in scripts if known(script, [missing])]:
         cause += f"\n_{missing} is one of {_names(elsewhere)}, which lacks another"
     return UsageError(f"{best.title()} has no variation {missing!r}", cause=cause,
-                      remedy=nearest(missing, best.variations, f"list them with: cm show script {best.alias}")
+                      remedy=nearest(missing, as_typed(best.variations), f"list them with: cm show script {best.alias}")
                       or "it has no variations")

@@ -126,9 +126,9 @@ class Hooks:
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
-        except CmError:
+        except (CmError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
 
     def _where(self, error: BaseException) -> str:
@@ -137,7 +137,7 @@ class Hooks:
         places = []
         if own:
             places.append(f"{self._path}:{own[-1].lineno}")
-        elif isinstance(error, SyntaxError):
+        elif isinstance(error, SyntaxError) and error.filename:
             places.append(f"{error.filename}:{error.lineno}")
         last = frames[-1] if frames else None
         if last is not None and (not own or last is not own[-1]) and not last.filename.startswith("<"):

@@ -68,7 +68,8 @@ def _save(index: Any) -> dict[str, int]:
     from pathlib import Path
 
     path = Path(index.full_path_to_index)
-    with _locked(path):
+    # An index that cannot be written is no failure of what was run: what it lacks is looked up in the folders.
+    with contextlib.suppress(CmError, OSError), _locked(path):
         _take_over(index.meta, _read(path))
         write_bytes(path, _slim(index.meta))
     return {"return": 0}

@@ -15,6 +15,7 @@ from typing import Any
 
 from cm4vllm.engine.documents import SETTLED_S, read_meta, signature_of
 from cm4vllm.engine.fingerprint import digest_of
+from cm4vllm.engine.shapes import require_shapes
 
 __all__ = ["KeptMetas"]
 
@@ -30,7 +31,7 @@ class KeptMetas:
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
 
     def read(self, folder: str) -> dict[str, Any]:
-        """Return the meta of the artifact in `folder`. Raises RecipeError as read_meta does."""
+        """Return the meta of the script in `folder`. Raises RecipeError when nobody can read it, or a part of it."""
         signature, changed_at = signature_of(folder)
         try:
             with open(self._path(folder), "rb") as file:
@@ -43,6 +44,7 @@ class KeptMetas:
         except (OSError, ValueError, EOFError, TypeError):
             pass
         meta = read_meta(folder)
+        require_shapes(folder, meta)
         if changed_at < time.time() - SETTLED_S:
             self._new.append((folder, signature, meta))
         return meta

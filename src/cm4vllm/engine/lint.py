@@ -32,6 +32,7 @@ from cm4vllm.engine.meta import (
     Variation,
 )
 from cm4vllm.engine.request import ENGINE_FLAGS, parse_tags
+from cm4vllm.engine.shapes import Place, wrong_shapes
 from cm4vllm.engine.variations import definition, known, resolve
 
 __all__ = ["Finding", "Linter"]
@@ -39,15 +40,9 @@ __all__ = ["Finding", "Linter"]
 #: What stands for the value of a dynamic variation that is tried out.
 _TRIAL = "1"
 _ANY_PHASE = (*PHASES, STEPS)
-_MAPPINGS = frozenset({"env", "default_env", "const", "state", "const_state", "adr", "add_deps_recursive", "ad",
-                       "add_deps", "docker", "variations", "versions", "input_mapping", "input_description",
-                       "default_variations", "print_env_at_the_end"})
-_LISTS = frozenset({*_ANY_PHASE, "brings", "update_meta_if_env", "invalid_variation_combinations"})
 _OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
 #: How many choices are listed where none is near.
 _LISTED = 8
-
-Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +208,8 @@ def _all_dependencies(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, i
 
 def _shapes(script: ScriptMeta) -> Iterator[Finding]:
     """Yield the parts that are not the mapping or the list that they must be."""
-    raws = [((), script.raw), *((("variations", name), raw) for name, raw in script.variations.items()),
-            *((("versions", name), raw) for name, raw in script.versions.items())]
-    for place, raw in raws:
-        for key, value in raw.items():
-            wanted = Mapping if key in _MAPPINGS else list if key in _LISTS else object
-            if value is not None and not isinstance(value, wanted):
-                shape = "a mapping" if key in _MAPPINGS else "a list"
-                yield Finding(f"{key} must be {shape}, not {value!r}", (*place, key))
+    for place, text in wrong_shapes(script.raw):
+        yield Finding(f"{place[-1]} {text}", place)
 
 
 def _identity(script: ScriptMeta) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import RecipeError
+from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.documents import merged, read_meta
 from cm4vllm.engine.value import Value
@@ -29,6 +29,8 @@ Raw = Mapping[str, Any]
 
 def split_tags(tags: Any) -> tuple[str, ...]:
     """Return tags given as a list or as comma-separated text, trimmed, without empty ones and without repeats."""
+    if isinstance(tags, bool):
+        return ()  # a flag without a value
     words = tags.split(",") if isinstance(tags, str) else [str(tag) for tag in tags or ()]
     return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
 
@@ -117,15 +119,19 @@ class Amendment(Value):
     conditions: Conditions
 
 
-def amendments_of(raw: Any) -> tuple[Amendment, ...]:
-    """Read an `adr` or `ad` mapping: name -> what to merge into the dependencies of that name."""
+def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendment, ...]:
+    """Read an `adr` or `ad` mapping: name -> what to merge into the dependencies of that name.
+
+    Raises `wrong` when it is none.
+    """
     if not isinstance(raw, Mapping):
-        raise RecipeError(f"adr/ad must map names to changes, not be {raw!r}")
+        raise wrong(f"adr/ad must map names to changes, not be {raw!r}")
     found = []
     for name, change in raw.items():
         for one in change if isinstance(change, list) else [change]:
             if not isinstance(one, Mapping):
-                raise RecipeError(f"adr.{name} must be a mapping such as tags or version, not {one!r}")
+                raise wrong(f"adr.{name} must name what is changed, and is {one!r}",
+                            remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2")
             found.append(Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS},
                                    Conditions.of(one)))
     return tuple(found)

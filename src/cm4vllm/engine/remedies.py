@@ -1,10 +1,16 @@
-"""What to do about a shell command that failed: told from its exit status and its last lines."""
+"""What to do about a failure: a shell command's, by its exit status and last lines; and by which flags."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-__all__ = ["likely_remedy"]
+from cm4vllm.engine.meta import ScriptMeta
+from cm4vllm.engine.request import ENGINE_FLAGS
+
+__all__ = ["likely_remedy", "with_usable_flags"]
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 
 # The first that matches is the one that is told; more special signs stand before more general ones.
 _SIGNS: tuple[tuple[str, str], ...] = (
@@ -39,3 +45,20 @@ def likely_remedy(status: int, tail: str) -> str:
         if found:
             return found.expand(remedy)
     return _STATUSES.get(status, "")
+
+
+def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
+    """Return the text of an error in which every flag is one that the script that was asked for accepts.
+
+    `scripts` are those under way, from that one to the one that failed. A flag of the latter becomes the environment
+    key that it stands for, which dependencies inherit. Lines that name a command of their own stay as they are.
+    """
+    asked, *below = scripts
+    known = {*asked.input_mapping, *asked.input_description, *ENGINE_FLAGS}
+    keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
+
+    def usable(found: re.Match[str]) -> str:
+        flag = found[1]
+        return found[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
+
+    return "\n".join(line if "cm run script" in line else _FLAG.sub(usable, line) for line in text.splitlines())

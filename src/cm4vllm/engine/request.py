@@ -108,15 +108,17 @@ class Request(Value):
     def of(cls, given: Mapping[str, Any], folder: str, *, from_person: bool = False) -> Request:
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
         tags, name, repo = given.get("tags"), "", ""
-        parsed = given.get("parsed_artifact") or []
+        parsed = given.get("parsed_artifact")
         artifact = str(given.get("artifact") or "")
         if " " in artifact.strip():
             tags = [*split_tags(tags), *artifact.split()]
-        elif parsed:
+        elif isinstance(parsed, list) and parsed:
             name = parsed[0][1] or parsed[0][0]
             repo = (parsed[1][1] or parsed[1][0]) if len(parsed) > 1 else ""
         elif artifact:
             name = artifact
+        if not isinstance(tags, (str, list, tuple, bool, type(None))):
+            raise UsageError(f"{tags!r} are no tags", remedy="tags are words with commas between, or a list of words")
         env = _mapping(given, "env")
         script_tags, excluded_tags, variations, excluded_variations = parse_tags(tags)
         if not script_tags and not name:
@@ -126,8 +128,8 @@ class Request(Value):
             tags=script_tags, excluded_tags=excluded_tags, variations=variations,
             excluded_variations=excluded_variations, name=name, repo=repo, env=env, const=_mapping(given, "const"),
             state=_mapping(given, "state"), const_state=_mapping(given, "const_state"),
-            adr=amendments_of(_mapping(given, "adr")) + amendments_of(_mapping(given, "add_deps_recursive")),
-            ad=amendments_of(_mapping(given, "ad")) + amendments_of(_mapping(given, "add_deps")),
+            adr=_amendments(given, "adr") + _amendments(given, "add_deps_recursive"),
+            ad=_amendments(given, "ad") + _amendments(given, "add_deps"),
             wanted=Wanted.of(given), extra_cache_tags=split_tags(given.get("extra_cache_tags")),
             explicit=frozenset(env) if from_person else frozenset(), inputs=given, folder=folder,
             from_person=from_person,
@@ -142,6 +144,10 @@ class Request(Value):
         words = [*self.tags, *(f"-{tag}" for tag in self.excluded_tags), *(f"_{name}" for name in self.variations),
                  *(f"-_{name}" for name in self.excluded_variations)]
         return ",".join(words) or self.name
+
+
+def _amendments(given: Mapping[str, Any], key: str) -> tuple[Amendment, ...]:
+    return amendments_of(_mapping(given, key), UsageError)
 
 
 _MEANING = ("variations", "excluded_variations", "env", "const", "state", "const_state", "adr", "ad", "wanted",

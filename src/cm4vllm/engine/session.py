@@ -76,7 +76,7 @@ class Session:
         self._own_scripts = os.path.join(repository, SCRIPT_AUTOMATION[0])
         self._hooks: dict[str, Hooks] = {}
         self._cleanups: list[tuple[str, Callable[[], object]]] = []
-        self._failure: tuple[str, list[str]] = ("", [])
+        self._failure: tuple[str, list[ScriptMeta]] = ("", [])
 
     @property
     def guardian(self) -> Guardian:
@@ -193,7 +193,7 @@ class Session:
             yield
         except CmError as error:
             if not self._failure[0] or self._failure[0] not in self.vault.clean(str(error)):
-                self._failure = (self.vault.clean(str(error)), [script.title() for script in self.scripts])
+                self._failure = (self.vault.clean(str(error)), list(self.scripts))
             raise
         finally:
             self.scripts.pop()
@@ -206,7 +206,11 @@ class Session:
     def explained(self, error: CmError) -> str:
         """Return the text of an error that ends the run, with the way from the script that was asked for to it."""
         text, stack = self.vault.clean(str(error)), self._failure[1]
-        return f"{text}\n  in:     {' > '.join(stack)}" if len(stack) > 1 and self._failure[0] in text else text
+        if len(stack) < 2 or self._failure[0] not in text:
+            return text
+        from cm4vllm.engine.remedies import with_usable_flags
+
+        return f"{with_usable_flags(text, stack)}\n  in:     {' > '.join(script.title() for script in stack)}"
 
     @contextmanager
     def supervised(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from cm4vllm.engine.value import Value
 
 __all__ = ["Summary", "summaries"]
 
-_MAY_NOT_BE_KEPT = CmError, OSError
+_MAY_NOT_BE_KEPT = CmError, OSError, RecursionError
 
 
 class Summary(Value):
@@ -78,5 +78,6 @@ def _words(folder: str) -> list[Any] | None:
         raw = read_meta(folder)
     except _MAY_NOT_BE_KEPT:
         return None  # one broken meta must not hide the others; choosing it tells what is wrong
-    return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")), list(split_tags(raw.get("tags"))),
-            str(raw.get("tags_help") or "")]
+    tags = raw.get("tags")
+    return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")),
+            list(split_tags(tags)) if isinstance(tags, (str, list)) else [], str(raw.get("tags_help") or "")]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.meta import ScriptMeta, Variation
 from cm4vllm.engine.value import Value
 
-__all__ = ["Resolution", "definition", "known", "resolve"]
+__all__ = ["Resolution", "as_typed", "definition", "known", "resolve"]
 
 
 class Resolution(Value):
@@ -52,6 +52,11 @@ def definition(variations: Mapping[str, Any], name: str) -> str:
     return ""
 
 
+def as_typed(names: Iterable[str]) -> list[str]:
+    """Return names of variations as people type them: a dynamic one with a value, and no combinations."""
+    return [name.replace("#", "<value>") for name in names if "," not in name]
+
+
 def known(script: ScriptMeta, names: Collection[str]) -> bool:
     """Tell whether a script defines all these variations."""
     return all(definition(script.variations, name) for name in names)
@@ -89,7 +94,8 @@ class _Resolver:
             if not key:
                 raise UsageError(
                     f"{self.script.title()} has no variation {name!r}", cause=f"asked for as _{name}",
-                    remedy=nearest(name, self.script.variations, f"list them with: cm show script {self.script.alias}"))
+                    remedy=nearest(name, as_typed(self.script.variations),
+                                   f"list them with: cm show script {self.script.alias}"))
             value = name[len(key) - 1:] if key.endswith(".#") else None
             self.read[name] = self.script.variation(key, name, value)
         return self.read[name]

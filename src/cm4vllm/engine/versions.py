@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.value import Value
 
 __all__ = ["ANY", "VERSION_KEYS", "Wanted", "version_key"]
@@ -43,12 +44,14 @@ class Wanted(Value):
     @classmethod
     def of(cls, source: Mapping[str, Any]) -> Wanted:
         """Read the version keys of an input, a dependency or a meta."""
-        return cls(*(_text(source.get(key)) for key in VERSION_KEYS)) if any(map(source.get, VERSION_KEYS)) else ANY
+        if not any(map(source.get, VERSION_KEYS)):
+            return ANY
+        return cls(*(_text(source.get(key), key) for key in VERSION_KEYS))
 
     @classmethod
     def from_environment(cls, env: Mapping[str, Any]) -> Wanted:
         """Read the CM_VERSION* keys."""
-        return cls(*(_text(env.get(key)) for key in _ENV_KEYS)) if any(map(env.get, _ENV_KEYS)) else ANY
+        return cls(*(_text(env.get(key), key) for key in _ENV_KEYS)) if any(map(env.get, _ENV_KEYS)) else ANY
 
     def or_else(self, other: Wanted) -> Wanted:
         """Return this with what it leaves open taken from `other`."""
@@ -107,6 +110,9 @@ class Wanted(Value):
 ANY = Wanted()
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, key: str) -> str:
     # `--version` without a value arrives as True; it asks for nothing.
-    return "" if value is None or isinstance(value, bool) else str(value)
+    text = "" if value is None or isinstance(value, bool) else str(value)
+    if text and "<<<" not in text and not re.search(r"[0-9a-zA-Z]", text):
+        raise UsageError(f"{key}={text!r} is no version", remedy="a version has digits or letters, as 1.2 or main")
+    return text

@@ -1,0 +1,149 @@
+"""The shapes of a meta's parts: which key holds a mapping, a list, a text or a number.
+
+What nobody can read is refused when the meta is read, with its place. What public metas leave open stays open: an
+absent or empty part, a text in place of a list of one, a number in place of a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError
+
+__all__ = ["Place", "require_shapes", "wrong_shapes"]
+
+Place = tuple[str | int, ...]
+Found = Iterator[tuple[Place, str]]
+
+_PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps", "steps")
+_MAPPINGS = frozenset({
+    "env", "default_env", "const", "state", "const_state", "adr", "add_deps_recursive", "ad", "add_deps", "docker",
+    "variations", "versions", "input_mapping", "input_description", "default_variations", "print_env_at_the_end",
+    "env_key_mappings", "tests", "if_folder", "update_tags_from_env_with_prefix",
+})
+_LISTS = frozenset({*_PHASES, "brings", "update_meta_if_env", "invalid_variation_combinations",
+                    "valid_variation_combinations", "extra_cache_tags_from_env"})
+_TEXTS = frozenset({"alias", "uid", "group", "script_name", "default_version", "default_variation", "tags_help",
+                    "version", "version_min", "version_max", "version_max_usable"})
+_NUMBERS = frozenset({"sort", "required_disk_space", "disk_bytes"})
+#: A text, or a list of texts.
+_WORDS = frozenset({
+    "tags", "names", "base", "new_env_keys", "new_state_keys", "made_by", "promised_env_keys", "local_env_keys",
+    "clean_env_keys_post_deps", "shell_env_keys", "secret_env_keys", "clean_files", "clean_output_files",
+    "print_files_if_script_error", "warnings", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
+    "skip_inherit_variation_groups", "extra_cache_tags",
+})
+_CONDITIONS = frozenset({"enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env"})
+#: Mappings whose keys become environment keys or flags, and whose values are plain.
+_ENVIRONMENTS = frozenset({"env", "default_env", "const", "input_mapping"})
+
+
+def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
+    """Raise RecipeError for the first part of a script's meta that cannot be read; `path` is its folder."""
+    what = f"the meta of {path} has a part of the wrong shape"
+    for place, text in wrong_shapes(raw):
+        raise RecipeError(what, cause=f"{'.'.join(map(str, place))} {text}",
+                          remedy="cm lint script tells what else is wrong with it")
+    try:
+        json.dumps(raw, default=str, skipkeys=True)
+    except (ValueError, RecursionError) as error:  # a part that holds itself, or is nested too deeply
+        raise RecipeError(what, cause=str(error)) from error
+
+
+def wrong_shapes(raw: Mapping[str, Any]) -> Found:
+    """Yield the place of each part that is not what its key asks for, with what it must be."""
+    yield from _part(raw, ())
+    for kind in ("variations", "versions"):
+        named = raw.get(kind)
+        if isinstance(named, Mapping):
+            for name, part in named.items():
+                yield from _inner(part, (kind, name))
+    description = raw.get("input_description")
+    for key, entry in description.items() if isinstance(description, Mapping) else ():
+        if not isinstance(entry, (Mapping, str, type(None))):
+            yield ("input_description", key), _must("a mapping or a text", entry)
+    inputs = (raw.get("tests") or {}).get("run_inputs") if isinstance(raw.get("tests") or {}, Mapping) else None
+    yield from _entries(inputs, ("tests", "run_inputs"), lambda *_: iter(()))
+
+
+def _inner(part: Any, place: Place) -> Found:
+    if isinstance(part, Mapping):
+        yield from _part(part, place)
+    elif part is not None:
+        yield place, _must("a mapping", part)
+
+
+def _part(raw: Mapping[str, Any], place: Place) -> Found:
+    """Yield what is wrong with the keys of the meta itself, of a variation, a version or a dependency."""
+    for key, value in raw.items():
+        if not isinstance(key, str):
+            continue  # lint says that nobody knows it
+        if value is not None and (wanted := _wanted(key, value)):
+            yield (*place, key), _must(wanted, value)
+            continue
+        if key in _ENVIRONMENTS:
+            yield from _environment(value, (*place, key), plain=key == "input_mapping")
+        elif key in _CONDITIONS:
+            yield from _environment(value, (*place, key))
+        elif key in _PHASES or key == "update_meta_if_env" or key == "brings":
+            yield from _entries(value, (*place, key), _part)
+        elif key == "extra_cache_tags_from_env":
+            yield from _entries(value, (*place, key), _cache_tag)
+
+
+def _wanted(key: str, value: Any) -> str:
+    """Return what a key must hold; empty when the value is that."""
+    if key in _MAPPINGS or key in _CONDITIONS:
+        return "" if isinstance(value, Mapping) else "a mapping"
+    if key in _LISTS:
+        return "" if isinstance(value, list) else "a list"
+    if key in _TEXTS:
+        return "" if _is_plain(value) else "a text"
+    if key in _WORDS:
+        return "" if isinstance(value, str) or (isinstance(value, list) and all(map(_is_plain, value))) else (
+            "a text or a list of texts")
+    if key in _NUMBERS:
+        return "" if _is_number(value) else "a number"
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float))
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _environment(value: Any, place: Place, *, plain: bool = False) -> Found:
+    for key, item in (value or {}).items():
+        if not isinstance(key, str):
+            yield (*place, key), f"must be named by a text, not by {key!r}"
+        elif plain and not isinstance(item, str):
+            yield (*place, key), _must("the name of an environment key", item)
+
+
+def _entries(value: Any, place: Place, inner: Callable[[Mapping[str, Any], Place], Found]) -> Found:
+    if value is not None and not isinstance(value, list):
+        yield place, _must("a list", value)
+        return
+    for number, entry in enumerate(value or ()):
+        if isinstance(entry, Mapping):
+            yield from inner(entry, (*place, number))
+        else:
+            yield (*place, number), _must("a mapping", entry)
+
+
+def _cache_tag(entry: Mapping[str, Any], place: Place) -> Found:
+    if not isinstance(entry.get("env"), str):
+        yield (*place, "env"), _must("the name of an environment key", entry.get("env"))
+
+
+def _must(wanted: str, value: Any) -> str:
+    return f"must be {wanted}, not {str(value)[:60]!r}" if value is not None else f"must be {wanted}"
