@@ -7,8 +7,8 @@ def preprocess(i):
     from cm4vllm.common.progress import say
     from cm4vllm.common.records import read_record
     from cm4vllm.report.readme import measurement_readmes
-    from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
     from cm4vllm.report.summary import summary_html
+    from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
     from cm4vllm.rules import Division
     from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
 

@@ -28,14 +28,12 @@ from cm4vllm.loadgen.records import (
     SelfCheck,
     Spread,
 )
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, terms
 from cm4vllm.serving.metrics import ServerMetrics, Timing
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-NEURAL_MAGIC = REPOSITORY.parent / "shared" / "data" / "neuralmagic-v4.1" / "open" / "NeuralMagic"
 SYSTEM = "1xXeon_vLLM-0.32.0"
 MODEL = "tiny-llama"
 SAMPLES = 64
@@ -189,13 +187,11 @@ def out(real_runs: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Path:
+def published(tmp_path: Path, neural_magic: Path) -> Path:
     """The real v4.1 entry whose pages carried tokens/s as samples/s: a 7B model in the open division."""
     model = "neuralmagic_Llama-2-7b-chat-hf-FP8"
     system = "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
-    source = NEURAL_MAGIC / "results" / system / model
-    if not source.is_dir():
-        pytest.skip(f"the published logs are not here: {source}")
+    source = neural_magic / "results" / system / model
     out = tmp_path / "valid"
     for scenario in MEASURED:
         for mode in Mode:
@@ -211,7 +207,7 @@ def published(tmp_path: Path) -> Path:
         benchmark="llama2-70b-99.9", execution_mode=ExecutionMode.VALID, started_at="2024-07-26T00:00:00+00:00",
     ))
     write_text(out / "system" / "system.json",
-               (NEURAL_MAGIC / "systems" / f"{system}.json").read_text())
+               (neural_magic / "systems" / f"{system}.json").read_text())
     return out
 
 

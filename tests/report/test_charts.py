@@ -7,7 +7,7 @@ import msgspec
 from cm4vllm.accuracy.records import Score
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
-from cm4vllm.report.model import Latency
+from cm4vllm.results.model import Latency
 from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
 
 Metrics = Callable[..., ServerMetrics]

@@ -11,8 +11,8 @@ from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.verdict import Kind, findings
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.metrics import ServerMetrics
 
@@ -24,19 +24,19 @@ def folder_of(out: Path, scenario: str, mode: str) -> Path:
 
 
 def by_scenario(report: Report) -> dict[Scenario, object]:
-    return {measurement.scenario: measurement for measurement in report.measurements}
+    return {measurement.scenario: measurement for measurement in report.results}
 
 
 def test_a_rehearsal_is_read_whole(real_runs: Path) -> None:
     report = load(real_runs)
-    assert [m.scenario for m in report.measurements] == [Scenario.OFFLINE, Scenario.SERVER]
+    assert [m.scenario for m in report.results] == [Scenario.OFFLINE, Scenario.SERVER]
     assert report.rehearsal and report.notice == "REHEARSAL, NOT A RESULT"
     assert report.mapped and report.division == "open" and report.round == "v6.1"
-    assert all(len(m.runs) == 2 for m in report.measurements)
+    assert all(len(m.runs) == 2 for m in report.results)
 
 
 def test_latencies_lie_where_the_server_put_them(real_runs: Path) -> None:
-    server = load(real_runs).measurements[1].performance
+    server = load(real_runs).results[1].performance
     assert server is not None
     ttft, tpot = server.latencies
     assert (ttft.name, tpot.name) == ("TTFT", "TPOT")
@@ -46,13 +46,13 @@ def test_latencies_lie_where_the_server_put_them(real_runs: Path) -> None:
 
 
 def test_offline_has_no_latencies(real_runs: Path) -> None:
-    offline = load(real_runs).measurements[0].performance
+    offline = load(real_runs).results[0].performance
     assert offline is not None and offline.latencies == ()
 
 
 def test_a_published_rate_keeps_its_unit(published: Path) -> None:
     """The pages made of these logs said 1871.84 samples/s and 1954.36 queries/s."""
-    offline, server = (m.performance.result for m in load(published).measurements if m.performance)
+    offline, server = (m.performance for m in load(published).results if m.performance)
     assert isinstance(offline.samples_per_second, SamplesPerSecond)
     assert isinstance(offline.tokens_per_second, TokensPerSecond)
     assert str(offline.samples_per_second) == "6.31 samples/s" and str(offline.tokens_per_second) == "1,871.84 tokens/s"
@@ -62,7 +62,7 @@ def test_a_published_rate_keeps_its_unit(published: Path) -> None:
 def test_a_published_result_is_held_against_its_own_variant(published: Path) -> None:
     report = load(published)
     assert not report.rehearsal and report.mapped
-    for measurement in report.measurements:
+    for measurement in report.results:
         assert measurement.accuracy and measurement.accuracy.record
         scores = measurement.accuracy.record.scores
         assert [s.lower for s in scores[:3]] == [44.3867688, 22.0131648, 28.5875838]
@@ -78,7 +78,7 @@ def test_what_was_not_measured_is_none(out: Path) -> None:
     assert report.campaign is None and report.checker is None and report.machine is None and report.system == {}
     assert report.division is None and report.tree is None and report.submitter_stated == "not stated"
     assert report.server == report.run.settings.server
-    offline, server = report.measurements
+    offline, server = report.results
     assert offline.performance is None and offline.accuracy is not None
     assert server.accuracy is not None and server.accuracy.record is None
 
@@ -91,7 +91,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_did_not_end_is_none(out: Path) -> None:
     (folder_of(out, "Server", "performance") / RUN_FILE).unlink()
-    assert load(out).measurements[1].performance is None
+    assert load(out).results[1].performance is None
 
 
 def test_two_models_need_a_choice(out: Path, change: Change) -> None:
@@ -115,8 +115,8 @@ def test_a_record_in_the_wrong_folder_is_refused(out: Path) -> None:
 def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path, change: Change) -> None:
     change(folder_of(out, "Server", "performance") / RUN_FILE, RunRecord, client__failed=3)
     report = load(out)
-    performance = report.measurements[1].performance
-    assert performance is not None and performance.result.valid and not performance.valid
+    performance = report.results[1].performance
+    assert performance is not None and performance.loadgen_valid and not performance.valid
     assert [(i.scenario, i.reasons) for i in report.invalid_results] == [
         (Scenario.SERVER, (f"3 of {performance.run.client.requests:,} requests failed",))
     ]
@@ -146,7 +146,7 @@ def test_a_broken_record_is_named(out: Path) -> None:
         load(out)
     (out / "system" / "system.json").write_text("[1]")
     path.unlink()
-    with pytest.raises(SubmissionError, match="not a system description"):
+    with pytest.raises(SubmissionError, match=r"system\.json is not a JSON object"):
         load(out)
 
 

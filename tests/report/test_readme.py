@@ -72,9 +72,9 @@ def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
 
 def test_every_number_of_the_run_is_there(real_runs: Path) -> None:
     texts = measurement_readmes(real_runs)
-    for m in load(real_runs).measurements:
+    for m in load(real_runs).results:
         assert m.performance and m.accuracy and m.accuracy.record
-        result, client = m.performance.result, m.performance.run.client
+        result, client = m.performance, m.performance.run.client
         numbers = [rate(result.tokens_per_second), rate(result.samples_per_second), number(result.samples),
                    number(client.requests), *(number(s.value) for s in m.accuracy.record.scores)]
         assert [n for n in numbers if n not in texts[m.scenario]] == []

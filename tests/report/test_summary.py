@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import MAX_BYTES, summary_html
 from cm4vllm.report.wording import ms, number, rate, when
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
 
@@ -108,9 +108,9 @@ def test_the_verdict_comes_before_all_else(page: Page) -> None:
 def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None:
     report = load(real_runs)
     expected: list[str] = [number(report.model.parameters or 0), number(report.benchmark.samples)]
-    for m in report.measurements:
+    for m in report.results:
         assert m.performance and m.accuracy and m.accuracy.record
-        result, record = m.performance.result, m.accuracy.record
+        result, record = m.performance, m.accuracy.record
         expected += [rate(result.tokens_per_second) + " tokens/s", rate(result.samples_per_second) + " samples/s"]
         expected += [number(result.samples), number(record.samples), number(record.tokens)]
         if result.scheduled_samples_per_second is not None:

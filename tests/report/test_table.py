@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.table import final_table
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 
 Change = Callable[..., None]
 

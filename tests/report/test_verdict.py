@@ -35,13 +35,13 @@ def test_a_result_that_no_checker_saw_is_not_complete(result: Report) -> None:
 
 
 def test_a_result_whose_client_was_the_bottleneck_says_so_first(result: Report) -> None:
-    first = result.measurements[0]
+    first = result.results[0]
     assert first.performance is not None and first.performance.run.client.self_check is not None
     run = first.performance.run
     slow = msgspec.structs.replace(run.client.self_check, capacity_qps=0.1)
     run = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, self_check=slow))
-    measurement = replace(first, performance=replace(first.performance, run=run))
-    report = replace(result, checker=PASSED, measurements=(measurement, *result.measurements[1:]))
+    results = replace(first, performance=replace(first.performance, run=run)), *result.results[1:]
+    report = replace(result, checker=PASSED, submission=replace(result.submission, results=results))
     assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
     assert "may have been the bottleneck" in next(f.text for f in findings(report) if f.subject == "Offline client")
 
@@ -61,11 +61,11 @@ def test_a_checker_that_was_not_to_be_had_says_why(result: Report) -> None:
 
 def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result: Report, real_runs: Path) -> None:
     for report, kind in ((result, Kind.BAD), (load(real_runs), Kind.OPEN)):
-        first = report.measurements[0]
+        first = report.results[0]
         assert first.performance is not None
-        invalid = replace(first.performance.result, valid=False, reasons=("minimum duration not met",))
-        measurement = replace(first, performance=replace(first.performance, result=invalid))
-        finding = findings(replace(report, measurements=(measurement, *report.measurements[1:])))[0]
+        invalid = replace(first.performance, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
+        results = replace(first, performance=invalid), *report.results[1:]
+        finding = findings(replace(report, submission=replace(report.submission, results=results)))[0]
         assert finding.kind is kind and finding.text.startswith("INVALID (minimum duration not met)")
 
 

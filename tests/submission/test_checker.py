@@ -66,6 +66,9 @@ def test_a_short_run_that_calls_itself_a_result_is_refused(campaign, inference):
     asked = campaign(rehearsal=False)
     tree = build_tree(asked)
     truncate_tree(tree)
+    for log in tree.rglob("Server/performance/run_1/mlperf_log_detail.txt"):  # our own checks would not build this
+        log.write_text(log.read_text().replace('"effective_min_duration_ms", "value": 600000',
+                                               '"effective_min_duration_ms", "value": 1000'))
     with pytest.raises(CheckerFailed, match="refuses the submission") as refused:
         check_submission(tree, "Nobody", ROUND, inference)
     assert "Test duration less than 600s" in refused.value.cause

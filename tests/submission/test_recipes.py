@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.records import write_record
-from cm4vllm.report.records import CampaignRecord
+from cm4vllm.results.records import CampaignRecord
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.tree import system_folder
 

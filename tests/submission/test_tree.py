@@ -138,7 +138,7 @@ def test_runs_of_different_settings_are_refused(campaign, rewrite, values, what)
     change_settings(rewrite, runs(asked, "Server") / "run.json", **values)
     with pytest.raises(SubmissionError, match="do not belong together") as refused:
         build_tree(asked)
-    assert f"differ in their {what}" in refused.value.cause
+    assert f"differ in their {what}" in str(refused.value)
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])
@@ -148,7 +148,7 @@ def test_runs_of_different_models_or_datasets_are_refused(campaign, rewrite, par
             lambda record: record["settings"][part].update(sha256="f" * 64))
     with pytest.raises(SubmissionError, match="do not belong together") as refused:
         build_tree(asked)
-    assert f"differ in their {part}" in refused.value.cause
+    assert f"differ in their {part}" in str(refused.value)
 
 
 def test_runs_of_different_servers_are_refused(campaign, rewrite):
@@ -168,6 +168,30 @@ def test_a_rehearsal_among_results_is_refused(campaign, rewrite):
     rewrite(runs(asked, "Server") / "run.json", rehearse)
     with pytest.raises(SubmissionError, match="do not belong together"):
         build_tree(asked)
+
+
+def test_a_short_run_that_calls_itself_a_result_is_refused(campaign):
+    asked = campaign(rehearsal=False)
+    folder = runs(asked, "Server")
+    log = folder / "mlperf_log_detail.txt"
+    log.write_text(log.read_text().replace('"effective_min_duration_ms", "value": 600000',
+                                           '"effective_min_duration_ms", "value": 1000'))
+    record = json.loads((folder / "run.json").read_text())
+    record["files"][log.name] = sha256_of(log)
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(SubmissionError, match="a result needs a minimum duration of 600 s"):
+        build_tree(asked)
+
+
+def test_every_error_is_listed_not_the_first(campaign, rewrite):
+    asked = campaign()
+    (runs(asked, "Offline", "accuracy") / "accuracy.txt").unlink()
+    (runs(asked, "Server") / "mlperf_log_summary.txt").unlink()
+    rewrite(runs(asked, "Server", "accuracy") / "run.json", lambda record: record.update(loadgen_version="5.0"))
+    with pytest.raises(SubmissionError, match="3 errors") as refused:
+        build_tree(asked)
+    for code in ("RUNS-DIFFER", "SCORES-MISSING", "LOG-MISSING"):
+        assert f"error {code}: " in refused.value.cause
 
 
 def test_a_rehearsal_that_lost_its_notice_is_refused(campaign, rewrite):
@@ -199,7 +223,7 @@ def test_a_changed_log_is_refused(campaign):
     changed = log.read_text().replace("INVALID", "VALID")
     log.unlink()
     log.write_text(changed)
-    with pytest.raises(SubmissionError, match="is not the log that the run wrote"):
+    with pytest.raises(SubmissionError, match="is not the log of the run beside it"):
         build_tree(asked)
 
 

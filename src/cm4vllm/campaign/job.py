@@ -29,9 +29,9 @@ from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.report.summary import summary_html
 from cm4vllm.report.table import final_table
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Mode, Scenario
 from cm4vllm.serving.probe import check_vocabulary
 from cm4vllm.serving.records import ServerRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["Milliseconds", "Quantity", "SamplesPerSecond", "Seconds", "TokensPerSecond"]
+__all__ = ["Milliseconds", "Quantity", "Queries", "Samples", "SamplesPerSecond", "Seconds", "TokensPerSecond"]
 
 
 class Quantity(float):
@@ -36,3 +36,13 @@ class Milliseconds(Quantity):
 class Seconds(Quantity):
     unit = "s"
     digits = 1
+
+
+class Samples(Quantity):
+    unit = "samples"
+    digits = 0
+
+
+class Queries(Quantity):
+    unit = "queries"
+    digits = 0

@@ -29,6 +29,7 @@ _ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "power_
 _KEPT = ("generated_", "qsl_reported_", "sut_name")
 #: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
 _COUNTS_ERRORS = (5, 0, 16)
+_UNDEFINED = ("nan", "inf", "-inf")
 _AGAIN = "remove the run's folder and run it again"
 
 
@@ -103,6 +104,13 @@ class DetailLog:
 
     def number_or_none(self, key: str) -> float | None:
         return self.number(key) if key in self.values else None
+
+    def is_defined(self, key: str) -> bool:
+        """Whether the log has a value for `key`: where a figure cannot be computed, LoadGen writes NaN or Infinity."""
+        return key in self.values and self.values[key] not in _UNDEFINED
+
+    def is_undefined(self, key: str) -> bool:
+        return key in self.values and self.values[key] in _UNDEFINED
 
     @property
     def error_count(self) -> int:
@@ -187,7 +195,7 @@ def _entry(path: Path, number: int, text: bytes) -> _Entry:
 
 
 def _finite(value: object) -> object:
-    """Name a float that JSON has not, so that whoever reads it as a number meets a text."""
+    """Give one of _UNDEFINED for a float that JSON has not, so that whoever reads it as a number meets a text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

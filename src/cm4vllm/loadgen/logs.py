@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.units import Milliseconds, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.rules import Mode, Scenario
+from cm4vllm.loadgen.figures import SCENARIOS, LoggedFigure, figures, undefined
+from cm4vllm.rules import Mode
 
 __all__ = [
     "ACCURACY_LOG",
@@ -25,25 +26,29 @@ __all__ = [
     "read_accuracy_log",
     "read_performance",
     "require_whole",
+    "seeds",
+    "verdict",
 ]
 
 SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
+_AGAIN = "remove the run's folder and run it again"
 
 
 @dataclass(frozen=True)
 class PerformanceResult:
     """What LoadGen says of one performance run.
 
-    `samples_per_second` and `tokens_per_second` are those the rules compare: all samples over the whole run in Offline,
-    completed ones in Server. In Server, LoadGen divides one sample less by the same time (loadgen/results.cc).
+    `scenario` is LoadGen's own. `samples_per_second` and `tokens_per_second` are those the rules compare: all samples
+    over the whole run in Offline, completed ones in Server. In Server, LoadGen divides one sample less by the same time
+    (loadgen/results.cc).
     It is `valid` when LoadGen says VALID, and neither its own figures nor an error entry speak against it. `reasons`
     says what does, one reason each. `errors` counts LoadGen's error entries.
     TTFT and TPOT are None in Offline, where LoadGen does not measure them.
     `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
     """
 
-    scenario: Scenario
+    scenario: str
     valid: bool
     reasons: tuple[str, ...]
     samples: int
@@ -152,92 +157,97 @@ def _require_closed(path: Path) -> None:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     if not end.endswith(b"]"):
         raise RunFailed(f"{path} is not a whole accuracy log", cause="its list has no end",
-                        remedy="remove the run's folder and run it again")
+                        remedy=_AGAIN)
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """Under which keys LoadGen logs a scenario's figures (loadgen/results.cc), and whether it judges latency limits."""
+def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a performance log is that of a valid result of its scenario, and what speaks against it.
 
-    samples: str
-    rate: str
-    tokens: str
-    duration_ns: str = ""
-    limited: bool = False
+    Raises RunFailed when the log ends before its result, or is of no scenario of LoadGen.
+    """
+    if (scenario := log.text("effective_scenario")) not in SCENARIOS:
+        raise RunFailed(f"{log.path} is the log of the scenario {scenario}", cause=f"known: {', '.join(SCENARIOS)}")
+    said, reasons = log.text("result_validity"), tuple(_reasons(log))
+    log.require_end("result_validity")
+    return said == "VALID" and not reasons, reasons
 
 
-_KEYS = {
-    Scenario.OFFLINE: _Keys("generated_samples_per_query", "result_samples_per_second", "result_tokens_per_second",
-                            duration_ns="result_max_latency_ns"),
-    Scenario.SERVER: _Keys("result_query_count", "result_completed_samples_per_sec",
-                           "result_completed_tokens_per_second", limited=True),
-}  # fmt: skip
+def seeds(log: DetailLog) -> tuple[int, int, int]:
+    """Return the seeds that LoadGen used: qsl, sample index, schedule."""
+    return (log.count("effective_qsl_rng_seed"), log.count("effective_sample_index_rng_seed"),
+            log.count("effective_schedule_rng_seed"))
 
 
 def _result(log: DetailLog) -> PerformanceResult:
-    scenario = log.text("effective_scenario")
-    keys = next((keys for known, keys in _KEYS.items() if known == scenario), None)
-    if keys is None:
-        raise RunFailed(f"{log.path} is the log of the scenario {scenario}", cause=f"known here: {', '.join(_KEYS)}")
-    samples, rate = log.count(keys.samples), log.number(keys.rate)
-    if keys.duration_ns:
-        duration = log.number(keys.duration_ns) / 1e9
-    else:
-        duration = (samples - 1) / rate if rate else 0.0
-    tokens = log.number(keys.tokens)
-    scheduled = log.number_or_none("result_scheduled_samples_per_sec")
-    result = PerformanceResult(
-        scenario=Scenario(scenario),
-        valid=False,
-        reasons=(),
-        samples=samples,
-        queries=log.count("result_query_count"),
-        samples_per_second=SamplesPerSecond(rate),
-        tokens_per_second=TokensPerSecond(tokens),
-        scheduled_samples_per_second=None if scheduled is None else SamplesPerSecond(scheduled),
-        ttft_p99=_ms(log, "result_first_token_99.00_percentile_latency_ns"),
-        ttft_mean=_ms(log, "result_first_token_mean_latency_ns"),
-        tpot_p99=_ms(log, "result_time_per_output_token_99.00_percentile_ns"),
-        tpot_mean=_ms(log, "result_time_to_output_token_mean"),
-        duration=Seconds(duration),
+    scenario, found = log.text("effective_scenario"), figures(log)
+
+    def value(name: str) -> Quantity:
+        if name not in found:
+            raise RunFailed(f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}",
+                            remedy=_AGAIN)
+        return found[name].value
+
+    def latency(name: str) -> Milliseconds | None:
+        return Milliseconds(found[name].value) if name in found else None
+
+    valid, reasons = verdict(log)
+    scheduled = found.get("scheduled_samples_per_second")
+    return PerformanceResult(
+        scenario=scenario,
+        valid=valid,
+        reasons=reasons,
+        samples=int(value("samples")),
+        queries=int(value("queries")),
+        samples_per_second=SamplesPerSecond(value("samples_per_second")),
+        tokens_per_second=TokensPerSecond(value("tokens_per_second")),
+        scheduled_samples_per_second=None if scheduled is None else SamplesPerSecond(scheduled.value),
+        ttft_p99=latency("ttft_p99"),
+        ttft_mean=latency("ttft_mean"),
+        tpot_p99=latency("tpot_p99"),
+        tpot_mean=latency("tpot_mean"),
+        duration=Seconds(found["duration"].value if "duration" in found else 0.0),
         min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
         target_qps=log.number("effective_target_qps"),
         errors=log.error_count,
-        seeds=(log.count("effective_qsl_rng_seed"), log.count("effective_sample_index_rng_seed"),
-               log.count("effective_schedule_rng_seed")),
+        seeds=seeds(log),
         loadgen_version=log.text("loadgen_version"),
     )
-    verdict, reasons = log.text("result_validity"), tuple(_reasons(result, log, limited=keys.limited))
-    log.require_end("result_validity")
-    return replace(result, valid=verdict == "VALID" and not reasons, reasons=reasons)
 
 
-def _reasons(result: PerformanceResult, log: DetailLog, *, limited: bool) -> Iterator[str]:
+#: The scenario in which LoadGen judges latency limits (loadgen/results.cc, HasPerfConstraints).
+_LIMITED = "Server"
+
+
+def _reasons(log: DetailLog) -> Iterator[str]:
+    found = figures(log)
+    yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
     if not log.flag("result_min_duration_met"):
-        yield f"minimum duration not met: {result.duration} of {result.min_duration}"
+        wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)
+        yield f"minimum duration not met: {_value(found, 'duration')} of {wanted}"
     if not log.flag("result_min_queries_met"):
         yield "minimum number of queries not met: the test ended early"
-    if limited and not log.flag("result_perf_constraints_met"):
-        yield f"latency limits exceeded: TTFT p99 {result.ttft_p99}, TPOT p99 {result.tpot_p99}"
+    if log.text("effective_scenario") == _LIMITED and not log.flag("result_perf_constraints_met"):
+        limits = {"TTFT": "ttft_p99", "TPOT": "tpot_p99"} if "ttft_p99" in found else {"latency": "latency_p99"}
+        yield "latency limits exceeded: " + ", ".join(f"{n} p99 {_value(found, key)}" for n, key in limits.items())
     if not log.flag("early_stopping_met"):
         yield f"early stopping not satisfied: {_early_stopping(log)}"
     distinct = dict.fromkeys(log.errors)
     if distinct:
         yield from (f"LoadGen error: {text}" for text in distinct)
-    elif result.errors:
-        yield f"LoadGen counted {result.errors} errors"
+    elif log.error_count:
+        yield f"LoadGen counted {log.error_count} errors"
+
+
+def _value(found: Mapping[str, LoggedFigure], name: str) -> str:
+    return str(found[name].value) if name in found else "unknown"
 
 
 def _early_stopping(log: DetailLog) -> str:
-    """Return what LoadGen says on early stopping for TPOT and TTFT, on one line."""
+    """Return what LoadGen says on early stopping for TPOT and TTFT, or for the latency, on one line."""
     said = []
-    for metric in ("tpot", "ttft"):
-        text = " ".join((log.text_or_none(f"early_stopping_{metric}_result") or "").replace("*", " ").split())
+    for key, subject in (("early_stopping_tpot_result", "TPOT: "), ("early_stopping_ttft_result", "TTFT: "),
+                         ("early_stopping_result", "")):
+        text = " ".join((log.text_or_none(key) or "").replace("*", " ").split())
         if text and "Run successful" not in text:
-            said.append(f"{metric.upper()}: {text.removeprefix('Run unsuccessful. ')}")
+            said.append(f"{subject}{text.removeprefix('Run unsuccessful. ')}")
     return "; ".join(said) or "too few queries"
-
-
-def _ms(log: DetailLog, key: str) -> Milliseconds | None:
-    value = log.number_or_none(key)
-    return None if value is None else Milliseconds(value / 1e6)

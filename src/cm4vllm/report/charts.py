@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cm4vllm.accuracy.records import Score
-from cm4vllm.report.model import Latency
+from cm4vllm.results.model import Latency
 from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
 
 __all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]

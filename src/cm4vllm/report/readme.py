@@ -10,11 +10,11 @@ from typing import Any
 import jinja2
 
 from cm4vllm.loadgen.marks import headroom as client_headroom
-from cm4vllm.loadgen.marks import marks
 from cm4vllm.report import wording
-from cm4vllm.report.model import Measurement, Report, load
+from cm4vllm.report.model import Report, load
 from cm4vllm.report.verdict import missing
 from cm4vllm.report.versions import versions
+from cm4vllm.results.model import Result
 from cm4vllm.rules import Scenario
 
 __all__ = ["measurement_readmes"]
@@ -26,17 +26,17 @@ def measurement_readmes(out: Path, *, system: str = "", model: str = "") -> dict
     Raises what report.model.load raises.
     """
     report = load(out, system=system, model=model)
-    return {measurement.scenario: _text(report, measurement) for measurement in report.measurements}
+    return {Scenario(measurement.scenario): _text(report, measurement) for measurement in report.results}
 
 
-def _text(report: Report, measurement: Measurement) -> str:
+def _text(report: Report, measurement: Result) -> str:
     run = measurement.run
     text = _template().render(
         report=report, m=measurement, run=run, settings=run.settings, server=run.settings.server,
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(run.settings.server, run.settings.model.path),
         versions=versions(report, run), missing=missing(report), w=wording,
-        marks=marks, client_headroom=client_headroom,
+        client_headroom=client_headroom,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import jinja2
 
 from cm4vllm.loadgen.marks import headroom as client_headroom
-from cm4vllm.loadgen.marks import marks
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.system import Group, groups, machine_group
@@ -37,7 +36,7 @@ def render(report: Report) -> str:
         headline=headline(report), findings=findings(report), missing=missing(report),
         missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
-        charts=charts, traces=_traces(report), marks=marks, client_headroom=client_headroom, w=wording,
+        charts=charts, traces=_traces(report), client_headroom=client_headroom, w=wording,
         max_findings=MAX_FINDINGS,
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
@@ -51,18 +50,18 @@ def _groups(report: Report) -> tuple[Group, ...]:
 
 def _traces(report: Report) -> list[charts.Trace]:
     """Return what the server did in each run whose server told it."""
-    runs = [(f"{m.scenario} {part.run.settings.mode}", part) for m in report.measurements
-            for part in (m.performance, m.accuracy) if part is not None]
+    parts = [(m.scenario, part.folder, part.run) for m in report.results
+             for part in (m.performance, m.accuracy) if part is not None and part.run is not None]
     return [
-        charts.trace(name, part.run.server_metrics, read_samples(part.folder / METRICS_FILE))
-        for name, part in runs if part.run.server_metrics is not None
+        charts.trace(f"{scenario} {run.settings.mode}", run.server_metrics, read_samples(folder / METRICS_FILE))
+        for scenario, folder, run in parts if run.server_metrics is not None
     ]
 
 
 def _confs(report: Report) -> dict[str, list[str]]:
     """Return each text of user.conf with the runs that used it."""
     confs: dict[str, list[str]] = {}
-    for measurement in report.measurements:
+    for measurement in report.results:
         for run in measurement.runs:
             name = f"{measurement.scenario} {run.settings.mode}"
             confs.setdefault(run.settings.user_conf.strip(), []).append(name)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from cm4vllm.common.plain_text import printable
-from cm4vllm.loadgen.marks import marks
-from cm4vllm.report.model import Measurement, Performance, Report
+from cm4vllm.report.model import Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
-from cm4vllm.report.wording import headroom, ms, number, rate
+from cm4vllm.report.wording import figure, headroom, ms, number, rate
+from cm4vllm.results.model import Performance, Result
 
 __all__ = ["final_table"]
 
@@ -31,7 +31,7 @@ def final_table(report: Report, *, stream: TextIO | None = None) -> str:
 
 
 def _text(report: Report, *, terminal: bool) -> str:
-    rows = [_row(report, m) for m in report.measurements]
+    rows = [_row(report, m) for m in report.results]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
         return _coloured(report, rows)
@@ -39,14 +39,14 @@ def _text(report: Report, *, terminal: bool) -> str:
     return "\n".join([_line(title), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
-def _row(report: Report, measurement: Measurement) -> tuple[str, ...]:
+def _row(report: Report, measurement: Result) -> tuple[str, ...]:
     performance = measurement.performance
     if performance is None:
         first: tuple[str, ...] = ("not measured", "", "", "", "")
     else:
         first = (
-            f"{rate(performance.result.tokens_per_second)} tokens/s",
-            rate(performance.result.samples_per_second),
+            figure(performance.metric),
+            "" if performance.samples_per_second is None else rate(performance.samples_per_second),
             "valid" if performance.valid else "INVALID",
             _latency(performance, "TTFT"), _latency(performance, "TPOT"),
         )
@@ -63,7 +63,7 @@ def _latency(performance: Performance, name: str) -> str:
     return "no limit"
 
 
-def _accuracy(measurement: Measurement) -> str:
+def _accuracy(measurement: Result) -> str:
     if measurement.accuracy is None:
         return "not measured"
     record = measurement.accuracy.record
@@ -76,11 +76,11 @@ def _accuracy(measurement: Measurement) -> str:
 def _below(report: Report) -> list[str]:
     """Return the lines below the table: reasons, scores, where things are, what is not stated."""
     lines: list[str] = []
-    for measurement in report.measurements:
+    for measurement in report.results:
         for reason in measurement.performance.reasons if measurement.performance else ():
             lines.append(f"{measurement.scenario} is INVALID: {reason}")
         if measurement.performance:
-            lines += [f"WARNING {measurement.scenario}: {mark}" for mark in marks(measurement.performance.run)]
+            lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
         record = measurement.accuracy.record if measurement.accuracy else None
         if record:
             lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "

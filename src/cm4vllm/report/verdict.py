@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from cm4vllm.accuracy.records import Score
 from cm4vllm.hardware.description import not_stated
-from cm4vllm.loadgen.marks import marks
-from cm4vllm.report.model import Measurement, Report
+from cm4vllm.report.model import Report
 from cm4vllm.report.system import label
-from cm4vllm.report.wording import headroom, judgement, ms, number, rate, target
+from cm4vllm.report.wording import figure, headroom, judgement, ms, number, target
+from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
 
@@ -53,7 +53,7 @@ def headline(report: Report) -> str:
 def findings(report: Report) -> list[Finding]:
     """Return the verdict's lines: scenario by scenario, then the checker."""
     found: list[Finding] = []
-    for measurement in report.measurements:
+    for measurement in report.results:
         found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
     found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
     return [*found, _checker(report)]
@@ -61,7 +61,7 @@ def findings(report: Report) -> list[Finding]:
 
 def missing_scenarios(report: Report) -> list[Scenario]:
     """Return the scenarios without a run that a closed result would need; of alternatives the first."""
-    measured = {measurement.scenario for measurement in report.measurements}
+    measured = {measurement.scenario for measurement in report.results}
     needed = report.benchmark.required[0]
     alternatives = () if measured & set(needed.one_of) else needed.one_of[:1]
     return [scenario for scenario in (*needed.all_of, *alternatives) if scenario not in measured]
@@ -97,12 +97,12 @@ def score_in_words(score: Score) -> str:
     return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {judgement(score.met)}"
 
 
-def _performance(report: Report, measurement: Measurement) -> Finding:
+def _performance(report: Report, measurement: Result) -> Finding:
     subject = f"{measurement.scenario} performance"
     part = measurement.performance
     if part is None:
         return Finding(subject, Kind.OPEN, "not measured")
-    text = f"{rate(part.result.tokens_per_second)} tokens/s"
+    text = figure(part.metric)
     text += "".join(
         f"; {latency.name} p99 {ms(latency.p99)} ms"
         + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "") for latency in part.latencies
@@ -110,25 +110,25 @@ def _performance(report: Report, measurement: Measurement) -> Finding:
     if part.valid:
         return Finding(subject, Kind.GOOD, f"valid: {text}")
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
-    kind = Kind.OPEN if report.rehearsal and not part.run.faults else Kind.BAD
+    kind = Kind.OPEN if report.rehearsal and not part.faults else Kind.BAD
     return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
 
 
-def _client(measurement: Measurement) -> list[Finding]:
+def _client(measurement: Result) -> list[Finding]:
     """Return what makes the client doubtful as an instrument; nothing where it was fit."""
     if measurement.performance is None:
         return []
     return [Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
-            for mark in marks(measurement.performance.run)]
+            for mark in measurement.performance.client_doubts]
 
 
-def _accuracy(report: Report, measurement: Measurement) -> Finding:
+def _accuracy(report: Report, measurement: Result) -> Finding:
     subject = f"{measurement.scenario} accuracy"
     part = measurement.accuracy
     if part is None:
         return Finding(subject, Kind.OPEN, "not measured")
-    if part.run.faults:
-        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.run.faults)})")
+    if part.faults:
+        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.faults)})")
     if part.record is None:
         return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
     scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"

@@ -8,9 +8,11 @@ from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.hosts import is_loopback
+from cm4vllm.results.model import Figure
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
+    "figure",
     "headroom",
     "hosts_of",
     "judgement",
@@ -47,6 +49,11 @@ def qps(value: float) -> str:
 def rate(value: float) -> str:
     """Write a rate: two decimals, or three significant digits below one a second."""
     return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.3g}"
+
+
+def figure(found: Figure | None) -> str:
+    """Write a figure with its unit, or `not measured`."""
+    return "not measured" if found is None else f"{rate(found.value)} {found.unit}".rstrip()
 
 
 def ms(value: float) -> str:

@@ -9,10 +9,16 @@ import pytest
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
-from cm4vllm.report.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules import Division, ExecutionMode
+from cm4vllm.results.checks import CHECKS, findings
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.reading import ACCURACY_TEXT
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.run_folders import chosen_folder, read_runs
+from cm4vllm.rules import Division, ExecutionMode, Scenario
 
 Change = Callable[..., None]
 
@@ -52,7 +58,7 @@ def test_twice_the_tokens_are_told_from_64_bit_tokens(out: Path, change: Change)
 
 def test_scores_of_another_log_are_refused(out: Path, change: Change) -> None:
     change(run_file(out, "Offline", "accuracy").with_name(ACCURACY_FILE), AccuracyRecord, log_sha256="00" * 32)
-    with pytest.raises(SubmissionError, match="are of another log"):
+    with pytest.raises(SubmissionError, match="are those of another log"):
         load(out)
 
 
@@ -116,10 +122,58 @@ def test_a_log_of_another_rounds_seeds_is_refused(out: Path, change: Change) -> 
 
 def test_a_published_log_fits_its_records(published: Path) -> None:
     """Tokens/s and samples/s of an hour's run agree within what LoadGen's six digits allow."""
-    assert load(published).measurements
+    assert load(published).results
 
 
 def test_a_target_that_nobody_gave_is_loadgens_own(out: Path, change: Change) -> None:
     change(run_file(out, "Offline", "performance"), RunRecord, settings__target_qps=0.0)
-    performance = load(out).measurements[0].performance
+    performance = load(out).results[0].performance
     assert performance is not None and performance.target_source == "LoadGen's default"
+
+
+def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
+    """Return for the code of each check how the rehearsal in `out` is made to break its rule."""
+    server, offline = run_file(out, "Server", "performance"), run_file(out, "Offline", "performance")
+    scores = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
+
+    def run(**fields: Any) -> Callable[[], None]:
+        return lambda: change(server, RunRecord, **fields)
+
+    def everywhere(**fields: Any) -> None:
+        for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+            change(path, RunRecord, **fields)
+
+    return {
+        "RUNS-DIFFER": run(settings__server__packages={"torch": "1"}),
+        "REHEARSAL-MIXED": run(settings__rehearsal=False),
+        "REHEARSAL-NOTICE": lambda: change(scores, AccuracyRecord, notice=""),
+        "RECORD-PLACE": lambda: offline.write_bytes(server.read_bytes()),
+        "RECORD-TERMS": run(settings__terms__benchmark="llama4"),
+        "LOADGEN-NAME": run(settings__terms__loadgen_name="llama3.1-8b"),
+        "LOG-CHANGED": lambda: (server.parent / SUMMARY_LOG).write_text("another"),
+        "CAMPAIGN-DIFFERS": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, round="v6.0"),
+        "CLOSED-MAPPED": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED),
+        "LOG-SCENARIO": lambda: (server.parent / DETAIL_LOG).write_bytes((offline.parent / DETAIL_LOG).read_bytes()),
+        "LOG-SEEDS": lambda: everywhere(settings__terms__round="v6.0"),
+        "LOG-MIN-DURATION": lambda: everywhere(settings__rehearsal=False, notice=""),
+        "LOG-TARGET-QPS": run(settings__target_qps=11.45),
+        "TOKENS-RATE": run(client__completion_tokens=1000),
+        "SCORES-LOG": lambda: change(scores, AccuracyRecord, log_sha256="00" * 32),
+        "TOKEN-WIDTH": lambda: change(scores, AccuracyRecord, tokens=2 * read_record(scores, AccuracyRecord).tokens),
+        "SCORES-TARGETS": lambda: change(scores, AccuracyRecord, scores=[]),
+        "RUN-MISSING": server.unlink,
+        "SCORES-MISSING": scores.unlink,
+        "LOG-MISSING": (server.parent / SUMMARY_LOG).unlink,
+    }
+
+
+@pytest.mark.parametrize("code", CHECKS)
+def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path, change: Change, code: str) -> None:
+    folder = chosen_folder(out)
+    for accuracy in out.glob("runs/*/*/*/accuracy"):
+        (accuracy / ACCURACY_TEXT).write_text("")
+    scenarios = [Scenario.OFFLINE, Scenario.SERVER]
+    assert [str(one) for one in findings(read_runs(out, folder, scenarios), submitted=True)] == []
+    broken(out, change)[code]()
+    found = [one for one in findings(read_runs(out, folder, scenarios), submitted=True) if one.code == code]
+    assert found and all(one.severity is Severity.ERROR and one.what and one.rule.text for one in found)

@@ -1,0 +1,32 @@
+"""The checks of a submission, each a function with a stable code: all of them are made, none stops at the first.
+
+A new check is one function under @check in one of the modules below; a new module is added to _MODULES.
+"""
+
+from __future__ import annotations
+
+from cm4vllm.results.checks import accuracy, campaign, logs, records, submitted
+from cm4vllm.results.checks.check import Check, Fault, Stage, check
+from cm4vllm.results.findings import Finding
+from cm4vllm.results.model import Submission
+
+__all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
+
+_MODULES = (records, campaign, logs, accuracy, submitted)
+
+#: All checks by code, in the order in which they are made.
+CHECKS: dict[str, Check] = {
+    one.code: one for module in _MODULES for one in vars(module).values() if isinstance(one, Check)
+}
+
+
+def findings(submission: Submission, *, submitted: bool = False) -> list[Finding]:
+    """Return all that is wrong with a submission: what could not be read, then what each check finds.
+
+    `submitted` adds the checks of runs of which a submission tree is to be made.
+    """
+    found = list(submission.problems)
+    for one in CHECKS.values():
+        if submitted or one.stage is Stage.ALWAYS:
+            found += one.findings(submission)
+    return found

@@ -1,0 +1,74 @@
+"""Scores against the log that they are of, the client's count of tokens, and the targets of the benchmark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from cm4vllm import rules
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.checks.records import record_file
+from cm4vllm.results.model import Accuracy, Submission
+from cm4vllm.results.reading import terms_of
+
+__all__ = ["WIDTH_TOLERANCE"]
+
+#: How far the scored tokens a sample may lie from those the client received; a wrong width doubles them.
+WIDTH_TOLERANCE = 0.05
+
+
+def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
+    for result in submission.results:
+        if (part := result.accuracy) and part.run and part.record:
+            yield part, part.run, part.record
+
+
+@check("SCORES-LOG", "scores are those of the log beside them", source="cm4vllm, docs/development.md",
+       remedy="score the run again: --tags=process,mlperf,accuracy")
+def scores_of_this_log(submission: Submission) -> Iterator[Fault]:
+    for part, run, record in _scored(submission):
+        log = run.files.get(ACCURACY_LOG)
+        if log is not None and log != record.log_sha256:
+            yield Fault(f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
+                        record_file(part, ACCURACY_FILE), "log_sha256", record.log_sha256, log)
+
+
+@check("TOKEN-WIDTH", "tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit "
+       "ones doubles the tokens of a sample", source="evaluate-accuracy.py of the benchmark, --dtype",
+       remedy="remove the run's folder and run it again")
+def token_width(submission: Submission) -> Iterator[Fault]:
+    for part, run, record in _scored(submission):
+        if not record.samples or not run.client.completed:
+            continue
+        scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
+        if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
+            yield Fault(
+                f"the scores in {record_file(part, ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
+                f"received {received:,.1f}", record_file(part, ACCURACY_FILE), "tokens", f"{scored:,.1f} a sample",
+                f"{received:,.1f} a sample")
+
+
+@check("SCORES-TARGETS", "scores are held against the targets of their round, benchmark and scenario",
+       source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
+       remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy")
+def targets(submission: Submission) -> Iterator[Fault]:
+    for part, run, record in _scored(submission):
+        terms = run.settings.terms
+        if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
+            continue
+        known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
+        expected = sorted((one.metric, one.label, one.lower, one.upper) for one in known)
+        found = sorted((one.metric, one.label, one.lower, one.upper) for one in record.scores)
+        whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
+        by_metric = {one.metric: one for one in known}
+        wrong = [score.metric for score in record.scores if score.metric in by_metric
+                 and score.met != by_metric[score.metric].met(score.value, whole=whole)]
+        what = f"the accuracy targets are not those of {terms.benchmark}"
+        if found != expected:
+            yield Fault(what, record_file(part, ACCURACY_FILE), "scores", found, expected)
+        elif wrong:
+            yield Fault(f"{what}: scores are judged wrongly", record_file(part, ACCURACY_FILE), "scores",
+                        ", ".join(wrong), "what the rules say of these values")

@@ -1,0 +1,83 @@
+"""LoadGen's performance logs against the rules of their round, and against our records of the runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from cm4vllm import rules
+from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.model import Performance, Submission
+
+__all__ = ["TOKENS_TOLERANCE"]
+
+#: How far LoadGen's token count may lie from the client's: LoadGen's logs round rates to six digits.
+TOKENS_TOLERANCE = 0.001
+
+_CONSTANTS = "tools/submission/submission_checker/constants.py"
+_AGAIN = "remove the run's folder and run it again"
+
+
+def _performances(submission: Submission) -> Iterator[Performance]:
+    for result in submission.results:
+        if result.performance is not None:
+            yield result.performance
+
+
+@check("LOG-SCENARIO", "LoadGen ran the scenario that the result is of", source="loadgen/test_settings.h",
+       remedy=_AGAIN)
+def scenario(submission: Submission) -> Iterator[Fault]:
+    for part in _performances(submission):
+        if part.terms and part.loadgen_scenario != part.terms.loadgen_scenario:
+            yield Fault(f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}", part.log,
+                        "effective_scenario", part.loadgen_scenario, part.terms.loadgen_scenario)
+
+
+@check("LOG-SEEDS", "a log has the three seeds of its round", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN)
+def seeds(submission: Submission) -> Iterator[Fault]:
+    for part in _performances(submission):
+        if part.terms is None or part.terms.round not in rules.round_names():
+            continue
+        stated = rules.round_terms(part.terms.round).seeds
+        expected = stated.qsl, stated.sample_index, stated.schedule
+        if part.seeds != expected:
+            yield Fault(f"the seeds of the log are not those of round {part.terms.round}", part.log,
+                        "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
+                        part.seeds, expected)
+
+
+@check("LOG-MIN-DURATION", "a result's run was configured to last the minimum duration at least",
+       source=f"{_CONSTANTS}, min duration", remedy=_AGAIN)
+def min_duration(submission: Submission) -> Iterator[Fault]:
+    for part in _performances(submission):
+        if part.terms is None or (part.run and part.run.settings.rehearsal):
+            continue
+        wanted = part.terms.min_duration_ms / 1e3
+        if part.min_duration < wanted:
+            yield Fault(f"a result needs a minimum duration of {wanted:g} s, LoadGen was given {part.min_duration}",
+                        part.log, "effective_min_duration_ms", part.min_duration * 1e3, part.terms.min_duration_ms)
+
+
+@check("LOG-TARGET-QPS", "LoadGen was given the target QPS of the record", source="user.conf of the run", remedy=_AGAIN)
+def target_qps(submission: Submission) -> Iterator[Fault]:
+    for part in _performances(submission):
+        wanted = part.run.settings.target_qps if part.run else 0.0
+        if wanted and not math.isclose(wanted, part.target_qps, rel_tol=1e-4):
+            yield Fault(f"LoadGen was asked for target_qps {part.target_qps:g}, the record says {wanted:g}", part.log,
+                        "effective_target_qps", part.target_qps, wanted)
+
+
+@check("TOKENS-RATE", "tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count",
+       source="loadgen/results.cc, tps_as_completed and tokens_per_second", remedy=_AGAIN)
+def tokens_rate(submission: Submission) -> Iterator[Fault]:
+    for part in _performances(submission):
+        rate, duration = part.tokens_per_second, part.duration
+        if part.run is None or rate is None or not duration:
+            continue
+        counted = part.run.client.reported_tokens or part.run.client.completion_tokens
+        if not math.isclose(rate * duration, counted, rel_tol=TOKENS_TOLERANCE):
+            yield Fault(
+                f"tokens/s is not samples/s times tokens per sample in {part.log}", part.log,
+                part.figures["tokens_per_second"].source.field,
+                f"{rate} at {part.samples_per_second}, which makes {rate * duration:,.0f} tokens",
+                f"the {counted:,} tokens that the client reported to LoadGen")

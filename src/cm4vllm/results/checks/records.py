@@ -1,0 +1,125 @@
+"""Our own records against each other: that they are of one campaign, in their places, and honest on rehearsals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.records import ACCURACY_FILE
+from cm4vllm.common.files import sha256_of
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.model import Accuracy, Performance, Submission
+from cm4vllm.results.reading import terms_of
+
+__all__ = ["Part", "parts", "record_file"]
+
+Part = Performance | Accuracy
+
+_DESIGN = "cm4vllm, docs/development.md"
+_AGAIN = "remove the run's folder and run it again"
+_TOGETHER = "run them again with --rerun=yes, or each into an --output_dir of its own"
+
+#: What all runs of a submission share.
+_SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
+    "round": lambda run: run.settings.round,
+    "benchmark": lambda run: run.settings.benchmark,
+    "model": lambda run: (run.settings.model.name, run.settings.model.sha256),
+    "dataset": lambda run: (run.settings.dataset.name, run.settings.dataset.sha256),
+    "vLLM version": lambda run: run.settings.server.version,
+    "server packages": lambda run: run.settings.server.packages,
+    "LoadGen version": lambda run: run.loadgen_version,
+}
+
+
+def parts(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
+    """Give each run of ours with its record."""
+    for result in submission.results:
+        for part in (result.performance, result.accuracy):
+            if part is not None and part.run is not None:
+                yield part, part.run
+
+
+def record_file(part: Part, name: str = RUN_FILE) -> str:
+    """Return the path of a record beside the logs of a run, as findings name it."""
+    return (Path(part.log).parent / name).as_posix()
+
+
+@check("RUNS-DIFFER", "all runs of a submission are of one round, benchmark, model, dataset and setup",
+       source=_DESIGN, remedy=_TOGETHER)
+def same_subject(submission: Submission) -> Iterator[Fault]:
+    found = list(parts(submission))
+    for subject, value in _SUBJECTS.items():
+        for part, run in found[1:]:
+            if value(run) != value(found[0][1]):
+                yield Fault(f"the runs do not belong together: they differ in their {subject}", record_file(part),
+                            value=value(run), expected=f"{value(found[0][1])}, as in {record_file(found[0][0])}")
+                break
+
+
+@check("REHEARSAL-MIXED", "a page or a tree is either that of a rehearsal or that of results", source=_DESIGN,
+       remedy="run each into an --output_dir of its own")
+def one_style(submission: Submission) -> Iterator[Fault]:
+    found = list(parts(submission))
+    for part, run in found[1:]:
+        if run.settings.rehearsal != found[0][1].settings.rehearsal:
+            yield Fault("the runs do not belong together: this mixes rehearsals with full runs", record_file(part),
+                        "settings.rehearsal", run.settings.rehearsal, found[0][1].settings.rehearsal)
+
+
+@check("REHEARSAL-NOTICE", "a rehearsal says so in each of its records, and nothing else does", source=_DESIGN,
+       remedy=_AGAIN)
+def honest_notices(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        expected = REHEARSAL_NOTICE if run.settings.rehearsal else ""
+        if run.notice != expected:
+            yield Fault(f"{record_file(part)} does not say truly whether it is a rehearsal: it contradicts itself",
+                        record_file(part), "notice", repr(run.notice), repr(expected))
+        if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
+            name = record_file(part, ACCURACY_FILE)
+            yield Fault(f"{name} does not say truly whether it is a rehearsal", name, "notice",
+                        repr(part.record.notice), repr(expected),
+                        remedy="score the run again: --tags=process,mlperf,accuracy")
+
+
+@check("RECORD-PLACE", "a run's record lies in the folder of its scenario and mode", source=_DESIGN, remedy=_AGAIN)
+def in_place(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        place = part.folder.parent.name, part.folder.name
+        if (run.settings.scenario, run.settings.mode) != place:
+            yield Fault(
+                f"{record_file(part)} is the record of another run: it is the record of a {run.settings.scenario} "
+                f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run", record_file(part), "settings")
+
+
+@check("RECORD-TERMS", "the rules know the round, the benchmark and the scenario that a record names",
+       source="cm4vllm.rules", remedy=_AGAIN)
+def known_terms(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        terms = run.settings.terms
+        if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
+            yield Fault(f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
+                        record_file(part), "settings.terms")
+
+
+@check("LOADGEN-NAME", "LoadGen measures a benchmark under the name that has its limits", source="loadgen/mlperf.conf",
+       remedy=_AGAIN)
+def loadgen_name(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        terms = run.settings.terms
+        expected = terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode)
+        if expected and terms.loadgen_name != expected.loadgen_name:
+            yield Fault(f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
+                        record_file(part), "settings.terms.loadgen_name", terms.loadgen_name, expected.loadgen_name)
+
+
+@check("LOG-CHANGED", "a log is the one that the run beside it wrote: its SHA-256 is that in run.json", source=_DESIGN,
+       remedy=_AGAIN)
+def logs_unchanged(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        for name, digest in run.files.items():
+            path = part.folder / name
+            if path.is_file() and (found := sha256_of(path)) != digest:
+                yield Fault(f"{record_file(part, name)} is not the log of the run beside it", record_file(part, name),
+                            "SHA-256", found, digest)

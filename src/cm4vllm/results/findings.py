@@ -1,0 +1,70 @@
+"""What a check finds: a stable code, how bad it is, where, what was found and expected, the rule, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cm4vllm.common.errors import SubmissionError
+
+__all__ = ["Finding", "Rule", "Severity", "refuse"]
+
+
+class Severity(StrEnum):
+    """An error makes a submission refused; a warning is doubtful; a note is allowed and worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold, and where that is stated: a file of mlcommons, a policy, or this project's own design."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found. `what` is one sentence, `file` a path below the root of what was checked.
+
+    `value` is what was found in `field`, `expected` what belongs there; either may be empty where it says nothing.
+    """
+
+    code: str
+    severity: Severity
+    what: str
+    file: str
+    field: str
+    value: str
+    expected: str
+    rule: Rule
+    remedy: str
+
+    @property
+    def detail(self) -> str:
+        """The value against the expected one, and where; empty where the finding has neither."""
+        found = f"found {self.value}" if self.value else ""
+        wanted = f"expected {self.expected}" if self.expected else ""
+        where = ": ".join(part for part in (self.file, self.field) if part)
+        return "; ".join(part for part in (found, wanted, where) if part)
+
+    def __str__(self) -> str:
+        return f"{self.severity} {self.code}: {self.what}" + (f" ({self.detail})" if self.detail else "")
+
+
+def refuse(findings: Iterable[Finding], root: Path) -> None:
+    """Raise SubmissionError when there are errors among the findings; it lists them all."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if not errors:
+        return
+    remedy = "; ".join(dict.fromkeys(error.remedy for error in errors if error.remedy))
+    if len(errors) == 1:
+        raise SubmissionError(errors[0].what, cause="; ".join(
+            part for part in (errors[0].detail, errors[0].rule.text, errors[0].code) if part), remedy=remedy)
+    raise SubmissionError(f"{len(errors)} errors in the results below {root}",
+                          cause="\n".join(str(error) for error in errors), remedy=remedy)

@@ -1,0 +1,304 @@
+"""What was measured: submissions, their systems and results, every figure with its unit and where it was read.
+
+The same objects stand for our own run folders (run_folders) and for any submission tree (trees). None and empty stand
+for what is not known; what could not be read is a finding among the submission's `problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.loadgen.figures import metric_names
+from cm4vllm.loadgen.marks import marks
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.findings import Finding
+from cm4vllm.results.records import CampaignRecord
+from cm4vllm.rules import Terms
+
+__all__ = ["Accuracy", "Figure", "Figures", "Latency", "Performance", "Result", "Source", "Submission", "System"]
+
+Q = TypeVar("Q", bound=Quantity)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value was read: a file, by its path below the root of what was read, and a field in it."""
+
+    file: str
+    field: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its name, its unit (empty for a score) and its source."""
+
+    name: str
+    value: float
+    unit: str
+    source: Source
+
+    def __str__(self) -> str:
+        return str(self.value) if isinstance(self.value, Quantity) else f"{self.value:g} {self.unit}".rstrip()
+
+
+class Figures(Mapping[str, Figure]):
+    """Figures by name, in the order of their file; never changed."""
+
+    def __init__(self, figures: Iterable[Figure] = ()) -> None:
+        self._by_name = {figure.name: figure for figure in figures}
+
+    def __getitem__(self, name: str) -> Figure:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def value(self, name: str) -> float | None:
+        """Return the value of a figure; None where there is none of that name."""
+        return self._by_name[name].value if name in self._by_name else None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The 99th percentile and the mean of TTFT or TPOT, and the limit that the benchmark sets for the percentile."""
+
+    name: str
+    p99: Milliseconds
+    mean: Milliseconds | None
+    limit: Milliseconds | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the percentile is below the limit (the checker compares with <); None where there is no limit."""
+        return None if self.limit is None else self.p99 < self.limit
+
+    @property
+    def headroom(self) -> float | None:
+        """The part of the limit that is left, in [..1]; negative when it is exceeded."""
+        return None if self.limit is None else 1 - self.p99 / self.limit
+
+
+@dataclass(frozen=True)
+class Performance:
+    """One performance run: what LoadGen's detail log says of it, and our record of it where there is one.
+
+    `folder` holds the logs, `log` is the path of the detail log as sources name it. `loadgen_valid` is LoadGen's own
+    verdict, with nothing in its log against it; `loadgen_reasons` says what is. `settings` are those that LoadGen used,
+    without `effective_`. `terms` is what the rules say of the run, None where they do not know it.
+    """
+
+    folder: Path
+    log: str
+    loadgen_scenario: str
+    loadgen_version: str
+    loadgen_valid: bool
+    loadgen_reasons: tuple[str, ...]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    figures: Figures
+    settings: Mapping[str, Any]
+    terms: Terms | None = None
+    run: RunRecord | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether LoadGen calls the result valid, and nothing is known against the run."""
+        return self.loadgen_valid and not self.faults
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not valid, one reason each."""
+        return (*self.loadgen_reasons, *self.faults)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What our record of the run has against it."""
+        return self.run.faults if self.run else ()
+
+    @property
+    def client_doubts(self) -> tuple[str, ...]:
+        """What makes our client doubtful as an instrument in this run."""
+        return tuple(marks(self.run)) if self.run else ()
+
+    @property
+    def metric(self) -> Figure | None:
+        """The figure by which results of the scenario are compared; None where the log lacks it."""
+        names = metric_names(self.loadgen_scenario, tokens="tokens_per_second" in self.figures)
+        return next((self.figures[name] for name in names if name in self.figures), None)
+
+    @property
+    def tokens_per_second(self) -> TokensPerSecond | None:
+        return self._typed("tokens_per_second", TokensPerSecond)
+
+    @property
+    def samples_per_second(self) -> SamplesPerSecond | None:
+        return self._typed("samples_per_second", SamplesPerSecond)
+
+    @property
+    def scheduled_samples_per_second(self) -> SamplesPerSecond | None:
+        return self._typed("scheduled_samples_per_second", SamplesPerSecond)
+
+    @property
+    def duration(self) -> Seconds | None:
+        return self._typed("duration", Seconds)
+
+    @property
+    def samples(self) -> int:
+        return int(self.figures.value("samples") or 0)
+
+    @property
+    def queries(self) -> int:
+        return int(self.figures.value("queries") or 0)
+
+    @property
+    def min_duration(self) -> Seconds:
+        """The duration that LoadGen was configured to reach."""
+        return Seconds(self._setting("min_duration_ms") / 1e3)
+
+    @property
+    def target_qps(self) -> float:
+        """The rate that LoadGen was configured with; 0 where the scenario has none."""
+        return self._setting("target_qps")
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        """The seeds of the run: qsl, sample index, schedule; None for one that the log lacks."""
+        return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
+
+    @property
+    def latencies(self) -> tuple[Latency, ...]:
+        """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline."""
+        limits = self.terms.limits if self.terms else None
+        found = []
+        for name, limit in (("ttft", limits.ttft_ms if limits else None), ("tpot", limits.tpot_ms if limits else None)):
+            p99, mean = (self._typed(f"{name}_{part}", Milliseconds) for part in ("p99", "mean"))
+            if p99 is not None:
+                found.append(Latency(name.upper(), p99, mean, None if limit is None else Milliseconds(limit)))
+        return tuple(found)
+
+    @property
+    def target_source(self) -> str:
+        """Where the target QPS of a run of ours comes from."""
+        if self.run is None or not self.run.settings.target_qps:
+            return "LoadGen's default"
+        return self.run.settings.target_qps_source or "its source is not stated"
+
+    def _setting(self, name: str) -> float:
+        value = self.settings.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def _typed(self, name: str, kind: type[Q]) -> Q | None:
+        value = self.figures.value(name)
+        return None if value is None else kind(value)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy run and its scores.
+
+    `figures` are those of accuracy.txt, by the label there; `hash` is the digest of the log before truncation, which
+    that file names. `record` is ours of the scores, None while the log has not been scored, `run` ours of the run.
+    """
+
+    folder: Path
+    log: str
+    figures: Figures
+    hash: str = ""
+    errors: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    loadgen_version: str = ""
+    terms: Terms | None = None
+    run: RunRecord | None = None
+    record: AccuracyRecord | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What our record of the run has against it."""
+        return self.run.faults if self.run else ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """One scenario of one model on one system: a performance run, an accuracy run, or both.
+
+    `model` is the folder's name, `benchmark` that of the benchmark it is a result of, which model_mapping.json may name
+    in the open division. `scenario` is spelled as the rules spell it. `compliance` names the tests there are.
+    `measurements` is the file of that name, `user_conf` the text of user.conf.
+    """
+
+    round: str
+    division: str
+    submitter: str
+    system: str
+    model: str
+    benchmark: str
+    scenario: str
+    folder: str
+    performance: Performance | None
+    accuracy: Accuracy | None
+    measurements: Mapping[str, Any] = field(default_factory=dict)
+    user_conf: str = ""
+    compliance: tuple[str, ...] = ()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the model is not the benchmark's own, and only mapped to it (open division)."""
+        return self.model != self.benchmark
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """Our records of the runs."""
+        return tuple(part.run for part in (self.performance, self.accuracy) if part is not None and part.run)
+
+    @property
+    def run(self) -> RunRecord:
+        """The run of ours that stands for both; what they share is checked."""
+        return self.runs[0]
+
+
+@dataclass(frozen=True)
+class System:
+    """A system and its description, key by key as systems/<name>.json has it."""
+
+    name: str
+    description: Mapping[str, Any]
+    file: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one submitter measured in one round and division. `root` is the folder that files are named from.
+
+    `round` is empty where neither the records nor the seeds of the logs tell it. `campaign` is the record of the
+    command that made our own runs.
+    """
+
+    root: Path
+    round: str
+    division: str
+    submitter: str
+    systems: tuple[System, ...]
+    results: tuple[Result, ...]
+    problems: tuple[Finding, ...] = ()
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    campaign: CampaignRecord | None = None
+
+    def system(self, name: str) -> System | None:
+        """Return the description of a system; None where there is none."""
+        return next((system for system in self.systems if system.name == name), None)
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """Our records of all runs."""
+        return tuple(run for result in self.results for run in result.runs)

@@ -1,0 +1,98 @@
+"""Our own run folders, read into the model: run.json, LoadGen's logs and the scores of each run below runs/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.results.model import Result, Submission, System
+from cm4vllm.results.reading import Reader
+from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.rules import Mode, Scenario
+
+__all__ = ["SYSTEM_FILE", "chosen_folder", "read_runs"]
+
+#: The description of the system, below a campaign's folder.
+SYSTEM_FILE = Path("system") / "system.json"
+
+R = TypeVar("R", bound=Record)
+
+
+def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
+    """Return the one folder OUT/runs/<system>/<model> that is meant and holds a run.
+
+    `system` and `model` choose; by default campaign.json does, or there is only one. Raises SubmissionError when there
+    is no run, or more than one folder is meant.
+    """
+    campaign = _campaign(Reader(out), out)
+    system, model = (system, model) if system or model or not campaign else (campaign.system, campaign.model)
+    found = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
+    meant = [f for f in found if (not system or f.parent.name == system) and (not model or f.name == model)]
+    if len(meant) == 1:
+        return meant[0]
+    asked = f" of system {system or 'any'}, model {model or 'any'}" if system or model else ""
+    there = ", ".join(f"{f.parent.name}/{f.name}" for f in found)
+    if not meant:
+        raise SubmissionError(
+            f"no complete run{asked} in {out}", cause=f"there is: {there}" if there else "no run.json under its runs/",
+            remedy="run a measurement with this --output_dir first",
+        )
+    raise SubmissionError(f"several systems or models in {out}", cause=there, remedy="name the one you mean")
+
+
+def read_runs(out: Path, folder: Path, scenarios: Iterable[Scenario] | None = None) -> Submission:
+    """Read the runs in `folder`, which is OUT/runs/<system>/<model>, and what was asked for.
+
+    A folder without run.json is no run. There is a result for each of `scenarios`, where none are given for each that
+    has a run. What cannot be read is among the problems.
+    """
+    reader = Reader(out)
+    campaign = _campaign(reader, out)
+    path = out / SYSTEM_FILE
+    systems = [System(folder.parent.name, reader.json(path), reader.name(path))] if path.is_file() else []
+    wanted = tuple(Scenario) if scenarios is None else tuple(scenarios)
+    read = (_result(reader, folder, scenario, campaign) for scenario in wanted)
+    results = tuple(result for result in read if scenarios is not None or result.runs or result.round)
+    return Submission(
+        root=out, round=next((result.round for result in results), ""), division=campaign.division if campaign else "",
+        submitter=campaign.submitter if campaign else "", systems=tuple(systems), results=results,
+        problems=tuple(reader.problems), campaign=campaign,
+    )
+
+
+def _campaign(reader: Reader, out: Path) -> CampaignRecord | None:
+    return _record(reader, out / CAMPAIGN_FILE, CampaignRecord)
+
+
+def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: CampaignRecord | None) -> Result:
+    places = {mode: folder / scenario / mode for mode in Mode}
+    runs = {mode: _record(reader, place / RUN_FILE, RunRecord) for mode, place in places.items()}
+    performed, answered = runs[Mode.PERFORMANCE], runs[Mode.ACCURACY]
+    first = performed or answered
+    return Result(
+        round=first.settings.round if first else "", division=campaign.division if campaign else "",
+        submitter=campaign.submitter if campaign else "", system=folder.parent.name, model=folder.name,
+        benchmark=first.settings.benchmark if first else "", scenario=scenario, folder=reader.name(folder / scenario),
+        performance=reader.performance(places[Mode.PERFORMANCE], performed.settings.terms, performed)
+        if performed else None,
+        accuracy=reader.accuracy(
+            places[Mode.ACCURACY], answered.settings.terms, answered,
+            _record(reader, places[Mode.ACCURACY] / ACCURACY_FILE, AccuracyRecord)) if answered else None,
+        user_conf=first.settings.user_conf if first else "",
+    )
+
+
+def _record(reader: Reader, path: Path, kind: type[R]) -> R | None:
+    """Return a record; None where there is none, and where it cannot be read, with a problem."""
+    if not path.exists():
+        return None
+    try:
+        return read_record(path, kind)
+    except CmError as error:
+        reader.problem("RECORD-UNREADABLE", error.what, path, value=error.cause, remedy=error.remedy)
+        return None

@@ -1,0 +1,57 @@
+"""One real LoadGen run of any scenario, with token latencies or without: a program.
+
+    python any_scenario.py FOLDER SCENARIO NAME
+
+FOLDER gets LoadGen's logs; NAME is a benchmark's in LoadGen's mlperf.conf, which says whether tokens are counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import mlperf_loadgen as lg
+import numpy as np
+
+CONF = """\
+*.*.min_duration = 200
+*.*.min_query_count = 64
+*.*.performance_sample_count_override = 64
+*.Server.target_qps = 200
+*.Offline.target_qps = 100
+*.SingleStream.target_latency = 1
+*.MultiStream.target_latency = 5
+*.MultiStream.samples_per_query = 8
+"""
+ANSWER = np.arange(1, 12, dtype=np.int32)
+
+
+def main() -> None:
+    folder, scenario, name = sys.argv[1:4]
+    Path(folder, "user.conf").write_text(CONF)
+    settings = lg.TestSettings()
+    settings.FromConfig(f"{folder}/user.conf", name, scenario, 1)
+    settings.scenario = getattr(lg.TestScenario, scenario)
+    settings.mode = lg.TestMode.PerformanceOnly
+
+    def answer(queries: list) -> None:
+        time.sleep(0.001)
+        if scenario != "Offline" and settings.use_token_latencies:
+            lg.FirstTokenComplete([lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, 4) for q in queries])
+        time.sleep(0.001)
+        lg.QuerySamplesComplete([lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, ANSWER.nbytes, len(ANSWER))
+                                 for q in queries])
+
+    logs = lg.LogSettings()
+    logs.log_output.outdir = folder
+    logs.enable_trace = False
+    sut = lg.ConstructSUT(lambda queries: threading.Thread(target=answer, args=(queries,)).start(), lambda: None)
+    qsl = lg.ConstructQSL(64, 64, lambda _: None, lambda _: None)
+    lg.StartTestWithLogSettings(sut, qsl, settings, logs, "audit.config")
+    lg.DestroyQSL(qsl)
+    lg.DestroySUT(sut)
+
+
+main()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
+from cm4vllm.results.findings import Finding, Rule, Severity, refuse
+from cm4vllm.results.model import Figure, Figures, Source, Submission
+
+OUT = Path("/results")
+
+
+def finding(severity: Severity, what: str, remedy: str = "") -> Finding:
+    return Finding(code="A-CODE", severity=severity, what=what, file="a/file", field="a field", value="1", expected="2",
+                   rule=Rule("it is two", "a source"), remedy=remedy)
+
+
+def test_warnings_and_notes_refuse_nothing() -> None:
+    refuse([finding(Severity.WARNING, "doubtful"), finding(Severity.NOTE, "known")], OUT)
+
+
+def test_one_error_is_told_in_full() -> None:
+    with pytest.raises(SubmissionError) as refused:
+        refuse([finding(Severity.NOTE, "known"), finding(Severity.ERROR, "it is one", "make it two")], OUT)
+    error = refused.value
+    assert (error.what, error.remedy) == ("it is one", "make it two")
+    assert error.cause == "found 1; expected 2; a/file: a field; it is two; A-CODE"
+
+
+def test_all_errors_are_told_and_each_remedy_once() -> None:
+    errors = [finding(Severity.ERROR, what, "do it again") for what in ("first", "second", "third")]
+    with pytest.raises(SubmissionError, match="3 errors in the results below /results") as refused:
+        refuse([*errors, finding(Severity.WARNING, "doubtful")], OUT)
+    assert [line.split(": ")[1].split(" ")[0] for line in refused.value.cause.splitlines()] == [
+        "first", "second", "third"]
+    assert refused.value.remedy == "do it again"
+
+
+def test_every_check_has_a_code_a_rule_a_source_and_a_remedy() -> None:
+    assert len(CHECKS) >= 15
+    for code, check in CHECKS.items():
+        assert code == check.code == code.upper() and " " not in code
+        assert check.rule.text and check.rule.source and check.remedy
+
+
+def test_an_empty_submission_breaks_nothing_but_that_it_is_empty() -> None:
+    empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
+    assert findings(empty) == []
+    assert [one.code for one in findings(empty, submitted=True)] == ["RUN-MISSING"]
+
+
+def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:
+    check = Check("A-CODE", Rule("a rule", "a source"), "the remedy", Severity.ERROR, Stage.ALWAYS, lambda _: iter([
+        Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]))
+    empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
+    assert [(one.severity, one.remedy) for one in check.findings(empty)] == [
+        (Severity.ERROR, "the remedy"), (Severity.NOTE, "another")]
+
+
+def test_figures_are_read_by_name_and_cannot_be_changed() -> None:
+    figures = Figures([Figure("ttft_p99", 1.5, "ms", Source("log", "key"))])
+    assert (figures.value("ttft_p99"), figures.value("tpot_p99"), len(figures)) == (1.5, None, 1)
+    assert str(figures["ttft_p99"].source) == "log: key"
+    with pytest.raises(TypeError):
+        figures["tpot_p99"] = figures["ttft_p99"]  # type: ignore[index]
