@@ -28,7 +28,16 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
-__all__ = ["ACCURACY_TEXT", "SCORERS", "Scorer", "accuracy_text", "references_of", "require_tokenizer", "score_run", "scorer_of"]
+__all__ = [
+    "ACCURACY_TEXT",
+    "SCORERS",
+    "Scorer",
+    "accuracy_text",
+    "references_of",
+    "require_tokenizer",
+    "score_run",
+    "scorer_of",
+]
 
 #: The name of the file that the checker reads the scores from.
 ACCURACY_TEXT = "accuracy.txt"
