@@ -110,7 +110,7 @@ def _wanted(key: str, value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float))
+    return not isinstance(value, (Mapping, list))  # YAML makes dates of some versions
 
 
 def _is_number(value: Any) -> bool:
