@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.meta import PHASES, STEPS, ScriptMeta, load_script
+from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.engine.meta import PHASES, ScriptMeta, load_script
 from cm4vllm.engine.request import ENGINE_FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,10 +91,18 @@ def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
     script = scripts()[name]
     layers = [script.layer, *(script.variation(key, key).layer for key in script.variations)]
     below = {name}
-    for dependency in (dep for layer in layers for phase in (*PHASES, STEPS) for dep in layer.deps[phase]):
-        for other in answering(",".join(dependency.tags)):
+    asked = [",".join(dep.tags) for layer in layers for phase in PHASES for dep in layer.deps[phase]]
+    for tags in [*asked, *(main_job_steps() if name == MAIN else ())]:
+        for other in answering(tags):
             below |= runs(other.path.name, seen | {name})
     return below
+
+
+def main_job_steps() -> set[str]:
+    """Return the tags of all steps that the main job may take."""
+    jobs = [Job.of(CampaignSettings(execution_mode="valid", quantize="_int8", model_source="_hf.owner/name")),
+            Job.of(CampaignSettings(api_server="http://127.0.0.1:1"))]
+    return {step.tags for job in jobs for step in schedule(job)}
 
 
 @cache

@@ -4,15 +4,17 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.datasets import COLUMNS, DATASET_FILE, DatasetSettings, provide, rows_of
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
 from cm4vllm.assets.records import DatasetRecord
-from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.rules import benchmark_terms
@@ -140,3 +142,20 @@ def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
 def test_a_relative_path_is_refused(tmp_path):
     with pytest.raises(UsageError, match="relative"):
         provide(DatasetSettings(source="path", location="cnn_eval.json"), tmp_path)
+
+
+@pytest.mark.parametrize(("calibration", "flag", "file"), [
+    (False, "--dataset_path=cnn_eval.json", "cnn_eval.json"),
+    (True, "--calibration_path=cnn_dailymail_calibration.json", "cnn_dailymail_calibration.json"),
+])
+def test_a_dataset_that_cannot_be_fetched_is_named_with_the_flag_that_gives_it(tmp_path, monkeypatch, calibration, flag,
+                                                                              file):
+    real = catalogue()
+    name = real.benchmark("llama3.1-8b").calibration if calibration else real.benchmark("llama3.1-8b").dataset
+    gone = msgspec.structs.replace(real.dataset(name), mlcommons="http://127.0.0.1:9/metadata/gone.uri")
+    monkeypatch.setattr("cm4vllm.assets.datasets.catalogue",
+                        lambda: msgspec.structs.replace(real, datasets={**real.datasets, name: gone}))
+    with pytest.raises(DownloadError, match=f"the dataset {name} could not be fetched") as caught:
+        provide(DatasetSettings(source="mlcommons", calibration=calibration), tmp_path)
+    assert flag in caught.value.remedy
+    assert f"{file} (md5:" in caught.value.remedy

@@ -4,13 +4,14 @@ import fcntl
 
 import pytest
 
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.campaign import job as module
+from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.targets import offline_target, server_target
+from cm4vllm.campaign.targets import target_of
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
-from cm4vllm.common.records import write_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.serving.records import ServerRecord
 
 
 class Recipes:
@@ -61,6 +62,34 @@ def test_a_given_server_is_looked_at_before_anything_is_fetched(tmp_path):
     assert recipes.tags == ["run,vllm-server"]
 
 
+class Serving(Recipes):
+    """Has the server's step hand back the record of a server that serves `model_name`."""
+
+    def __init__(self, tmp_path, model_name, **failures):
+        super().__init__(**failures)
+        self.record = tmp_path / "server.json"
+        write_record(self.record, ServerRecord(endpoint="http://127.0.0.1:9", model_name=model_name, max_model_len=64,
+                                               version="1", owned=False))
+
+    def __call__(self, tags, env):
+        super().__call__(tags, env)
+        return {"CM_VLLM_SERVER_RECORD": str(self.record)} if tags == "run,vllm-server" else {}
+
+
+def test_a_server_whose_model_nobody_named_is_not_taken_for_the_stand_in(tmp_path):
+    given = {"run_checker": False, "api_server": "http://127.0.0.1:9"}
+    recipes = Serving(tmp_path, "meta-llama/Llama-3.1-8B-Instruct")
+    with pytest.raises(UsageError, match="serves meta-llama/Llama-3.1-8B-Instruct, and no model was named") as caught:
+        run(recipes, tmp_path, **given)
+    assert "--vllm_model_name=meta-llama/Llama-3.1-8B-Instruct" in caught.value.remedy
+    assert recipes.tags == ["run,vllm-server"]
+    for fields, served in [({}, "cm4vllm-tiny"), ({"vllm_model_name": "served"}, "served"),
+                           ({"model_source": "_tiny"}, "served"), ({"model_source": "_path./m"}, "served")]:
+        recipes = Serving(tmp_path, served, ml_model=ModelError("stop here"))
+        with pytest.raises(ModelError):
+            run(recipes, tmp_path, **given, **fields)
+
+
 @pytest.mark.parametrize(("name", "source"), [
     ("", "_tiny"), ("cm4vllm-tiny", "_tiny"), ("neuralmagic/Llama-2-7b-chat-hf-FP8",
                                                "_hf.neuralmagic/Llama-2-7b-chat-hf-FP8"),
@@ -79,22 +108,14 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path):
     assert recipes.tags[-1] == f"get,ml-model,_path.{tmp_path}"
 
 
-@pytest.mark.parametrize(("sentences", "modes", "wanted"), [
-    ("punkt_tab", "accuracy,performance", True), ("punkt_tab", "performance", False),
-    ("punkt-untrained", "accuracy,performance", False),
+@pytest.mark.parametrize(("name", "modes", "wanted"), [
+    ("owner/model", "accuracy,performance", True), ("owner/model", "performance", False),
+    ("", "accuracy,performance", False),
 ])
-def test_what_scoring_needs_is_there_before_the_server_starts(tmp_path, sentences, modes, wanted):
-    class WithDataset(Recipes):
-        def __call__(self, tags, env):
-            super().__call__(tags, env)
-            record = DatasetRecord(name="d", path="d.json", source="", sha256="", samples=1, max_input_tokens=1,
-                                   sentences=sentences)
-            write_record(tmp_path / "dataset.json", record)
-            return {"CM_DATASET_RECORD": str(tmp_path / "dataset.json")}
-
-    recipes = WithDataset(vllm_server=ServerUnreachable("stop here"))
+def test_what_scoring_needs_is_there_before_the_server_starts(tmp_path, name, modes, wanted):
+    recipes = Recipes(vllm_server=ServerUnreachable("stop here"))
     with pytest.raises(ServerUnreachable):
-        run(recipes, tmp_path, run_checker=False, modes=modes)
+        run(recipes, tmp_path, run_checker=False, modes=modes, vllm_model_name=name)
     assert ("get,nltk-data" in recipes.tags) is wanted
     assert recipes.tags[-1] == "run,vllm-server"
 
@@ -111,8 +132,18 @@ def test_two_runs_do_not_share_a_results_folder(tmp_path):
 
 def test_targets_say_where_they_come_from():
     rate = SamplesPerSecond(200)
-    offline, server = offline_target(rate, rehearsal=False), server_target(rate)
+    offline, server = target_of(rate, 1.2, "Offline accuracy"), target_of(rate, 0.2, "Offline accuracy")
     assert (offline.value, server.value) == (240, 40)
-    assert offline_target(rate, rehearsal=True).value == 400
-    assert "200.00 samples/s" in offline.source
+    assert offline.source == "1.2 x the 200.00 samples/s of Offline accuracy"
     assert "Offline" in server.source
+
+
+def test_what_came_of_each_step_is_recorded(tmp_path):
+    recipes = Recipes(src=SourceUnavailable("no network"), ml_model=ModelError("stop here"))
+    with pytest.raises(ModelError):
+        run(recipes, tmp_path)
+    record = read_record(tmp_path / "test" / STEPS_FILE, StepsRecord)
+    assert [(step.name, step.outcome, step.why) for step in record.steps] == [
+        ("checker source", Outcome.FAILED, "no network"), ("LoadGen", Outcome.DONE, ""),
+        ("model", Outcome.FAILED, "stop here")]
+    assert list(record.durations()) == ["LoadGen"]

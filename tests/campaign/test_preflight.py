@@ -1,12 +1,24 @@
-"""What flags name is looked at before anything is downloaded, installed or started."""
+"""What flags name is checked before anything is downloaded, installed or started."""
 
+import fcntl
 import json
 import os
 
 import pytest
 
-from cm4vllm.campaign.preflight import absolute_paths, preflight
-from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files, require_results_folder
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import DatasetError, DiskFull, InstallError, SourceUnavailable, UsageError
+from cm4vllm.common.settings import read_settings
+
+DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
+
+
+def checked(tmp_path, env):
+    """Check an environment as the entry does."""
+    env = {"CM_ML_MODEL_SOURCE": "_hf.owner/name", "OUTPUT_BASE_DIR": str(tmp_path / "out"), **env}
+    require_files(env)
+    preflight(env, Job.of(read_settings(CampaignSettings, env)))
 
 
 def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
@@ -31,29 +43,57 @@ def test_a_name_is_no_path(given, tmp_path, monkeypatch):
 
 
 def test_what_is_sound_passes(tmp_path):
-    system, dataset = tmp_path / "system.yaml", tmp_path / "data.json"
+    system, dataset, calibration = tmp_path / "system.yaml", tmp_path / "data.json", tmp_path / "set.json"
     system.write_text("cooling: air\n")
-    dataset.write_text(json.dumps([{"input": "a", "tok_input": [1], "output": "b"}]))
-    preflight({"CM_MLPERF_SYSTEM_FILE": str(system), "CM_DATASET_FILE": str(dataset)})
+    row = {"input": "a", "tok_input": [1], "output": "b"}
+    dataset.write_text(json.dumps([row] * Job.of(CampaignSettings()).benchmark.samples))
+    calibration.write_text(json.dumps([row]))
+    checked(tmp_path, {"CM_MLPERF_SYSTEM_FILE": str(system), DATASET: str(dataset), CALIBRATION: str(calibration)})
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("name", "key", "error"), [
-    ("system.yaml", "CM_MLPERF_SYSTEM_FILE", UsageError), ("data.json", "CM_DATASET_FILE", DatasetError),
-    ("data.pkl", "CM_CALIBRATION_DATASET_FILE", DatasetError),
+    ("system.yaml", "CM_MLPERF_SYSTEM_FILE", UsageError), ("data.json", DATASET, DatasetError),
+    ("data.pkl", CALIBRATION, DatasetError), ("inference", "CM_MLPERF_INFERENCE_SOURCE_DIR", SourceUnavailable),
 ])
 def test_a_file_that_is_not_what_it_should_be_is_refused(name, key, error, tmp_path):
     with pytest.raises(error):
-        preflight({key: str(tmp_path / name)})
+        checked(tmp_path, {key: str(tmp_path / name)})
     (tmp_path / name).write_text("colling: air\n")
     with pytest.raises(error):
-        preflight({key: str(tmp_path / name)})
+        checked(tmp_path, {key: str(tmp_path / name)})
 
 
-def test_more_workers_than_cores_are_refused_where_a_server_is_started(monkeypatch):
+def test_a_sentence_model_of_another_version_is_refused(tmp_path):
+    (tmp_path / "punkt_tab.zip").write_text("")
+    with pytest.raises(InstallError):
+        checked(tmp_path, {"CM_NLTK_DATA_SOURCE": str(tmp_path / "punkt_tab.zip")})
+
+
+def test_a_part_of_the_dataset_is_refused_at_once(tmp_path):
+    (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [1], "output": "b"}]))
+    with pytest.raises(DatasetError, match="has 1 samples"):
+        checked(tmp_path, {DATASET: str(tmp_path / "data.json")})
+
+
+def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr("cm4vllm.serving.launch.detect_gpus", list)
     env = {"CM_VLLM_SERVER_TP_SIZE": str(len(os.sched_getaffinity(0)) + 1)}
     with pytest.raises(UsageError, match="cores"):
-        preflight(env)
-    preflight({**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
+        checked(tmp_path, env)
+    checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
     monkeypatch.setattr("cm4vllm.serving.launch.detect_gpus", lambda: ["a GPU"])
-    preflight(env)  # whether vLLM will use the GPU is known later
+    checked(tmp_path, env)  # whether vLLM will use the GPU is known later
+
+
+def test_a_results_folder_that_is_in_use_or_has_no_room_is_refused(tmp_path, monkeypatch):
+    require_results_folder(tmp_path / "new" / "folder")
+    assert not (tmp_path / "new").exists()
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another run"):
+            require_results_folder(tmp_path)
+    require_results_folder(tmp_path)
+    monkeypatch.setattr("cm4vllm.common.files.free_bytes", lambda _: 2**20)
+    with pytest.raises(DiskFull, match="results"):
+        require_results_folder(tmp_path)

@@ -17,10 +17,27 @@ pytestmark = pytest.mark.e2e
 FIRST_START_S = 900
 
 
+def listed(cm):
+    """Return the steps that --plan lists: names, tags and whether they are certain."""
+    done = cm.main_job("--output_dir=results", "--submitter=Tester", "--plan", "-j")
+    assert done.code == 0, done.output
+    children = json.loads(done.output[done.output.index("{"):])["plan"]["children"]
+    return [(node["why"]["name"], node["tags"], node["certain"]) for node in children if node["why"]["phase"] == "step"]
+
+
 def test_a_rehearsal_from_assets_to_report(cm):
+    plan = listed(cm)
+    assert not (cm.cwd / "results").exists()
     done = cm.main_job("--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S + 300)
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
+    steps = json.loads((out / "steps.json").read_text())["steps"]
+    assert [(step["name"], step["tags"]) for step in steps] == [(name, tags) for name, tags, _ in plan] == [
+        (name, tags) for name, tags, _ in listed(cm)]
+    left_out = [step["name"] for step in steps if step["outcome"] != "done"]
+    assert {name for name, _, certain in plan if certain} >= {step["name"] for step in steps} - set(left_out) - {
+        "checkers"}
+    assert set(left_out) <= {"checker source", "checkers"}  # their source may not be reachable
     records = list(out.glob("runs/*/*/*/*/run.json"))
     runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in records}
     assert set(runs) == {(s, m) for s in ("Offline", "Server") for m in ("accuracy", "performance")}

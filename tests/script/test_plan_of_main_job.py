@@ -1,73 +1,112 @@
-"""The steps that the entry recipe declares are those that the job takes."""
+"""What --plan lists of the main job is what a run of it executes, step by step; and both refuse the same."""
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.campaign import job as module
-from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.settings import read_settings
+from cm4vllm.campaign.entry import run_job
+from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
+from cm4vllm.common.errors import CmError, SourceUnavailable
+from cm4vllm.common.records import read_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.catalogue import Catalogue
+from cm4vllm.engine.meta import load_script
 from cm4vllm.engine.plan import plan
 from cm4vllm.engine.request import Request
+from cm4vllm.engine.scope import Scope
 from cm4vllm.engine.session import Session
+from cm4vllm.engine.task import Task
+from cm4vllm.rules import Mode
 
 ROOT = Path(__file__).resolve().parents[2]
-WATCHED = ("CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE")
+SAMPLES = 13368
+#: What the recipes of a run export, by the first words of their tags.
+EXPORTS = {
+    "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
+    "get,ml-model": {"CM_ML_MODEL_NAME": "model", "CM_ML_MODEL_RECORD": "/model.json"},
+    "get,dataset": {"CM_DATASET_RECORD": "/dataset.json"},
+    "get,sut,description": {"CM_SUT_NAME": "sut"},
+    "run,vllm-server": {"CM_VLLM_SERVER_RECORD": "/server.json"},
+    "app,mlperf,inference,vllm": {"CM_MLPERF_RUN_RECORD": "/run.json"},
+}
 
 
-def declared(tmp_path, variations, flags):
-    """Return the steps of the plan, (tags, scenario and mode, certain), and the environment of the recipe."""
+def write_model(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "vocab_size": 300}')
+    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model folder and a dataset file of a user's own."""
+    folder = tmp_path_factory.mktemp("files")
+    write_model(folder / "model")
+    row = {"input": "a", "tok_input": [1], "output": "b"}
+    (folder / "cnn_eval.json").write_text(json.dumps([row] * SAMPLES))
+    (folder / "set.json").write_text(json.dumps([row] * 5))
+    return folder
+
+
+def asked(tmp_path, variations, flags, files):
+    """Return the request of a command line; FILES in a flag stands for the user's files."""
+    given = {key: value.replace("FILES", str(files)) for key, value in flags.items()}
+    return Request.of({"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given},
+                      str(tmp_path))
+
+
+def planned(tmp_path, request):
+    """Return the steps of the plan as it lists them. Raises what the plan fails with."""
     repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
     cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
     session = Session(SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script")), {})
     session.catalogue = Catalogue(cmind)
-    request = Request.of({"tags": f"run-mlperf,inference,{variations}", **flags}, str(tmp_path))
     root = plan(session, request)
-    assert root.failure() is None
-    steps = [(node.tags, tuple(node.env.get(key, "") for key in WATCHED), not node.only_if)
-             for node in root.children if node.why == "step"]
-    return steps, request
+    if (failure := root.failure()) is not None:
+        raise failure
+    return [node for node in root.children if node.why == "step"]
+
+
+def environment_of(request):
+    """Return the environment that the recipe's hook sees."""
+    return Scope.of(Task.of(load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm"), request)).env
 
 
 class Taken:
-    """Notes the steps that a job takes, and hands back what the real recipes export."""
+    """Notes what a run asks of the recipes, hands back what the real ones export, and fails where it is told to."""
 
-    def __init__(self):
+    def __init__(self, fails=""):
         self.steps = []
+        self.fails = fails
 
     def __call__(self, tags, env):
-        measures = tags.startswith(("generate,user-conf", "app,"))
-        self.steps.append((tags, tuple(env.get(key, "") if measures else "" for key in WATCHED)))
-        dataset = {"CM_DATASET_RECORD": "/dataset.json"}
-        return {
-            "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
-            "get,sut,description": {"CM_SUT_NAME": "sut"},
-            "run,vllm-server": {"CM_VLLM_SERVER_RECORD": "/server.json"},
-            "app,mlperf,inference,vllm": {"CM_MLPERF_RUN_RECORD": "/run.json"},
-            "get,dataset,_tiny": dataset, "get,dataset,_path./data.json": dataset,
-        }.get(tags, {"CM_ML_MODEL_NAME": "model", "CM_ML_MODEL_RECORD": "/model.json"} if "ml-model" in tags else {})
+        self.steps.append((tags, env))
+        if self.fails and tags.startswith(self.fails):
+            raise SourceUnavailable("no network")
+        return next((given for words, given in EXPORTS.items() if tags.startswith(words)), {})
 
 
-def taken(tmp_path, monkeypatch, env, duration_s):
-    """Return the steps that the job takes with these settings, where each file that a run leaves would be as given."""
+def executed(monkeypatch, request, *, duration_s=700, fails=""):
+    """Run the job where each file that a LoadGen run leaves would be as given; return what was asked of the recipes."""
     result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
                              samples_per_second=SamplesPerSecond(9), valid=True)
+    run = SimpleNamespace(model_name="cm4vllm-tiny",
+                          settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"))
     for name, value in {
-        "read_record": SimpleNamespace(sentences=TRAINED), "measured_rate": SamplesPerSecond(9),
-        "read_performance": result, "check_vocabulary": None,
-        "write_record": None, "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None,
-        "final_table": "",
+        "read_record": run, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
+        "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None, "final_table": "",
     }.items():
         monkeypatch.setattr(module, name, lambda *_, value=value: value)
-    recipes = Taken()
-    settings = read_settings(CampaignSettings, {**env, "OUTPUT_BASE_DIR": str(tmp_path / "out")})
-    module.run(Job.of(settings), recipes, "cm run script")
+    recipes = Taken(fails)
+    run_job(environment_of(request), recipes, "cm run script")
     return recipes.steps
 
 
@@ -79,49 +118,147 @@ CASES = [
     ("_vllm,_all-scenarios", {"scenario": "Server"}, 700),
     ("_vllm,_accuracy-only", {}, 700),
     ("_vllm,_accuracy-only", {"scenario": "server"}, 700),
+    ("_vllm,_accuracy-only", {"scenario": "server", "server_target_qps": "5"}, 700),
     ("_vllm,_performance-only", {}, 700),
+    ("_vllm,_performance-only", {"offline_target_qps": "9"}, 700),
     ("_vllm,_performance-only", {"offline_target_qps": "9", "server_target_qps": "3"}, 700),
+    ("_vllm,_performance-only", {"execution_mode": "valid"}, 700),
     ("_vllm", {"execution_mode": "valid"}, 700),
     ("_vllm", {"execution_mode": "valid"}, 100),
     ("_vllm", {"execution_mode": "valid", "offline_target_qps": "9"}, 100),
+    ("_vllm", {"execution_mode": "valid", "rerun": "yes", "scenario": "Server"}, 700),
     ("_vllm,_r6.1", {"run_checker": "no"}, 700),
     ("_vllm", {"api_server": "http://127.0.0.1:1"}, 700),
-    ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "/data.json"}, 700),
+    ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
+    ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
+    ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "FILES/cnn_eval.json"}, 700),
+    ("_vllm", {"vllm_model_name": "hub/name"}, 700),
+    ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
     ("_vllm", {"vllm_model_name": "cm4vllm-tiny"}, 700),
-    ("_vllm", {"vllm_model_name": str(ROOT)}, 700),
-    ("_vllm,_hf.hub/other", {"vllm_model_name": "served"}, 700),
+    ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
+    ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "_int8"}, 700),
+    ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),
+    ("_vllm,_hf.hub/other", {"dataset": "tiny"}, 700),
+    ("_vllm", {"quantize": "_int8"}, 700),
+    ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "http://127.0.0.1:1"}, 700),
 ]
 
 
 @pytest.mark.parametrize(("variations", "flags", "duration_s"), CASES)
-def test_the_job_takes_the_declared_steps(tmp_path, monkeypatch, variations, flags, duration_s):
-    monkeypatch.chdir(tmp_path)
-    steps, request = declared(tmp_path, variations, flags)
-    frame_env = environment_of(request)
-    done = taken(tmp_path, monkeypatch, frame_env, duration_s)
-    position = 0
-    for tags, watched, certain in steps:
-        if position < len(done) and done[position] == (tags, watched):
-            position += 1
-        else:
-            assert not certain, f"{tags} {watched} is declared as certain, but {done[position:position + 1]} came"
-    assert done[position:] == [], "not declared"
+def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, files, variations, flags, duration_s):
+    request = asked(tmp_path, variations, flags, files)
+    listed = planned(tmp_path, request)
+    done = executed(monkeypatch, request, duration_s=duration_s)
+    record = read_record(tmp_path / "out" / flags.get("execution_mode", "test") / STEPS_FILE, StepsRecord)
+    assert [(step.name, step.tags) for step in record.steps] == [(node.name, node.tags) for node in listed]
+    taken = iter(done)
+    for node, step in zip(listed, record.steps, strict=True):
+        if step.outcome is Outcome.LEFT_OUT:
+            assert node.only_if, f"{node.name} is listed as certain"
+            continue
+        tags, env = next(taken)
+        assert tags == node.tags
+        for key, value in node.env.items():
+            value = value.replace("<<<CM_SUT_NAME>>>", "sut").replace("<<<CM_ML_MODEL_NAME>>>", "model")
+            assert value == env[key] == step.inputs[key] or value == f"<{key}>", key
+    assert list(taken) == [], "not listed"
 
 
-def environment_of(request):
-    """Return the environment that the recipe's hook sees, with what the hook itself adds."""
-    from cm4vllm.engine.meta import load_script
-    from cm4vllm.engine.scope import Scope
-    from cm4vllm.engine.task import Task
-
-    env = Scope.of(Task.of(load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm"), request)).env
-    if env.get("CM_DATASET_FILE"):
-        env["CM_DATASET_SOURCE"] = f"_path.{env['CM_DATASET_FILE']}"
-    return env
+def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
+    done = executed(monkeypatch, asked(tmp_path, "_vllm", {"execution_mode": "valid"}, files), duration_s=100)
+    runs = [(env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"]) for tags, env in done
+            if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
+    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
 
 
-def test_the_case_of_a_repeated_run_is_met(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, request = declared(tmp_path, "_vllm", {"execution_mode": "valid"})
-    done = taken(tmp_path, monkeypatch, environment_of(request), 100)
-    assert done.count(("app,mlperf,inference,vllm", ("Offline", "performance"))) == 2
+def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files):
+    folder = tmp_path / "out/valid/runs/sut/model/Server/performance"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    flags = {"execution_mode": "valid", "scenario": "Server"}
+    request = asked(tmp_path, "_vllm,_performance-only", flags, files)
+    done = executed(monkeypatch, request)
+    (run,) = [env for tags, env in done if tags.startswith("app,")]
+    assert (run["CM_MLPERF_LOADGEN_TARGET_QPS"], run["CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"]) == ("7.0", "before")
+    left_out = [node.name for node in planned(tmp_path, request) if node.only_if]
+    assert left_out == ["Offline rate: settings", "Offline rate"]
+    again = asked(tmp_path, "_vllm,_performance-only", {**flags, "rerun": "yes"}, files)
+    assert len([tags for tags, _ in executed(monkeypatch, again) if tags.startswith("app,")]) == 2
+
+
+def test_without_the_checkers_source_a_rehearsal_leaves_the_checkers_out(tmp_path, monkeypatch, files):
+    request = asked(tmp_path, "_vllm", {}, files)
+    done = executed(monkeypatch, request, fails="get,mlperf,inference,src")
+    assert "run,mlperf,inference,submission,checker" not in [tags for tags, _ in done]
+    (checkers,) = [node for node in planned(tmp_path, request) if node.name == "checkers"]
+    assert checkers.only_if == ("only if checker source ended well",)
+
+
+def test_how_long_a_step_took_is_known_to_the_next_plan(tmp_path, monkeypatch, files):
+    request = asked(tmp_path, "_vllm", {}, files)
+    before = {node.name: node.data["duration"] for node in planned(tmp_path, request)}
+    assert before["server"] is None
+    assert before["Server performance"]["at_least"]
+    executed(monkeypatch, request)
+    (server,) = [node for node in planned(tmp_path, request) if node.name == "server"]
+    assert server.data["duration"]["source"].startswith("as on 20")
+    assert any("takes 0 s, as on" in note or "e-" in note or "takes 0.0" in note for note in server.notes)
+
+
+#: Command lines that the run refuses: variations, flags, words of the message.
+REFUSED = [
+    ("_vllm", {"model": "llama9"}, "unknown model"),
+    ("_vllm,_r4.1", {}, "round v4.1"),
+    ("_vllm", {"division": "closed"}, "closed division"),
+    ("_vllm", {"scenario": "Ofline"}, "Ofline"),
+    ("_vllm", {"execution_mode": "vaild"}, "vaild"),
+    ("_vllm", {"device": "tpu"}, "--device=tpu"),
+    ("_vllm", {"category": "edge"}, "--category=edge"),
+    ("_vllm", {"implementation": "nvidia"}, "--implementation=nvidia"),
+    ("_vllm", {"server_target_qps": "fast"}, "--server_target_qps='fast'"),
+    ("_vllm", {"server_target_qps": "-1"}, "--server_target_qps=-1"),
+    ("_vllm", {"submitter": "Red Hat"}, "--submitter"),
+    ("_vllm", {"quantize": "_int9"}, "--quantize=_int9"),
+    ("_vllm", {"quantize": "_int8,_fp8"}, "names 2 schemes"),
+    ("_vllm", {"api": "fast"}, "--api='fast'"),
+    ("_vllm", {"api_server": "http://127.0.0.1:1", "replicas": "2"}, "--replicas"),
+    ("_vllm", {"quantize": "_int8", "api_server": "http://127.0.0.1:1"}, "--quantize"),
+    ("_vllm", {"api_server": "http://127.0.0.1:many"}, "is not a server's address"),
+    ("_vllm", {"vllm_model_name": "a/b/c"}, "is not the name of a hub's model"),
+    ("_vllm", {"vllm_model_name": "FILES"}, "config.json"),
+    ("_vllm,_path./nowhere", {}, "/nowhere"),
+    ("_vllm,_mlcommons.llama-3.1-8b-instruct-fp8", {}, "MLCommons does not host"),
+    ("_vllm,_hf.hub/one", {"vllm_model_name": "hub/two"}, "two models are named"),
+    ("_vllm", {"dataset_path": "FILES/cnn_eval.json"}, "no model"),
+    ("_vllm", {"quantize": "_int8", "calibration_path": "FILES/set.json"}, "no model"),
+    ("_vllm", {"dataset": "mine"}, "--dataset='mine'"),
+    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/set.json"}, "has 5 samples"),
+    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "there is no dataset"),
+    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/model/config.json"}, "config.json"),
+    ("_vllm", {"system_file": "FILES/gone.yaml"}, "gone.yaml"),
+    ("_vllm", {"inference_src": "FILES/gone"}, "gone"),
+    ("_vllm,_hf.hub/one", {"nltk_data": "FILES/gone.zip"}, "gone.zip"),
+    ("_vllm", {"tp_size": "4096"}, "4096 cores"),
+    ("_vllm", {"port": "99999"}, "99999"),
+    ("_vllm", {"preset": "fastest"}, "preset"),
+    ("_vllm", {"extra_args": "--enable-prefix-caching"}, "--enable-prefix-caching"),
+    ("_vllm", {"output_dir": "/proc/results"}, "/proc/results"),
+    ("_vllm", {"output_dir": "FILES/set.json/results"}, "is a file"),
+]
+
+
+@pytest.mark.parametrize(("variations", "flags", "words"), REFUSED)
+def test_the_plan_refuses_what_the_run_refuses_with_the_same_message(tmp_path, monkeypatch, files, variations, flags,
+                                                                     words):
+    request = asked(tmp_path, variations, flags, files)
+    with pytest.raises(CmError) as of_plan:
+        planned(tmp_path, request)
+    assert words in str(of_plan.value)
+    with pytest.raises(CmError) as of_run:
+        executed(monkeypatch, request)
+    for typed in flags:  # the engine names the flag in the error of a hook that runs
+        key = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm").input_mapping[typed]
+        of_run.value.reworded(f"{key}=", f"--{typed}=")
+    assert str(of_run.value) == str(of_plan.value)
+    assert type(of_run.value) is type(of_plan.value)
+    assert not (tmp_path / "out").exists()

@@ -19,7 +19,8 @@ from urllib.error import HTTPError
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import staged_folder
 
-__all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "find_model", "install_model"]
+__all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given", "find_model",
+           "install_model"]
 
 Splitter = Callable[[str], list[str]]
 
@@ -125,14 +126,24 @@ def install_model(folder: Path, given: Path | None = None) -> Path:
     It is taken from `given`, an nltk data folder or punkt_tab.zip; without it from nltk's own folders, or the network.
     Raises SourceUnavailable when it cannot be had, InstallError when `given` is another version.
     """
-    if given is None:
-        files = _copied(None) if _installed() else _unpacked(_fetched())
-    else:
-        files = _copied(given) if given.is_dir() else _unpacked(_read(given))
+    files = _given(given) if given is not None else _found()
     with staged_folder(folder / ENGLISH) as staging:
         for name, data in files.items():
             (staging / name).write_bytes(data)
     return find_model(folder)
+
+
+def check_given(path: Path) -> None:
+    """Raise what install_model raises for `path`, an nltk data folder or punkt_tab.zip."""
+    _given(path)
+
+
+def _given(path: Path) -> dict[str, bytes]:
+    return _copied(path) if path.is_dir() else _unpacked(_read(path))
+
+
+def _found() -> dict[str, bytes]:
+    return _copied(None) if _installed() else _unpacked(_fetched())
 
 
 def _installed() -> bool:

@@ -12,13 +12,15 @@ import msgspec
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
-__all__ = ["BenchmarkAssets", "Catalogue", "CatalogueDataset", "CatalogueModel", "catalogue", "published_digests"]
+__all__ = ["BenchmarkAssets", "Catalogue", "CatalogueDataset", "CatalogueModel", "catalogue", "published_bytes",
+           "published_digests"]
 
 T = TypeVar("T")
 
 _FILE = Path(__file__).with_name("catalogue.yaml")
 #: MLCommons' MD5 lists of the models' files, as published: digests/<model>.md5.
 _DIGESTS = Path(__file__).with_name("digests")
+_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 class CatalogueModel(Record, frozen=True, kw_only=True):
@@ -102,6 +104,11 @@ def published_digests(model: str) -> dict[str, str]:
         return {}
     lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
     return {name: f"md5:{digest}" for digest, name in lines}
+
+
+def published_bytes(size: str) -> int:
+    """Return a size as the catalogue has it, such as 267MB, in bytes; 0 for an empty one."""
+    return round(float(size[:-2]) * _UNITS[size[-2:]]) if size else 0
 
 
 def _one(known: Mapping[str, T], name: str, kind: str) -> T:

@@ -15,14 +15,14 @@ from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.published import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples
-from cm4vllm.common.errors import DatasetError, ModelError, UsageError
+from cm4vllm.common.errors import DatasetError, DownloadError, ModelError, UsageError
 from cm4vllm.common.files import given_path, require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_terms
 
-__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "provide", "rows_of"]
+__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "check_file", "provide", "rows_of"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
@@ -91,8 +91,16 @@ def _mlcommons(settings: DatasetSettings, samples: int, model: ModelRecord | Non
     assets = catalogue().benchmark(settings.benchmark)
     name = assets.calibration if settings.calibration else assets.dataset
     known = catalogue().dataset(name)
-    manifest = mlcommons.read_manifest(known.mlcommons)
-    had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), {known.file: known.digest})
+    try:
+        manifest = mlcommons.read_manifest(known.mlcommons)
+        had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), {known.file: known.digest})
+    except DownloadError as error:
+        flag, own = "calibration_path" if settings.calibration else "dataset_path", Path(known.file).name
+        error.what = f"the dataset {name} could not be fetched: {error.what}"
+        error.remedy = "\n".join(filter(None, [
+            error.remedy, f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: "
+            f"--{flag}={own} of run-mlperf,inference,\nor _path./folder/{own} among the tags of get,dataset"]))
+        raise
     record = _converted(had[0], f"MLCommons, {manifest.base}/{known.file}", settings, samples, model, folder)
     return msgspec.structs.replace(record, name=name)
 
@@ -116,15 +124,7 @@ def _tokenised(made: list[Example], tokenizer_json: Path) -> Iterator[dict[str, 
 def _converted(path: Path, source: str, settings: DatasetSettings, samples: int, model: ModelRecord | None,
                folder: Path) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
-    rows = read_published(path)
-    needed = ("tok_input",) if settings.calibration else COLUMNS
-    _check_columns(path, set(rows[0]), needed)
-    if not settings.calibration and len(rows) != samples:
-        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {samples}",
-                           remedy="give the whole dataset; --test_query_count shortens a rehearsal")
-    vocabulary = _vocabulary(model)
-    for number, row in enumerate(rows):
-        _check_row(path, number, row, vocabulary, needed)
+    rows = _checked(path, None if settings.calibration else samples, _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     write_text(ours, json.dumps(rows, separators=(",", ":")) + "\n")
@@ -133,6 +133,24 @@ def _converted(path: Path, source: str, settings: DatasetSettings, samples: int,
         source_sha256=sha256_of(path), samples=len(rows),
         max_input_tokens=max(len(row["tok_input"]) for row in rows),
     )  # fmt: skip
+
+
+def check_file(path: Path, samples: int | None) -> None:
+    """Raise DatasetError where `path` cannot be the dataset of `samples` samples, or with None a calibration set."""
+    _checked(path, samples, None)
+
+
+def _checked(path: Path, samples: int | None, vocabulary: int | None) -> list[dict[str, Any]]:
+    """Return the rows of a file that has been checked; a calibration set, of any size, needs no answers."""
+    rows = read_published(path)
+    needed = ("tok_input",) if samples is None else COLUMNS
+    _check_columns(path, set(rows[0]), needed)
+    if samples is not None and len(rows) != samples:
+        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {samples}",
+                           remedy="give the whole dataset; --test_query_count shortens a rehearsal")
+    for number, row in enumerate(rows):
+        _check_row(path, number, row, vocabulary, needed)
+    return rows
 
 
 def _check_columns(path: Path, present: set[str], needed: Sequence[str]) -> None:

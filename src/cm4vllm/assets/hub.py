@@ -22,7 +22,7 @@ from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_o
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import Step, say, step
 
-__all__ = ["Snapshot", "snapshot"]
+__all__ = ["Snapshot", "page_of", "snapshot"]
 
 #: What a hub's model needs beside its weights.
 SPARE_BYTES = 2**30
@@ -37,6 +37,11 @@ class Snapshot:
 
     folder: Path
     commit: str
+
+
+def page_of(name: str) -> str:
+    """Return the address of a model's page on the hub, where its licence is accepted."""
+    return f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{name}"
 
 
 def snapshot(name: str, revision: str) -> Snapshot:
@@ -70,7 +75,9 @@ def snapshot(name: str, revision: str) -> Snapshot:
         raise
     except GatedRepoError as error:
         raise DownloadError(f"the model {name} is gated", cause=_first_line(error),
-                            remedy="accept its licence on the hub and set HF_TOKEN in the environment") from error
+                            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
+                            "account's settings,\nand set HF_TOKEN to it in the environment"
+                            + ("; the token that is set now has no access" if token else "")) from error
     except RevisionNotFoundError as error:
         raise DownloadError(f"the model {name} has no revision {revision!r}", cause=_first_line(error),
                             remedy="give a branch, tag or commit with --revision") from error

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from cm4vllm.assets import hub, mlcommons, tiny_model
-from cm4vllm.assets.catalogue import catalogue, published_digests
+from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError, nearest
@@ -22,7 +22,7 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
-__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_unchanged", "provide", "tokenizer_sha256"]
+__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_source", "check_unchanged", "provide", "tokenizer_sha256"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -68,6 +68,22 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     return record
 
 
+def check_source(variation: str) -> None:
+    """Raise what `provide` raises for a variation of get,ml-model (`_path.FOLDER`, ...) before it asks any network.
+
+    Raises ModelError, UsageError.
+    """
+    source, _, where = variation.removeprefix("_").partition(".")
+    if source == "path":
+        read_checkpoint(given_path(where))
+    elif source == "hf":
+        _require_hub_name(where)
+    elif source == "catalogue":
+        catalogue().model(where)
+    elif source == "mlcommons":
+        _hosted(where)
+
+
 def tokenizer_sha256(record: ModelRecord) -> str:
     """Return the digest of the model's tokenizer.json."""
     return sha256_of(Path(record.path) / "tokenizer.json")
@@ -103,11 +119,15 @@ def _local(folder: Path) -> ModelRecord:
 
 
 def _hub(name: str, revision: str) -> ModelRecord:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
+    _require_hub_name(name)
     found = hub.snapshot(name, revision)
     return _described(found.folder, _published_name(found.folder), f"Hugging Face hub, {name} at {found.commit}",
                       recipe={"hub": name, "revision": found.commit})
+
+
+def _require_hub_name(name: str) -> None:
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
 
 
 def _catalogued(name: str, revision: str) -> ModelRecord:
@@ -121,10 +141,7 @@ def _catalogued(name: str, revision: str) -> ModelRecord:
 
 def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     """Take a model from MLCommons' storage: one of the catalogue, or that of any manifest."""
-    model = catalogue().models.get(name)
-    if model is not None and not model.mlcommons:
-        hosted = [other for other, entry in catalogue().models.items() if entry.mlcommons]
-        raise UsageError(f"MLCommons does not host {name}", remedy=f"it hosts {', '.join(hosted)}")
+    model = _hosted(name)
     manifest = mlcommons.read_manifest(model.mlcommons if model else name)
     published = published_digests(name) if model else {}
     wanted = published or {path: "" for path in manifest.digests
@@ -134,6 +151,15 @@ def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     root = folder / (model.mlcommons_folder if model else "")
     recipe = {"mlcommons": manifest.base, **({"catalogue": name} if model else {})}
     return _described(root, _safe(name if model else manifest.name), f"MLCommons, {manifest.base}", recipe=recipe)
+
+
+def _hosted(name: str) -> CatalogueModel | None:
+    """Return a model of the catalogue; None for a name that it does not have. Raises UsageError."""
+    model = catalogue().models.get(name)
+    if model is not None and not model.mlcommons:
+        hosted = [other for other, entry in catalogue().models.items() if entry.mlcommons]
+        raise UsageError(f"MLCommons does not host {name}", remedy=f"it hosts {', '.join(hosted)}")
+    return model
 
 
 def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str], min_tokens: int = 1) -> ModelRecord:

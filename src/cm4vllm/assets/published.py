@@ -16,7 +16,7 @@ from typing import Any
 from cm4vllm.assets.unpickling import read_table
 from cm4vllm.common.errors import DatasetError
 
-__all__ = ["COLUMNS", "read_published", "rows_of"]
+__all__ = ["COLUMNS", "read_published", "require_file", "rows_of"]
 
 #: The columns of ours.
 COLUMNS = ("input", "tok_input", "output")
@@ -27,10 +27,15 @@ _OTHER_NAMES = {"input": ("text_input", "question", "prompt"), "tok_input": ("in
 _AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or .parquet"
 
 
-def read_published(path: Path) -> list[dict[str, Any]]:
-    """Read a dataset file by its name's ending and return its rows under our names. Raises DatasetError."""
+def require_file(path: Path) -> None:
+    """Raise DatasetError where there is no such file."""
     if not path.is_file():
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
+
+
+def read_published(path: Path) -> list[dict[str, Any]]:
+    """Read a dataset file by its name's ending and return its rows under our names. Raises DatasetError."""
+    require_file(path)
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()

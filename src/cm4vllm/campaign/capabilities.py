@@ -7,7 +7,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import BenchmarkTerms, Division, RoundTerms, Scenario, benchmark_names, benchmark_terms, round_names
 from cm4vllm.rules import round_terms as _round
 
-__all__ = ["require_runnable", "runnable_benchmarks"]
+__all__ = ["require_round", "require_runnable", "runnable_benchmarks"]
 
 #: Layouts of submission trees that can be written (RoundTerms.layout).
 _LAYOUTS = ("v6.0",)
@@ -19,10 +19,8 @@ def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
     return tuple(name for name in benchmark_names(round_name) if not _missing(benchmark_terms(round_name, name)))
 
 
-def require_runnable(
-    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division
-) -> None:
-    """Raise UsageError for what the rules have and this version cannot run."""
+def require_round(round_: RoundTerms) -> None:
+    """Raise UsageError for a round that this version cannot run, whatever the benchmark."""
     if round_.layout not in _LAYOUTS:
         newest = _round(round_names()[-1]).name
         raise UsageError(
@@ -31,6 +29,12 @@ def require_runnable(
             remedy=f"run round {newest} instead: --tags=run-mlperf,inference,_r{newest.removeprefix('v')} and a model "
             "of that round",
         )
+
+
+def require_runnable(
+    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division
+) -> None:
+    """Raise UsageError for what the rules have in a round that can be run, and this version cannot run."""
     if missing := _missing(benchmark):
         raise UsageError(f"model {benchmark.name} cannot be run yet", cause="; ".join(missing),
                          remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cm4vllm import NO_SUBMITTER
-from cm4vllm.campaign.capabilities import require_runnable
+from cm4vllm.campaign.capabilities import require_round, require_runnable
+from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
@@ -18,8 +19,10 @@ from cm4vllm.rules import (
     Mode,
     RoundTerms,
     Scenario,
+    Terms,
     benchmark_terms,
     round_terms,
+    terms,
 )
 
 __all__ = ["CampaignSettings", "Job"]
@@ -51,8 +54,9 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
     vllm_model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
-    model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = "_tiny"
-    dataset_source: Annotated[str, Key("CM_DATASET_SOURCE")] = "_tiny"
+    model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = ""
+    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
+    dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
@@ -81,6 +85,7 @@ class Job:
     modes: tuple[Mode, ...]
     execution_mode: ExecutionMode
     division: Division
+    sources: Sources
     out: Path
     notes: tuple[str, ...] = ()
 
@@ -88,11 +93,16 @@ class Job:
     def rehearsal(self) -> bool:
         return self.execution_mode is ExecutionMode.TEST
 
+    def terms(self, scenario: Scenario, mode: Mode) -> Terms:
+        """Return what the rules say of one of the job's runs."""
+        return terms(self.round.name, self.benchmark.name, scenario, mode)
+
     @classmethod
     def of(cls, settings: CampaignSettings) -> Job:
         """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
         execution_mode = ExecutionMode.parse(settings.execution_mode)
         round_ = round_terms(settings.round)
+        require_round(round_)
         benchmark = benchmark_terms(round_.name, settings.model)
         _one_of("category", settings.category, CATEGORIES)
         _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
@@ -113,7 +123,11 @@ class Job:
             modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),
             execution_mode=execution_mode,
             division=division,
-            out=Path(settings.output_dir) / execution_mode,
+            sources=sources(
+                benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
+                served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
+                calibration_path=settings.calibration_path),
+            out=Path(settings.output_dir).expanduser().absolute() / execution_mode,
             notes=tuple(_notes(settings)),
         )
 
@@ -145,6 +159,10 @@ def _quantisation(settings: CampaignSettings) -> None:
     names = settings.quantize.split(",") if settings.quantize else []
     for name in names:
         _one_of("quantize", name, QUANTISATIONS)
+    schemes = [name for name in names if name != "_kv-fp8"]
+    if len(schemes) > 1:
+        raise UsageError(f"--quantize={settings.quantize} names {len(schemes)} schemes",
+                         remedy="name one of them; _kv-fp8 can be added to it")
     if names and settings.api_server:
         raise UsageError("--quantize cannot be given with --api_server", cause="the server there has its model already",
                          remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve what comes of it")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["TargetQps", "measured_rate", "offline_target", "server_target"]
+__all__ = ["OFFLINE_MARGIN", "REHEARSAL_MARGIN", "SERVER_SHARE", "TargetQps", "measured_rate", "target_of"]
 
 #: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
 #: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a
@@ -35,15 +35,9 @@ def measured_rate(run: RunRecord) -> SamplesPerSecond:
     return SamplesPerSecond(run.client.completed / run.duration_s)
 
 
-def offline_target(rate: SamplesPerSecond, *, rehearsal: bool) -> TargetQps:
-    """Return the target QPS with which an Offline run at `rate` lasts long enough to be valid."""
-    margin = REHEARSAL_MARGIN if rehearsal else OFFLINE_MARGIN
-    return TargetQps(_rounded(rate * margin), f"{margin} x the {rate} measured before it")
-
-
-def server_target(rate: SamplesPerSecond) -> TargetQps:
-    """Return a target QPS that a server of this Offline `rate` keeps up with."""
-    return TargetQps(_rounded(rate * SERVER_SHARE), f"{SERVER_SHARE} x the {rate} measured Offline before it")
+def target_of(rate: SamplesPerSecond, share: float, step: str) -> TargetQps:
+    """Return `share` of the `rate` that `step` measured as a target QPS."""
+    return TargetQps(_rounded(rate * share), f"{share} x the {rate} of {step}")
 
 
 def _rounded(value: float) -> float:

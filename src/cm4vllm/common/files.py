@@ -22,6 +22,7 @@ __all__ = [
     "free_bytes",
     "given_path",
     "require_space",
+    "require_writable",
     "sha256_of",
     "sha256_of_tree",
     "staged_folder",
@@ -178,6 +179,21 @@ def writable_folder(folder: Path, elsewhere: str = "--output_dir") -> Path:
             file.write(b"\0" * 4096)
             file.flush()
     return folder
+
+
+def require_writable(folder: Path) -> None:
+    """Raise NotWritable where `folder` cannot be made or written to; nothing is written to find out."""
+    folder = folder.expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    elsewhere = "choose another folder with --output_dir"
+    if not there.is_dir():
+        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is a file, not a folder", remedy=elsewhere)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise NotWritable(f"cannot write to {folder}", cause=f"no permission to write to {there}",
+                          remedy=f"{elsewhere}, or change its permissions")
+    if not os.statvfs(there).f_blocks:  # as in /proc, where nobody can make a folder or a file
+        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is on a file system that holds no files",
+                          remedy=elsewhere)
 
 
 def _umask() -> int:

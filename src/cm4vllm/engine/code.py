@@ -6,8 +6,9 @@ import re
 
 from cm4vllm.engine.meta import ScriptMeta
 
-__all__ = ["code_of", "may_end_early", "runs_scripts"]
+__all__ = ["code_of", "has_plan", "may_end_early", "runs_scripts"]
 
+_PLAN = re.compile(r"^def plan\(", re.MULTILINE)
 _NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")
 
 
@@ -17,6 +18,11 @@ def code_of(script: ScriptMeta) -> str:
         return (script.path / "customize.py").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def has_plan(code: str) -> bool:
+    """Tell whether there is a hook `plan`, which says what the others will do."""
+    return bool(_PLAN.search(code))
 
 
 def runs_scripts(code: str) -> bool:

@@ -95,18 +95,13 @@ class Run(Value):
         hooks, scope = self.session.hooks_of(self.task.script), self.scope
         if hooks.get(name) is None:
             return {}
-        from cm4vllm.engine.hooks import hook_input, working_in
+        from cm4vllm.engine.hooks import hook_input, reworded, working_in
 
         # The folder of a cached script that failed is gone when its cleanup is called.
         with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
             given = hook_input(self)
-            try:
+            with reworded(self.task.script, self.task.request):
                 result = hooks.call(name, given)
-            except CmError as error:
-                for typed, key in self.task.script.input_mapping.items():
-                    if typed in self.task.request.inputs:
-                        error.reworded(f"{key}=", f"--{typed}=")
-                raise
         for key, value in scope.env.items():
             if not isinstance(key, str):
                 raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is no text",

@@ -64,8 +64,9 @@ def _key(node: Node) -> tuple[Any, ...]:
 
 def _title(node: Node) -> str:
     mark = "" if node.why in ("deps", "asked for") else f"{node.why}: "
-    with_env = f" [{', '.join(node.env.values())}]" if node.why == "step" and node.env else ""
-    return mark + _name(node) + with_env
+    if node.name:
+        mark = f"{node.why} {node.name}: "
+    return mark + _name(node)
 
 
 def _name(node: Node) -> str:
@@ -156,7 +157,8 @@ def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
         if script else None,
         "variations": list(node.variations), "version_asked": node.asked or None,
         "version": node.version or (entry.version if entry else "") or None,
-        "why": {"phase": node.why, "of": node.parent or None, "names": list(node.names), "env": dict(node.env),
+        "why": {"phase": node.why, "of": node.parent or None, "name": node.name or None, "data": node.data,
+                "names": list(node.names), "env": dict(node.env),
                 "variation": node.added_by or None, "only_if": list(node.only_if)},
         "certain": certain, "status": node.status.value, "depends_on": list(node.open_facts),
         "entry": str(entry.folder) if entry else None, "brings": [_brought_json(one) for one in node.brings],
@@ -179,7 +181,7 @@ def as_mermaid(root: Node) -> str:
             lines.append(f"  {ids[key]}[\"{_escaped(label)}\"]:::{_CLASSES[node.status]}")
         for child in node.children:
             name = "" if child.why == "deps" else child.why
-            name = ", ".join(filter(None, [name, *child.env.values(), *child.only_if]))
+            name = ", ".join(filter(None, [child.name or name, *child.only_if]))
             edges.setdefault((ids[key], visit(child), ("~" if child.only_if else "-") + name))
         return ids[key]
 

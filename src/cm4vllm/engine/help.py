@@ -10,7 +10,8 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.asked import asked_scripts
 from cm4vllm.engine.catalogue import Catalogue
-from cm4vllm.engine.meta import PHASES, STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.code import code_of, runs_scripts
+from cm4vllm.engine.meta import PHASES, Dependency, ScriptMeta
 from cm4vllm.engine.pages import page
 
 __all__ = ["describe", "script_help"]
@@ -60,9 +61,10 @@ def describe(script: ScriptMeta) -> str:
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
         head.append(f"  versions  {script.layer.default_version or 'any'}{f' (known: {listed})' if listed else ''}")
+    more = runs_scripts(code_of(script))
     parts = [("inputs", _inputs(script)), ("variations", _variations(script)),
              ("depends on", _dependencies(script, PHASES)),
-             ("runs itself (cm plan script tells what and when)", _dependencies(script, [STEPS])),
+             ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
              ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
              ("gives", [f"  {key}" for key in script.layer.new_env_keys])]
     return "\n".join(line for line in [*head, *(line for title, lines in parts if lines
@@ -103,13 +105,12 @@ def _dependencies(script: ScriptMeta, phases: Iterable[str]) -> list[str]:
     seen: dict[tuple[str, str], None] = {}
     for phase, dependency in rows:
         seen.setdefault((phase, _dependency(dependency)))
-    return _columns((("" if phase in ("deps", STEPS) else f"{phase}: ") + text, "") for phase, text in seen)
+    return _columns((("" if phase == "deps" else f"{phase}: ") + text, "") for phase, text in seen)
 
 
 def _dependency(dependency: Dependency) -> str:
     conditions = dependency.conditions
-    conditional = any((conditions.enable_all, conditions.enable_any, conditions.skip_all, conditions.skip_any,
-                       dependency.only_if, dependency.if_folder))
+    conditional = any((conditions.enable_all, conditions.enable_any, conditions.skip_all, conditions.skip_any))
     names = f" [{', '.join(sorted(dependency.names))}]" if dependency.names else ""
     return ",".join(dependency.tags) + names + (" (conditional)" if conditional else "")
 

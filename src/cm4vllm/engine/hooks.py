@@ -19,8 +19,9 @@ from cm4vllm.engine.meta import PHASES, ScriptMeta
 
 if TYPE_CHECKING:
     from cm4vllm.engine.execution import Run
+    from cm4vllm.engine.request import Request
 
-__all__ = ["Hooks", "hook_input", "working_in"]
+__all__ = ["Hooks", "hook_input", "reworded", "working_in"]
 
 _BITS = str(8 * struct.calcsize("P"))
 
@@ -78,6 +79,18 @@ def working_in(folder: str) -> Iterator[None]:
     finally:
         with suppress(OSError):  # the hook has removed it; what it returned or raised counts
             os.chdir(before)
+
+
+@contextmanager
+def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
+    """Have an error that names a key which a flag gave name the flag instead."""
+    try:
+        yield
+    except CmError as error:
+        for typed, key in script.input_mapping.items():
+            if typed in request.inputs:
+                error.reworded(f"{key}=", f"--{typed}=")
+        raise
 
 
 class Hooks:

@@ -22,8 +22,6 @@ from cm4vllm.engine.meta import (
     LAYER_KEYS,
     PHASES,
     SCRIPT_KEYS,
-    STEP_KEYS,
-    STEPS,
     VARIATION_KEYS,
     Amendment,
     Dependency,
@@ -39,7 +37,6 @@ __all__ = ["Finding", "Linter"]
 
 #: What stands for the value of a dynamic variation that is tried out.
 _TRIAL = "1"
-_ANY_PHASE = (*PHASES, STEPS)
 _OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
 #: How many choices are listed where none is near.
 _LISTED = 8
@@ -105,10 +102,10 @@ class Linter:
 
     def _dependencies(self, script: ScriptMeta) -> Iterator[Finding]:
         for place, _, phase, number, dependency in _all_dependencies(script):
-            for text in self._dependency(dependency, phase):
+            for text in self._dependency(dependency):
                 yield Finding(text, (*place, phase, number))
 
-    def _dependency(self, dependency: Dependency, phase: str) -> Iterator[str]:
+    def _dependency(self, dependency: Dependency) -> Iterator[str]:
         words, text = _plain(dependency), ",".join(dependency.tags)
         try:
             tags, _, variations, _ = parse_tags(words)
@@ -124,10 +121,9 @@ class Linter:
             missing = next((name for name in variations if not any(known(s, [name]) for s in answering)), variations[0])
             yield f"no script that answers to {text} has these variations; _{missing}: {_hint(missing, names)}"
         inputs = {key for script in answering for key in (*script.input_mapping, *script.input_description)}
-        allowed = DEPENDENCY_KEYS if phase == STEPS else DEPENDENCY_KEYS - STEP_KEYS
         for key in dependency.raw:
-            if key not in allowed and key not in inputs and key not in ENGINE_FLAGS:
-                yield f"{text}: unknown key {key!r}; {_hint(key, allowed)}"
+            if key not in DEPENDENCY_KEYS and key not in inputs and key not in ENGINE_FLAGS:
+                yield f"{text}: unknown key {key!r}; {_hint(key, DEPENDENCY_KEYS)}"
 
     def _amendments(self, script: ScriptMeta) -> Iterator[Finding]:
         own = frozenset(name for *_, dependency in _all_dependencies(script) for name in dependency.names)
@@ -153,9 +149,9 @@ class Linter:
             if one.path in seen:
                 continue
             seen[one.path] = one
-            if not one.layer.deps[STEPS] and runs_scripts(code_of(one)):
+            if runs_scripts(code_of(one)):
                 return None
-            waiting += [answer for _, _, phase, _, dependency in _all_dependencies(one) if phase != STEPS
+            waiting += [answer for *_, dependency in _all_dependencies(one)
                         for answer in self.answering(_plain(dependency))]
         return frozenset(name for one in seen.values() for *_, dependency in _all_dependencies(one)
                          for name in dependency.names)
@@ -201,7 +197,7 @@ def _layers(script: ScriptMeta) -> Iterator[tuple[Place, Layer]]:
 
 def _all_dependencies(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, int, Dependency]]:
     for place, layer in _layers(script):
-        for phase in _ANY_PHASE:
+        for phase in PHASES:
             for number, dependency in enumerate(layer.deps[phase]):
                 yield place, layer, phase, number, dependency
 

@@ -15,14 +15,12 @@ from cm4vllm.engine.versions import VERSION_KEYS, Wanted
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS", "STEPS", "STEP_KEYS",
+__all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS",
            "VARIATION_KEYS", "Amendment", "Bring", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of",
            "load_script", "split_tags"]
 
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
-#: What a script's own code runs, declared in the form of dependencies for the plan; the engine does not run it.
-STEPS = "steps"
 
 Raw = Mapping[str, Any]
 
@@ -40,11 +38,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 class Dependency(Value):
-    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
-
-    For steps only: `only_if` says in words what decides whether it is taken, where no environment key tells it;
-    `if_folder` maps keys to whether their value must name a folder that exists.
-    """
+    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names."""
 
     tags: tuple[str, ...]
     names: frozenset[str]
@@ -62,8 +56,6 @@ class Dependency(Value):
     dynamic: bool
     force_cache: bool
     skip_if_fake_run: bool
-    only_if: str
-    if_folder: Mapping[str, bool]
     inputs: Raw
     raw: Raw
 
@@ -87,8 +79,6 @@ class Dependency(Value):
             dynamic=bool(raw.get("dynamic")),
             force_cache=bool(raw.get("force_cache")),
             skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
-            only_if=str(raw.get("only_if") or ""),
-            if_folder=raw.get("if_folder") or {},
             inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
             raw=raw,
         )
@@ -102,12 +92,10 @@ class Dependency(Value):
         return Dependency.of(raw)
 
 
-STEP_KEYS = frozenset({"only_if", "if_folder"})
 DEPENDENCY_KEYS = frozenset({
     "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
     "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
-    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *STEP_KEYS, *CONDITION_KEYS,
-    *VERSION_KEYS,
+    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *CONDITION_KEYS, *VERSION_KEYS,
 })
 
 
@@ -198,7 +186,7 @@ class Layer(Value):
             env=raw.get("env") or {}, default_env=raw.get("default_env") or {}, const=raw.get("const") or {},
             state=raw.get("state") or {}, const_state=raw.get("const_state") or {},
             deps={phase: tuple(Dependency.of(entry) for entry in raw.get(phase) or () if entry.get("tags"))
-                  for phase in (*PHASES, STEPS)},
+                  for phase in PHASES},
             adr=amendments_of(raw.get("adr") or {}) + amendments_of(raw.get("add_deps_recursive") or {}),
             ad=amendments_of(raw.get("ad") or {}) + amendments_of(raw.get("add_deps") or {}),
             new_env_keys=_texts(raw.get("new_env_keys")), new_state_keys=_texts(raw.get("new_state_keys")),
@@ -213,7 +201,7 @@ class Layer(Value):
 LAYER_KEYS = frozenset({
     "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
     "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
-    STEPS, "brings", "promised_env_keys", "made_by",
+    "brings", "promised_env_keys", "made_by",
 })
 
 

@@ -1,8 +1,9 @@
-"""What a run would do, found out without running anything of any script and without writing anything.
+"""What a run would do, found out without running anything of any script but its hook `plan`, and without writing.
 
 The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
 its keys become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
-exports what its meta says, and a cache entry what it holds: those are known.
+exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
+(`code_plan.py`): those are known.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.brings import Brought, brought_by
 from cm4vllm.engine.cache import Damaged, Entry
 from cm4vllm.engine.cache_view import stored
-from cm4vllm.engine.code import code_of, may_end_early, runs_scripts
+from cm4vllm.engine.code import code_of, has_plan, may_end_early, runs_scripts
+from cm4vllm.engine.code_plan import CodePlan, PlannedStep
 from cm4vllm.engine.conditions import Conditions
 from cm4vllm.engine.dependencies import amended
-from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words, is_assured
+from cm4vllm.engine.environment import merge_into
+from cm4vllm.engine.facts import Truth, both, decide, facts_in, in_words, is_assured, unknown
+from cm4vllm.engine.hooks import reworded, working_in
 from cm4vllm.engine.identity import identity_of
-from cm4vllm.engine.meta import PHASES, STEPS, Dependency, Layer, ScriptMeta
+from cm4vllm.engine.meta import PHASES, Dependency, Layer, ScriptMeta
 from cm4vllm.engine.prospect import Exports, Prospect, vocabulary_of
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.scope import remarks
@@ -37,6 +42,8 @@ __all__ = ["Node", "Status", "plan"]
 _TOLD_ABOVE = "what it depends on is shown above"
 #: What an entry depends on that a script before makes under circumstances that only the run can tell.
 _MADE_BEFORE = "whether it was made before"
+#: Why a script is in the tree that another's own code runs.
+_STEP = "step"
 
 
 class Status(StrEnum):
@@ -54,14 +61,16 @@ class Status(StrEnum):
 class Node:
     """One script of the tree.
 
-    `why` is the phase of `parent` that asks for it, `env` what the asking entry sets, `added_by` the variation that
-    brings the entry, `only_if` what decides whether it takes part at all, `open_facts` what decides which script it is
-    or whether a cache entry fits.
+    `why` is the phase of `parent` that asks for it, or "step" where the code of `parent` runs it; `name` and `data` are
+    that code's for it. `env` is what the asking entry sets, `added_by` the variation that brings the entry, `only_if`
+    what decides whether it takes part at all, `open_facts` what decides which script it is or which cache entry fits.
     """
 
     tags: str
     why: str
     parent: str = ""
+    name: str = ""
+    data: Any = None
     names: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     added_by: str = ""
@@ -184,7 +193,7 @@ class _Planner:
         node.notes += remarks(frame.task, frame.env)
         key = self.settle(node, frame, certain=certain)
         seen = (node.script.path, node.variations, node.status)
-        has_more = any(layer.deps[phase] for layer in frame.task.layers for phase in (*PHASES, STEPS))
+        has_more = any(layer.deps[phase] for layer in frame.task.layers for phase in PHASES)
         if not certain and has_more and seen in self.seen and node.status is not Status.CACHED:
             # Below what need not happen nothing is exact, and a tree of such branches has no end.
             node.notes.append(_TOLD_ABOVE)
@@ -271,11 +280,11 @@ class _Planner:
         certain = certain and node.status is not Status.OPEN
         self.dependencies(node, frame, "deps", certain=certain)
         source = code_of(frame.script)
-        for step in frame.steps():
-            self.dependency(node, frame, step, STEPS, certain=certain)
-        if not frame.steps() and runs_scripts(source):
-            node.notes.append("its customize.py may run further scripts, which its meta does not name")
-        if source:
+        if has_plan(source):
+            self.code(node, frame, certain=certain)
+        elif source:
+            if runs_scripts(source):
+                node.notes.append("its customize.py may run further scripts, which it does not name beforehand")
             frame.blur()
         early_end = ("only if preprocess does not end it early",) if may_end_early(source) else ()
         self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
@@ -284,12 +293,43 @@ class _Planner:
             frame.blur()
         for phase in ("posthook_deps", "post_deps"):
             self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
-        return frame.exports(runs_code=bool(source) or runs_shell)
+        return frame.exports(runs_code=(bool(source) and not has_plan(source)) or runs_shell)
 
     def kept_exports(self, node: Node, frame: Prospect) -> Exports:
         if node.entry is not None:
             return Exports(known=node.entry.result()["new_env"])
         return self.made[identity_of(frame.asked, frame.scope).key()].exports
+
+    # --- what its own code does --------------------------------------------------------------------------------------
+
+    def code(self, node: Node, frame: Prospect, *, certain: bool) -> None:
+        """Take in what the hook `plan` of a script says of its code. Raises what the run would raise there."""
+        hooks = self.session.hooks_of(frame.script)
+        with working_in(frame.request.folder), reworded(frame.script, frame.request):
+            said = CodePlan.of(hooks.call("plan", {"env": frame.known_env, "input": dict(frame.request.inputs)}))
+        merge_into(frame.env, said.env)
+        for step in said.steps:
+            self.step(node, frame, step, certain=certain)
+
+    def step(self, node: Node, frame: Prospect, step: PlannedStep, *, certain: bool) -> None:
+        """Add the node of a script that the code runs, and take what it hands back."""
+        entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
+        self.tellers.update(step.unknown)
+        conditions = (f"only if {step.only_if}",) if step.only_if else ()
+        child = Node(tags=in_words(",".join(entry.tags)), why=_STEP, parent=frame.script.title(), name=step.name,
+                     data=step.data, only_if=conditions, notes=list(step.notes),
+                     env={key: in_words(str(value)) for key, value in entry.env.items()})
+        node.children.append(child)
+        exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
+        if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
+            child.brings += brought_by(child.script, step.brings, frame.wanted)
+        frame.take(exports, certain=certain and not conditions)
+
+    def asked_by_code(self, frame: Prospect, entry: Dependency) -> Request:
+        """Return what a hook asks for: with its whole environment and the adr of its caller, and nothing else."""
+        asked = frame.asked_of(entry, "post_deps")
+        return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
+                         inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
     def dependencies(self, node: Node, frame: Prospect, phase: str, *, certain: bool, only_dynamic: bool = False,
                      only_if: tuple[str, ...] = ()) -> None:
@@ -298,20 +338,20 @@ class _Planner:
 
     def dependency(self, node: Node, frame: Prospect, dependency: Dependency, phase: str, *, certain: bool,
                    only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
-        """Add the node of a dependency or a step, unless it takes no part, and take what it hands back."""
+        """Add the node of a dependency, unless it takes no part, and take what it hands back."""
         taken, truth = self.changed(frame, dependency)
-        truth = both(truth, decide(taken.conditions, frame.env), *self.folders(frame, taken))
+        truth = both(truth, decide(taken.conditions, frame.env))
         if truth is False or (only_dynamic and not taken.dynamic):
             return
-        conditions = (*only_if, *([f"only if {taken.only_if}"] if taken.only_if else []),
-                      *(f"depends on {fact}" for fact in self.words(truth if isinstance(truth, frozenset) else ())))
+        facts = truth if isinstance(truth, frozenset) else ()
+        conditions = (*only_if, *(f"depends on {fact}" for fact in self.words(facts)))
         child = Node(
-            tags=in_words(",".join(taken.tags)), why="step" if phase == STEPS else phase, parent=frame.script.title(),
+            tags=in_words(",".join(taken.tags)), why=phase, parent=frame.script.title(),
             names=tuple(sorted(taken.names)), added_by=self.origin(frame, dependency, phase), only_if=conditions,
             env={key: in_words(str(value)) for key, value in taken.env.items()})
         node.children.append(child)
         child_certain = certain and not conditions
-        exports = self.fill(child, lambda: self.asked_of(frame, taken, phase), certain=child_certain,
+        exports = self.fill(child, lambda: frame.asked_of(taken, phase), certain=child_certain,
                             added=self.added_by_facts(frame, taken))
         frame.take(exports, certain=child_certain)
 
@@ -321,11 +361,6 @@ class _Planner:
                                                     for key in keys)}
         return frozenset(key for key in keys for value in [dependency.env.get(key) or frame.env.get(key)]
                          if facts_in(value) and not is_assured(value))
-
-    def folders(self, frame: Prospect, step: Dependency) -> list[Truth]:
-        values = {key: str(frame.env.get(key, "")) for key in step.if_folder}
-        return [facts_in(value) or (Path(value).is_dir() and value != "") == step.if_folder[key]
-                for key, value in values.items()]
 
     def changed(self, frame: Prospect, dependency: Dependency) -> tuple[Dependency, Truth]:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""
@@ -340,14 +375,6 @@ class _Planner:
             elif holds:
                 changes.append(change.but(conditions=Conditions()))
         return amended(dependency, changes, frame.env), truth
-
-    def asked_of(self, frame: Prospect, dependency: Dependency, phase: str) -> Request:
-        if phase != STEPS:
-            return frame.asked_of(dependency, phase)
-        # As the entry's hook asks: with its whole environment and the caller's adr, without what else is inherited.
-        asked = frame.asked_of(dependency, "post_deps")
-        return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
-                       inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
     def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:
         """Return the variation that brings a dependency; empty where the script itself does."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.engine.dependencies import collect, request_for
+from cm4vllm.engine.dependencies import request_for
 from cm4vllm.engine.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
-from cm4vllm.engine.facts import assured, decide, unknown
-from cm4vllm.engine.meta import STEPS, Dependency, ScriptMeta
+from cm4vllm.engine.facts import assured, decide, facts_in, unknown
+from cm4vllm.engine.meta import Dependency, ScriptMeta
 from cm4vllm.engine.request import Request, flag
 from cm4vllm.engine.scope import Scope
 from cm4vllm.engine.task import Task
@@ -89,9 +89,10 @@ class Prospect:
             self.scope = self.composed()
         return settled.wanted.version
 
-    def steps(self) -> list[Dependency]:
-        """Return what the script's own code runs, as far as its meta names it."""
-        return collect(self.task.layers, [STEPS])[STEPS]
+    @property
+    def known_env(self) -> Env:
+        """The keys whose values do not depend on the run."""
+        return {key: value for key, value in self.env.items() if not facts_in(value)}
 
     def asked_of(self, dependency: Dependency, phase: str) -> Request:
         """Return what a dependency is asked for, given the environment as it stands now."""

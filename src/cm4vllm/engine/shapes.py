@@ -17,11 +17,11 @@ __all__ = ["Place", "require_shapes", "wrong_shapes"]
 Place = tuple[str | int, ...]
 Found = Iterator[tuple[Place, str]]
 
-_PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps", "steps")
+_PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 _MAPPINGS = frozenset({
     "env", "default_env", "const", "state", "const_state", "adr", "add_deps_recursive", "ad", "add_deps", "docker",
     "variations", "versions", "input_mapping", "input_description", "default_variations", "print_env_at_the_end",
-    "env_key_mappings", "tests", "if_folder", "update_tags_from_env_with_prefix",
+    "env_key_mappings", "tests", "update_tags_from_env_with_prefix",
 })
 _LISTS = frozenset({*_PHASES, "brings", "update_meta_if_env", "invalid_variation_combinations",
                     "valid_variation_combinations", "extra_cache_tags_from_env"})

@@ -30,7 +30,7 @@ from cm4vllm.serving.probe import base_urls, probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 
-__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_places", "wait_in_foreground"]
+__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_usable", "wait_in_foreground"]
 
 _LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
@@ -97,10 +97,8 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
     """
     folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
     path = folder / server.SERVER_FILE
-    if settings.api_server and settings.replicas != 1:
-        raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
-                         remedy="name them all: --api_server=URL,URL")
     if settings.api_server:
+        _require_no_replicas(settings)
         access = require_access(settings)
         _say_access(access, base_urls(settings.api_server))
         record = probe(settings.api_server, settings.model_name, api=_api(settings, None),
@@ -144,17 +142,29 @@ def _say_access(access: Access, urls: list[str]) -> None:
             warn(f"the key and the headers for {url} go over the network unencrypted: http, not https")
 
 
-def require_places(env: Mapping[str, Any]) -> None:
-    """Refuse servers of our own for which this machine has too few cores, or whose port is taken.
+def require_usable(env: Mapping[str, Any]) -> None:
+    """Refuse settings that no server can have, a given address that is none, and servers that have no room here.
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
     """
     settings, keys = read_settings(LaunchSettings, env), env_keys(arguments.ServerSettings)
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
     chosen = read_settings(arguments.ServerSettings, given | {keys["model"]: "any", keys["name"]: "any"})
+    preset = preset_named(settings.preset) if settings.preset else None
+    arguments.server_argv(Path("python"), chosen, preset=preset)
+    require_access(settings)
+    if settings.api_server:
+        _require_no_replicas(settings)
+        return
     alone = not detect_gpus() and not chosen.ray_address
     for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
         server.free_port(part.host, part.port)
+
+
+def _require_no_replicas(settings: LaunchSettings) -> None:
+    if settings.replicas != 1:
+        raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
+                         remedy="name them all: --api_server=URL,URL")
 
 
 def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder: Path) -> ServerRecord:

@@ -1,0 +1,93 @@
+"""What the entry recipe does: the job that a command asks for, checked; its plan; its execution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.campaign.job import Recipes, run
+from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
+from cm4vllm.campaign.records import STEPS_FILE, StepsRecord
+from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, with_durations
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.campaign.steps import MeasuredTarget, Step
+from cm4vllm.common.command_lines import stored_command
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import read_settings
+
+__all__ = ["command_line", "plan_job", "prepared", "run_job"]
+
+
+def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
+    """Return the job that the environment asks for, checked, and the keys that have another value from now on.
+
+    All that can be refused before a step is taken is refused here, for the plan and for the run. Raises CmError.
+    """
+    changed = absolute_paths(env)
+    env = {**env, **changed}
+    require_files(env)
+    job = Job.of(read_settings(CampaignSettings, env))
+    preflight(env, job)
+    return job, changed
+
+
+def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
+    job, changed = prepared(env)
+    steps = with_durations(schedule(job), _durations(job.out / STEPS_FILE))
+    return {"env": {**changed, **common_inputs(job), **_results(job)},
+            "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]}
+
+
+def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:
+    """Execute the job and return what the recipe exports. `recipes` gets the environment of the entry with each step's.
+
+    Raises CmError.
+    """
+    job, changed = prepared(env)
+    run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command)
+    return _results(job)
+
+
+def command_line(given: Mapping[str, Any]) -> str:
+    """Return the command that the entry was started by, for the records, and tell of what it asks for in vain."""
+    if "mlperf-implementation" in (given.get("adr") or {}):
+        say("note: --adr.mlperf-implementation: the built-in client replaces the old fork of the reference client")
+    return stored_command(["cm", "run", "script", *(given.get("cmd") or [f"--tags={given.get('tags', '')}"])])
+
+
+def _results(job: Job) -> dict[str, str]:
+    return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
+
+
+def _durations(path: Path) -> dict[str, Any]:
+    """Return how long the steps took that an earlier run took; none where its record cannot be read."""
+    try:
+        return dict(read_record(path, StepsRecord).durations())
+    except CmError:
+        return {}
+
+
+def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
+    """Return a step in the form of the engine's hook `plan`; what it has in common with that `before` is said there."""
+    measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
+    new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
+    unknown = {one: f"the step {value.step}" for key, value in measured.items() for one in (key, TARGET_SOURCE)}
+    notes = [f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
+             *(f"target QPS: {value.words}" for value in new),
+             *(f"then checks that {check}" for check in step.checks),
+             *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),
+             *step.notes]
+    return {
+        "name": step.name, "tags": step.tags, "unknown": unknown, "notes": notes,
+        "env": {key: value for key, value in step.inputs.items() if isinstance(value, str)},
+        "only_if": step.condition.words if step.condition else "",
+        "brings": [{"how": one.how, "what": one.what, "disk_bytes": one.disk_bytes, "measured": one.source}
+                   for one in step.brings],
+        "data": msgspec.to_builtins(step),
+    }

@@ -1,0 +1,226 @@
+"""The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from cm4vllm.campaign.settings import Job
+from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Step, shown
+from cm4vllm.campaign.targets import OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
+from cm4vllm.rules import Mode, Scenario
+
+__all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
+
+SCENARIO, MODE, FOLDER = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE", "CM_MLPERF_OUTPUT_DIR"
+TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
+#: The step that measures the server's rate where no accuracy run gives it.
+_RATE = "Offline rate"
+_NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
+_SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
+
+
+def common_inputs(job: Job) -> dict[str, str]:
+    """Return the environment keys that every step of the job gets."""
+    settings = job.settings
+    inputs = {
+        "CM_MLPERF_ROUND": job.round.name,
+        "CM_MLPERF_MODEL": job.benchmark.name,
+        "CM_MLPERF_RUN_STYLE": str(job.execution_mode),
+        "CM_MLPERF_SUBMISSION_GENERATION_STYLE": settings.style,
+        "CM_MLPERF_SUBMISSION_DIVISION": str(job.division),
+        "CM_MLPERF_SUBMISSION_SYSTEM_TYPE": settings.category,
+        "CM_MLPERF_SUBMITTER": settings.submitter,
+        "CM_MLPERF_INFERENCE_API_SERVER": settings.api_server,
+        "CM_MLPERF_RESULTS_DIR": str(job.out),
+        "CM_RERUN": "yes" if settings.rerun else "no",
+    }
+    for key, value in (("CM_TEST_QUERY_COUNT", settings.test_query_count),
+                       ("CM_MLPERF_MAX_DURATION_TEST", settings.max_test_duration)):
+        if value is not None:
+            inputs[key] = str(value)
+    return inputs
+
+
+def schedule(job: Job) -> tuple[Step, ...]:
+    """Return the steps of a job in their order. What only the run can tell is named by the step that tells it."""
+    return (*_before(job), *_assets(job), *_runs(job), *_submission(job))
+
+
+def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tuple[Step, ...]:
+    """Return the steps with how long those of the same names took before, where the schedule does not say it."""
+    return tuple(msgspec.structs.replace(step, duration=step.duration or known.get(step.name)) for step in steps)
+
+
+def _before(job: Job) -> Iterator[Step]:
+    """Give the steps before hours are spent: a result that nobody could check is not begun."""
+    if job.settings.run_checker:
+        yield Step(name="checker source", tags="get,mlperf,inference,src", gives="the official checkers' files",
+                   without="the official checker will not run on this rehearsal" if job.rehearsal else "")
+
+
+def _assets(job: Job) -> Iterator[Step]:
+    """Give the steps up to a server that is ready and a machine that is described."""
+    settings, sources, given = job.settings, job.sources, bool(job.settings.api_server)
+    if given:  # before all else: a wrong address should not cost a download
+        yield _server(job)
+    yield Step(name="LoadGen", tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
+               gives=f"the LoadGen wheel of {job.round.name}")
+    yield Step(name="model", tags=f"get,ml-model,{sources.model}", gives="the model's folder and its record",
+               brings=sources.model_brings, notes=sources.model_notes, checks=(Check.VOCABULARY,) if given else ())
+    if settings.quantize:
+        yield Step(name="calibration set", tags=f"get,dataset,_calibration,{sources.calibration}",
+                   gives="the calibration set's file and its record", brings=sources.calibration_brings)
+        yield Step(name="quantisation", tags=f"quantize,ml-model,{settings.quantize}",
+                   gives="the quantised model's folder and its record")
+    yield Step(name="dataset", tags=f"get,dataset,{sources.dataset}", gives="the dataset's file and its record",
+               brings=sources.dataset_brings)
+    if Mode.ACCURACY in job.modes and sources.needs_sentence_model:
+        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+    if not given:
+        yield _server(job)
+    yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
+    yield Step(name="system", tags="get,sut,description", inputs={"CM_SUT_DIR": str(job.out / "system")},
+               gives="system/system.json, system/machine.json")
+
+
+def _server(job: Job) -> Step:
+    """Return the step that checks the given server, or starts one for the model that the steps before provide."""
+    given = bool(job.settings.api_server)
+    named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
+    return Step(name="server", tags="run,vllm-server", gives="server/server.json",
+                checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
+                inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")})
+
+
+# --- the LoadGen runs ------------------------------------------------------------------------------------------------
+
+
+def _runs(job: Job) -> Iterator[Step]:
+    rate = ""
+    for scenario in job.scenarios:
+        at_once = _at_once(job, scenario)
+        if at_once and Mode.ACCURACY in job.modes:
+            yield from _accuracy(job, scenario, _NO_TARGET)
+            rate = _name(scenario, Mode.ACCURACY)
+        if not rate and (wanting := [one for one in job.scenarios if _given(job, one) is None]):
+            yield from _rate(job, wanting)
+            rate = _RATE
+        target = _target(job, scenario, rate)
+        if Mode.PERFORMANCE in job.modes:
+            yield from _performance(job, scenario, target)
+        if not at_once and Mode.ACCURACY in job.modes:
+            yield from _accuracy(job, scenario, target)
+
+
+def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
+    """Give the short run of its own that measures the server's rate, where no accuracy run before gives it."""
+    condition = None
+    if _keeps_results(job):
+        condition = Condition(need=Need.NO_EARLIER_RESULT,
+                              of=tuple(_place(scenario, Mode.PERFORMANCE) for scenario in scenarios))
+    at_once = next(scenario for scenario in job.benchmark.scenarios if _at_once(job, scenario))
+    inputs = {SCENARIO: str(at_once), MODE: str(Mode.ACCURACY), FOLDER: str(job.out / "rate"), **_NO_TARGET,
+              "CM_MLPERF_RUN_STYLE": "test"}
+    yield from _measurement(_RATE, inputs, "rate/run.json", condition=condition,
+                            notes=("no target QPS was given, and no accuracy run before gives the server's rate",))
+
+
+def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+    name, folder = _name(scenario, Mode.ACCURACY), _folder(job, scenario, Mode.ACCURACY)
+    gives = shown(_place(scenario, Mode.ACCURACY))
+    inputs = {SCENARIO: str(scenario), MODE: str(Mode.ACCURACY), FOLDER: folder, **target}
+    yield from _measurement(name, inputs, f"{gives}/run.json")
+    yield Step(name=f"{name}: scores", tags="process,mlperf,accuracy", gives=f"{gives}/accuracy.json",
+               inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})
+
+
+def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+    """Give the performance run, and once more where a target of ours may let it end too early to be valid."""
+    name, folder = _name(scenario, Mode.PERFORMANCE), _folder(job, scenario, Mode.PERFORMANCE)
+    gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
+    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: folder, **target}
+    duration = _duration(job, scenario)
+    yield from _measurement(name, inputs, gives, duration=duration)
+    if _at_once(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
+        again = {**inputs, TARGET: MeasuredTarget(step=name, share=OFFLINE_MARGIN)}
+        yield from _measurement(f"{name} again", again, gives, duration=duration,
+                                condition=Condition(need=Need.TOO_SHORT, of=(name,)))
+
+
+def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: str, *,
+                 duration: Duration | None = None, condition: Condition | None = None,
+                 notes: tuple[str, ...] = ()) -> Iterator[Step]:
+    """Give the two steps of one LoadGen run: its settings, and the run."""
+    yield Step(name=f"{name}: settings", tags="generate,user-conf,mlperf,inference", inputs=inputs, gives="user.conf",
+               condition=condition)
+    yield Step(name=name, tags="app,mlperf,inference,vllm", inputs=inputs, gives=gives, duration=duration,
+               condition=condition, notes=notes)
+
+
+def _name(scenario: Scenario, mode: Mode) -> str:
+    return f"{scenario} {mode}"
+
+
+def _place(scenario: Scenario, mode: Mode) -> str:
+    """Return the folder of a run below the results."""
+    return f"runs/{_SYSTEM}/{scenario}/{mode}"
+
+
+def _folder(job: Job, scenario: Scenario, mode: Mode) -> str:
+    return f"{job.out}/{_place(scenario, mode)}"
+
+
+def _at_once(job: Job, scenario: Scenario) -> bool:
+    """Say whether LoadGen sends all samples at once, so that the time they take gives the server's rate."""
+    return job.terms(scenario, Mode.ACCURACY).at_once
+
+
+def _given(job: Job, scenario: Scenario) -> float | None:
+    """Return the target that the user gave; that of a paced scenario goes by LoadGen's name for it, Server."""
+    settings = job.settings
+    return settings.offline_target_qps if _at_once(job, scenario) else settings.server_target_qps
+
+
+def _target(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
+    """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
+    given = _given(job, scenario)
+    if given is not None:
+        flag = job.terms(scenario, Mode.PERFORMANCE).loadgen_scenario.lower()
+        return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_qps"}
+    share = SERVER_SHARE if not _at_once(job, scenario) else REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
+    kept = _place(scenario, Mode.PERFORMANCE) if _keeps_results(job) else ""
+    return {TARGET: MeasuredTarget(step=rate, share=share, kept_from=kept)}
+
+
+def _keeps_results(job: Job) -> bool:
+    """Say whether valid results of an earlier run are kept."""
+    return not job.rehearsal and not job.settings.rerun
+
+
+def _duration(job: Job, scenario: Scenario) -> Duration | None:
+    """Return how long a performance run lasts at least; None where the number of its queries is given."""
+    if not job.rehearsal:
+        least = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms
+        return Duration(seconds=least / 1000, source="by the rules", at_least=True)
+    if job.settings.test_query_count is not None:
+        return None
+    longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
+    return Duration(seconds=min(REHEARSAL_DURATION_S, longest), source="as a rehearsal", at_least=True)
+
+
+# --- the submission --------------------------------------------------------------------------------------------------
+
+
+def _submission(job: Job) -> Iterator[Step]:
+    """Give the steps that build the tree and have it checked; it needs both modes."""
+    if set(job.modes) != set(Mode):
+        return
+    yield Step(name="submission", tags="generate,mlperf,inference,submission", gives="submission/")
+    yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
+    if job.settings.run_checker:
+        source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None
+        yield Step(name="checkers", tags="run,mlperf,inference,submission,checker", gives="checker.json",
+                   condition=source, report_first=True)

@@ -1,0 +1,123 @@
+"""Where a job's model and datasets come from, as variations of get,ml-model and get,dataset.
+
+The stand-ins, a tiny model and its own dataset, are used where nothing else was asked for, and only together: a real
+model would be measured on prompts that the benchmark does not have, the tiny model on prompts that it cannot answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
+from cm4vllm.assets.hub import page_of
+from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.campaign.steps import Brings
+from cm4vllm.common.errors import UsageError
+
+__all__ = ["Sources", "sources"]
+
+_TINY, _BENCHMARK = "_tiny", "_mlcommons"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The variations that give model, dataset and calibration set.
+
+    `named` says that the user named the model, or asked for the stand-in by its name.
+    """
+
+    benchmark: str
+    model: str
+    dataset: str
+    calibration: str
+    named: bool
+
+    @property
+    def needs_sentence_model(self) -> bool:
+        """Whether the dataset's answers are split by nltk's trained model; those made here are split without one."""
+        return self.dataset != _TINY
+
+    @property
+    def model_notes(self) -> tuple[str, ...]:
+        """What has to be done before the model can be downloaded."""
+        entry = self._entry
+        if entry is None or not entry.gate:
+            return ()
+        if self.model.startswith("_mlcommons."):
+            return (f"gated: {entry.gate}. MLCommons' members: CF_ACCESS_TOKEN in the environment holds the token of "
+                    "`cloudflared access token`",)
+        return (f"gated: {entry.gate}, at {page_of(entry.hub)}; HF_TOKEN in the environment holds the account's token",)
+
+    @property
+    def model_brings(self) -> tuple[Brings, ...]:
+        """What the model's download brings, beyond what get,ml-model says of it."""
+        entry = self._entry
+        if entry is None or not self.model.startswith("_mlcommons."):
+            return ()
+        return (Brings(how="download", what=f"the model {self._location} from MLCommons",
+                       disk_bytes=published_bytes(entry.mlcommons_size), source="all files, as published"),)
+
+    @property
+    def dataset_brings(self) -> tuple[Brings, ...]:
+        return self._brought(self.dataset, catalogue().benchmark(self.benchmark).dataset)
+
+    @property
+    def calibration_brings(self) -> tuple[Brings, ...]:
+        return self._brought(self.calibration, catalogue().benchmark(self.benchmark).calibration)
+
+    @property
+    def _location(self) -> str:
+        return self.model.partition(".")[2]
+
+    @property
+    def _entry(self) -> CatalogueModel | None:
+        """Return what the catalogue says of the model, also of one that is named by its hub id."""
+        known = catalogue().models
+        found = known.get(self._location) if not self.model.startswith("_path.") else None
+        return found or next((entry for entry in known.values() if f"_hf.{entry.hub}" == self.model), None)
+
+    def _brought(self, source: str, name: str) -> tuple[Brings, ...]:
+        if source != _BENCHMARK:
+            return ()
+        known = catalogue().dataset(name)
+        return (Brings(how="download", what=f"the dataset {name}, {known.file} from MLCommons",
+                       disk_bytes=published_bytes(known.size), source="all files, as published"),)
+
+
+def sources(
+    benchmark: str, *, model_source: str = "", name: str = "", served: bool = False, dataset: str = "",
+    dataset_path: str = "", calibration_path: str = "",
+) -> Sources:
+    """Decide where model and datasets come from. Raises UsageError for what contradicts itself.
+
+    `model_source` is the variation that was asked for, `name` what --vllm_model_name says, with `served` the name that
+    the given server has for it. `dataset` is "tiny" or "benchmark" where the user says which.
+    """
+    asked = model_source or (_TINY if name == TINY_NAME else "")
+    model = asked or (_of_name(name) if name else _TINY)
+    if asked and name and not served and name not in (TINY_NAME, asked.partition(".")[2]):
+        raise UsageError(f"two models are named: {asked} and --vllm_model_name={name}",
+                         cause="the server is started for one of them",
+                         remedy="leave one out; with --api_server the name is that under which the model is served")
+    stand_in = model == _TINY
+    if stand_in and not asked and (dataset_path or calibration_path):
+        flag = "dataset_path" if dataset_path else "calibration_path"
+        raise UsageError(f"--{flag} is given, but no model",
+                         cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
+                         remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in all the "
+                         "same, with _tiny among the tags")
+    tiny_data = dataset == "tiny" or (stand_in and dataset != "benchmark")
+    own = _TINY if tiny_data else _BENCHMARK
+    return Sources(
+        benchmark=benchmark, model=model, named=bool(asked or name),
+        dataset=f"_path.{dataset_path}" if dataset_path else own,
+        calibration=f"_path.{calibration_path}" if calibration_path else own)
+
+
+def _of_name(name: str) -> str:
+    """Return the variation of a model that is named: one of the catalogue, a folder, or one of the hub."""
+    if name in catalogue().models:
+        return f"_catalogue.{name}"
+    folder = Path(name).expanduser().absolute()
+    return f"_path.{folder}" if folder.is_dir() else f"_hf.{name}"

@@ -1,0 +1,104 @@
+"""What a schedule is made of: steps, and how one depends on what those before it gave. Plain data, for JSON too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from cm4vllm.common.records import Record
+
+__all__ = ["Brings", "Check", "Condition", "Duration", "MeasuredTarget", "Need", "Step", "shown"]
+
+
+class Check(StrEnum):
+    """What the job itself checks after a step, in words."""
+
+    NAMED_MODEL = "the server serves the model that the job takes it for"
+    VOCABULARY = "the server reads token ids as the model's tokenizer does"
+
+
+class Need(StrEnum):
+    """What must hold of earlier steps so that a step is run."""
+
+    ENDED_WELL = "ended well"
+    TOO_SHORT = "ended too early to be valid"
+    NO_EARLIER_RESULT = "holds no valid result of an earlier run, whose target would be kept"
+
+
+def shown(text: str) -> str:
+    """Return a text of a schedule in words: SYSTEM and MODEL stand for names that only the run can tell."""
+    return text.replace("<<<CM_SUT_NAME>>>", "SYSTEM").replace("<<<CM_ML_MODEL_NAME>>>", "MODEL")
+
+
+class Condition(Record, frozen=True, kw_only=True):
+    """A step is run if `need` holds for one of `of`: names of steps, or folders of runs below the results."""
+
+    need: Need
+    of: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        return f"{' or '.join(map(shown, self.of))} {self.need}"
+
+
+class MeasuredTarget(Record, frozen=True, kw_only=True):
+    """A target rate that only the run can give: `share` x the samples/s that `step` measured.
+
+    A valid result of an earlier run in the folder `kept_from`, below the results, gives its own instead, so that the
+    same command finds it again.
+    """
+
+    step: str
+    share: float
+    kept_from: str = ""
+
+    @property
+    def words(self) -> str:
+        kept = f", or that of a valid result of an earlier run in {shown(self.kept_from)}" if self.kept_from else ""
+        return f"{self.share} x the samples/s of {self.step}{kept}"
+
+
+class Duration(Record, frozen=True, kw_only=True):
+    """How long a step takes, and how that is known. `at_least` says that it may take longer."""
+
+    seconds: float
+    source: str
+    at_least: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{'at least ' if self.at_least else ''}{self.seconds:.3g} s, {self.source}"
+
+
+class Brings(Record, frozen=True, kw_only=True):
+    """What a step brings onto the machine beyond what its recipe says; `disk_bytes` is 0 where nobody says how much.
+
+    `how` is download, install or make; `source` says where the size comes from.
+    """
+
+    how: str
+    what: str
+    disk_bytes: int = 0
+    source: str = ""
+
+
+class Step(Record, frozen=True, kw_only=True):
+    """One recipe that the job runs, by its `tags`.
+
+    `inputs` are environment keys, beside those of the whole job (`schedule.common_inputs`). `<<<KEY>>>` in one stands
+    for what an earlier step exports under that key. `gives` says what it leaves among the results, or provides.
+    `duration` is None where it is not known. A step that fails ends the job: at once, or with `report_first` after the
+    report. Where `without` says what the job then lacks, it goes on if only the source of something cannot be reached.
+    """
+
+    name: str
+    tags: str
+    inputs: Mapping[str, str | MeasuredTarget] = {}
+    gives: str = ""
+    brings: tuple[Brings, ...] = ()
+    duration: Duration | None = None
+    condition: Condition | None = None
+    checks: tuple[Check, ...] = ()
+    without: str = ""
+    report_first: bool = False
+    notes: tuple[str, ...] = ()

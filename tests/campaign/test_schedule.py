@@ -1,0 +1,88 @@
+"""The schedule is data: what a step needs of others is named, and others came before it."""
+
+import itertools
+import re
+
+import msgspec
+import pytest
+
+from cm4vllm.campaign.schedule import schedule, with_durations
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
+
+#: Which earlier steps export the keys that inputs refer to.
+EXPORTED_BY = {"CM_SUT_NAME": {"system"}, "CM_ML_MODEL_NAME": {"model", "quantisation"}}
+FIELDS = {
+    "scenario": ["", "Offline", "Server"],
+    "modes": ["accuracy,performance", "accuracy", "performance"],
+    "execution_mode": ["test", "valid"],
+    "offline_target_qps": [None, 9.0],
+    "server_target_qps": [None, 3.0],
+    "rerun": [False, True],
+    "api_server": ["", "http://127.0.0.1:1"],
+    "run_checker": [True, False],
+}
+
+
+def jobs():
+    for values in itertools.product(*FIELDS.values()):
+        yield Job.of(CampaignSettings(**dict(zip(FIELDS, values, strict=True))))
+    yield Job.of(CampaignSettings(vllm_model_name="owner/name", quantize="_int8"))
+
+
+def test_what_a_step_needs_comes_of_steps_before_it():
+    for job in jobs():
+        before = set()
+        for step in schedule(job):
+            assert step.name not in before, step.name
+            for value in step.inputs.values():
+                if isinstance(value, MeasuredTarget):
+                    assert value.step in before, (step.name, value)
+                else:
+                    assert all(EXPORTED_BY[key] & before for key in re.findall(r"<<<(\w+)>>>", value)), step.name
+            if step.condition is not None:
+                assert all(one in before or "<<<" in one for one in step.condition.of), step.name
+            before.add(step.name)
+
+
+def test_a_schedule_is_plain_data():
+    for job in jobs():
+        steps = schedule(job)
+        assert msgspec.json.decode(msgspec.json.encode(steps), type=tuple[Step, ...]) == steps
+
+
+@pytest.mark.parametrize(("fields", "runs"), [
+    ({}, ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
+    ({"execution_mode": "valid"}, ["Offline accuracy", "Offline performance", "Offline performance again",
+                                   "Server performance", "Server accuracy"]),
+    ({"execution_mode": "valid", "offline_target_qps": 9.0},
+     ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
+    ({"modes": "performance"}, ["Offline rate", "Offline performance", "Server performance"]),
+    ({"modes": "performance", "scenario": "Server", "server_target_qps": 3.0}, ["Server performance"]),
+    ({"scenario": "Server"}, ["Offline rate", "Server performance", "Server accuracy"]),
+    ({"modes": "accuracy"}, ["Offline accuracy", "Server accuracy"]),
+])
+def test_the_loadgen_runs(fields, runs):
+    steps = schedule(Job.of(CampaignSettings(**fields)))
+    assert [step.name for step in steps if step.tags.startswith("app,")] == runs
+
+
+def test_the_server_serves_what_the_steps_before_it_provide():
+    """A name of the catalogue or of the hub is no model of the server's: the quantised folder would not be served."""
+    job = Job.of(CampaignSettings(vllm_model_name="llama-3.1-8b-instruct", quantize="_int8"))
+    (server,) = [step for step in schedule(job) if step.name == "server"]
+    assert server.inputs["CM_VLLM_SERVER_MODEL_NAME"] == ""
+    names = [step.name for step in schedule(job)]
+    assert names.index("quantisation") < names.index("server")
+    given = Job.of(CampaignSettings(vllm_model_name="served", api_server="http://127.0.0.1:1"))
+    (server,) = [step for step in schedule(given) if step.name == "server"]
+    assert "CM_VLLM_SERVER_MODEL_NAME" not in server.inputs
+
+
+def test_durations_are_the_rules_or_those_of_before():
+    steps = schedule(Job.of(CampaignSettings(execution_mode="valid")))
+    known = with_durations(steps, {"server": Duration(seconds=21, source="as before"),
+                                   "Server performance": Duration(seconds=1, source="as before")})
+    found = {step.name: step.duration.words if step.duration else None for step in known}
+    assert (found["server"], found["system"]) == ("21 s, as before", None)
+    assert found["Server performance"] == "at least 600 s, by the rules"

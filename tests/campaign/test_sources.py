@@ -1,0 +1,68 @@
+"""The stand-ins are used where nothing else was asked for, and only together."""
+
+import pytest
+
+from cm4vllm.campaign.sources import sources
+from cm4vllm.common.errors import UsageError
+
+BENCHMARK = "llama3.1-8b"
+
+
+@pytest.mark.parametrize(("given", "model", "dataset", "calibration"), [
+    ({}, "_tiny", "_tiny", "_tiny"),
+    ({"name": "cm4vllm-tiny"}, "_tiny", "_tiny", "_tiny"),
+    ({"model_source": "_tiny"}, "_tiny", "_tiny", "_tiny"),
+    ({"name": "owner/model"}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
+    ({"name": "llama-3.1-8b-instruct"}, "_catalogue.llama-3.1-8b-instruct", "_mlcommons", "_mlcommons"),
+    ({"model_source": "_path./m"}, "_path./m", "_mlcommons", "_mlcommons"),
+    ({"model_source": "_path./m", "name": "/m"}, "_path./m", "_mlcommons", "_mlcommons"),
+    ({"name": "owner/model", "dataset_path": "/d.json"}, "_hf.owner/model", "_path./d.json", "_mlcommons"),
+    ({"name": "owner/model", "calibration_path": "/c.json"}, "_hf.owner/model", "_mlcommons", "_path./c.json"),
+    # The user says so.
+    ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_tiny"),
+    ({"model_source": "_tiny", "dataset_path": "/d.json"}, "_tiny", "_path./d.json", "_tiny"),
+    ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_mlcommons"),
+    # With a server that runs, the name is the server's.
+    ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
+    ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
+    ({"name": "owner/model", "served": True}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
+])
+def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
+    found = sources(BENCHMARK, **given)
+    assert (found.model, found.dataset, found.calibration) == (model, dataset, calibration)
+    assert found.named is (given != {})
+    assert found.needs_sentence_model is (dataset != "_tiny")
+
+
+def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    assert sources(BENCHMARK, name="owner").model == f"_path.{tmp_path}/owner"
+
+
+@pytest.mark.parametrize("given", [
+    {"dataset_path": "/d.json"},
+    {"calibration_path": "/c.json"},
+    {"dataset_path": "/d.json", "served": True},
+    {"model_source": "_tiny", "name": "owner/model"},
+    {"model_source": "_hf.owner/one", "name": "owner/two"},
+])
+def test_what_contradicts_itself_is_refused(given):
+    with pytest.raises(UsageError) as caught:
+        sources(BENCHMARK, **given)
+    assert caught.value.remedy
+
+
+def test_what_a_download_needs_is_said_before():
+    gated = sources(BENCHMARK, name="llama-3.1-8b-instruct")
+    assert "Llama 3.1 Community License" in gated.model_notes[0]
+    assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct; HF_TOKEN" in gated.model_notes[0]
+    assert sources(BENCHMARK, name="meta-llama/Llama-3.1-8B-Instruct").model_notes == gated.model_notes
+    members = sources(BENCHMARK, model_source="_mlcommons.llama-3.1-8b-instruct")
+    assert "CF_ACCESS_TOKEN" in members.model_notes[0]
+    assert members.model_brings[0].disk_bytes > 10**10
+    assert sources(BENCHMARK).model_notes == ()
+    (brought,) = gated.dataset_brings
+    assert ("cnn_eval.json" in brought.what, brought.disk_bytes) == (True, 267_000_000)
+    assert "calibration" in gated.calibration_brings[0].what
+    assert sources(BENCHMARK).dataset_brings == sources(BENCHMARK, name="a/b", dataset_path="/d").dataset_brings == ()
