@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
 	@$(BIN)/python -m compileall -q src automation script
-	@$(BIN)/python -m cm4vllm.engine.register "$(CURDIR)"
+	@$(BIN)/python -m cm4vllm.engine.tools.register "$(CURDIR)"
 
 run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)

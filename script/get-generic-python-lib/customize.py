@@ -11,7 +11,7 @@ def preprocess(i):
             f"another script engine ({getattr(i['automation'], 'path', 'unknown')}) runs a recipe of cm4vllm\n"
             "  cause:  its repository comes before cm4vllm in the order of CM's repositories\n"
             "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=...")}
-    from cm4vllm.engine import pythons
+    from cm4vllm.engine.run import python_packages as pythons
 
     env = i["env"]
     options = pythons.PipOptions(

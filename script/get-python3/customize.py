@@ -2,7 +2,7 @@
 
 
 def preprocess(i):
-    from cm4vllm.engine.pythons import inspect_python
+    from cm4vllm.engine.run.python_packages import inspect_python
 
     env = i["env"]
     python = inspect_python(env.get("CM_PYTHON_BIN_WITH_PATH", ""))

@@ -5,8 +5,8 @@ import sys
 
 #: What takes a millisecond or more to load, or starts something.
 HEAVY = {"pathlib", "hashlib", "dataclasses", "subprocess", "shutil", "tempfile", "asyncio",
-         "cm4vllm.engine.native", "cm4vllm.engine.hooks", "cm4vllm.engine.summaries", "cm4vllm.engine.guardian",
-         "cm4vllm.common.processes"}
+         "cm4vllm.engine.run.native", "cm4vllm.engine.run.hooks", "cm4vllm.engine.format.summaries",
+         "cm4vllm.engine.run.guardian", "cm4vllm.common.processes"}
 
 
 def loaded(home, *words):
@@ -18,9 +18,9 @@ def loaded(home, *words):
 def test_a_hit_of_the_cache_loads_nothing_heavy(home):
     home.script("one", {"cache": True, "new_env_keys": ["CM_ONE"]}, run="echo CM_ONE=1 > tmp-run-env.out\n")
     first = loaded(home, "run", "script", "--tags=one")
-    assert "cm4vllm.engine.native" in first
+    assert "cm4vllm.engine.run.native" in first
     hit = loaded(home, "run", "script", "--tags=one") - loaded(home, "version")
-    assert "cm4vllm.engine.reuse" in hit
+    assert "cm4vllm.engine.cache.reuse" in hit
     assert not hit & HEAVY
 
 

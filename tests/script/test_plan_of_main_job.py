@@ -15,13 +15,13 @@ from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
 from cm4vllm.common.errors import CmError, SourceUnavailable
 from cm4vllm.common.records import read_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
-from cm4vllm.engine.catalogue import Catalogue
-from cm4vllm.engine.meta import load_script
-from cm4vllm.engine.plan import plan
-from cm4vllm.engine.request import Request
-from cm4vllm.engine.scope import Scope
-from cm4vllm.engine.session import Session
-from cm4vllm.engine.task import Task
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.plan.plan import plan
+from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.task import Task
 from cm4vllm.rules import Mode
 
 ROOT = Path(__file__).resolve().parents[2]

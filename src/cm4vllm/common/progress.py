@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any, TextIO
 
 from cm4vllm.common.plain_text import one_line, printable
 
-__all__ = ["Step", "say", "say_facts", "say_text", "step", "warn"]
+__all__ = ["Step", "page", "say", "say_facts", "say_text", "step", "warn"]
 
 #: Seconds between two plain lines of one step.
 PLAIN_INTERVAL_S = 15.0
@@ -95,3 +96,14 @@ def step(title: str) -> Iterator[Step]:
     finally:
         current.stop()
     say(f"{title}: done in {time.monotonic() - begin:.1f} s")
+
+
+def page(text: str) -> None:
+    """Print a text; when the reader has gone, what else is printed goes nowhere."""
+    try:
+        print(text, flush=True)
+    except UnicodeEncodeError:  # the locale lacks a letter
+        encoding = sys.stdout.encoding or "ascii"
+        page(text.encode(encoding, "backslashreplace").decode(encoding))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,10 +17,10 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
-from cm4vllm.engine.execution import run
-from cm4vllm.engine.index import slim
-from cm4vllm.engine.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
-from cm4vllm.engine.session import Session
+from cm4vllm.engine.cache.index import slim
+from cm4vllm.engine.run.execution import run
+from cm4vllm.engine.run.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
+from cm4vllm.engine.run.session import Session
 
 __all__ = ["CacheAutomation", "ScriptAutomation"]
 
@@ -74,7 +74,7 @@ class ScriptAutomation(_OwnAutomation):
     def run(self, i: Result) -> Result:
         """Run a script: from the command line, from Python, or from a hook of a script that runs."""
         if flag(i, "help", "h"):
-            from cm4vllm.engine.help import script_help
+            from cm4vllm.engine.tools.help import script_help
 
             return script_help(self, i)
         if flag(i, "plan", "graph"):
@@ -117,7 +117,7 @@ class ScriptAutomation(_OwnAutomation):
     def __getattr__(self, name: str) -> Any:
         """Return one of the helpers that public hooks call on i['automation']; few runs need them."""
         if not name.startswith("_"):
-            from cm4vllm.engine.helpers import HELPERS
+            from cm4vllm.engine.run.helpers import HELPERS
 
             if name in HELPERS:
                 return HELPERS[name]
@@ -131,63 +131,63 @@ class ScriptAutomation(_OwnAutomation):
     @_answering
     def plan(self, i: Result) -> Result:
         """Print what a run would do, without running anything of any script."""
-        from cm4vllm.engine.planning import print_plan
+        from cm4vllm.engine.plan.planning import print_plan
 
         return print_plan(self, i)
 
     @_answering
     def lint(self, i: Result) -> Result:
         """Print what is suspicious in the metas of the scripts found."""
-        from cm4vllm.engine.linting import lint_scripts
+        from cm4vllm.engine.tools.linting import lint_scripts
 
         return lint_scripts(self, i)
 
     @_answering
     def add(self, i: Result) -> Result:
         """Write a new script from a template."""
-        from cm4vllm.engine.adding import add_script
+        from cm4vllm.engine.tools.add import add_script
 
         return add_script(self, i)
 
     @_answering
     def dockerfile(self, i: Result) -> Result:
         """Write a Dockerfile for a script, with all that it needs beside it."""
-        from cm4vllm.engine.docker import docker_script
+        from cm4vllm.engine.tools.docker import docker_script
 
         return docker_script(self, i, run_it=False)
 
     @_answering
     def docker(self, i: Result) -> Result:
         """Write a Dockerfile for a script, build it and run it."""
-        from cm4vllm.engine.docker import docker_script
+        from cm4vllm.engine.tools.docker import docker_script
 
         return docker_script(self, i, run_it=True)
 
     @_answering
     def doctor(self, i: Result) -> Result:
         """Print what is wrong with the CM home and the machine, and what to do about it."""
-        from cm4vllm.engine.doctor import print_diagnosis
+        from cm4vllm.engine.tools.doctor import print_diagnosis
 
         return print_diagnosis(self, i)
 
     @_answering
     def search(self, i: Result) -> Result:
         """Find scripts; for a person, print their paths."""
-        from cm4vllm.engine.finding import find_scripts
+        from cm4vllm.engine.tools.finding import find_scripts
 
         return find_scripts(self, super().search, i)
 
     @_answering
     def show(self, i: Result) -> Result:
         """Print what a script is: its tags, variations and inputs."""
-        from cm4vllm.engine.help import script_help
+        from cm4vllm.engine.tools.help import script_help
 
         return script_help(self, i)
 
     @_answering
     def test(self, i: Result) -> Result:
         """Run the test inputs that the metas of the scripts found give (tests.run_inputs)."""
-        from cm4vllm.engine.testing import test_scripts
+        from cm4vllm.engine.tools.testing import test_scripts
 
         return test_scripts(self, i)
 
@@ -222,7 +222,7 @@ def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
     with contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext():
         if folder and flag(i, *PROVENANCE_FLAGS):
-            from cm4vllm.engine.provenance import leave
+            from cm4vllm.engine.tools.provenance import leave
 
             try:
                 with session.vault.guarded_output():
@@ -262,20 +262,20 @@ class CacheAutomation(_OwnAutomation):
     @_answering
     def show(self, i: Result) -> Result:
         """Print the entries found: tags, path, version, size, age and, with --env, what they export."""
-        from cm4vllm.engine import cache_actions
+        from cm4vllm.engine.cache import pages
 
-        return cache_actions.show(super().search, i)
+        return pages.show(super().search, i)
 
     @_answering
     def search(self, i: Result) -> Result:
         """Find entries; for a person, print their paths."""
-        from cm4vllm.engine import cache_actions
+        from cm4vllm.engine.cache import pages
 
-        return cache_actions.find(super().search, i)
+        return pages.find(super().search, i)
 
     @_answering
     def delete(self, i: Result) -> Result:
         """Remove entries, after a question unless it is forced."""
-        from cm4vllm.engine import cache_actions
+        from cm4vllm.engine.cache import pages
 
-        return cache_actions.remove(super().search, self.cmind, i)
+        return pages.remove(super().search, self.cmind, i)

@@ -1,0 +1,309 @@
+"""The cache: what a script made, kept in a folder of the local repository as a CM artifact of automation `cache`.
+
+A folder is an entry from the moment its `_cm.json` is there: that file is written last, and whole. The folder has its
+final name from the beginning, because what is made in it (a Python environment, a build) holds absolute paths. A run
+that is killed leaves a folder without `_cm.json`, which no search finds and which the next run of its key empties.
+
+An entry is found by the recipe itself, what was asked for, all variations that were on, defaults included, and all
+declared inputs; then by its version. A lock of that key makes a second run wait for the first and use its entry. An
+entry whose files were deleted or altered since is not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError, translated_os_errors
+from cm4vllm.common.files import write_json
+from cm4vllm.engine.cache.digests import changed, digest_of, observed
+from cm4vllm.engine.format.value import Value
+from cm4vllm.engine.format.versions import Wanted
+
+__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "Identity"]
+
+CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
+STATE_FILE = "cm-cached-state.json"
+_META_FILE = "_cm.json"
+_META_ASIDE = "_cm.json.aside"
+_KEY = "cm4vllm_key"
+# An entry's name is a UID of CM, 16 hexadecimal digits: the beginning of its key, and a number.
+_UID, _STEM = 16, 12
+
+
+#: What the file with an entry's result holds, at least.
+_RESULT = {"new_env": dict, "new_state": dict, "files": dict, "folder": str}
+
+
+class Identity(Value):
+    """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
+
+    script: str
+    recipe: str
+    variations: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    tags: tuple[str, ...]
+
+    def key(self) -> str:
+        """Return the digest of all of it."""
+        parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
+        return digest_of(json.dumps(parts, sort_keys=True).encode())
+
+
+class Entry(Value):
+    """One entry. `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own."""
+
+    folder: str
+    key: str
+    version: str
+    asked: str
+    made_at: float
+    tags: tuple[str, ...] = ()
+
+    def satisfies(self, wanted: Wanted) -> bool:
+        """Tell whether the entry's version fits what is wanted."""
+        if not wanted or self.asked == wanted.pip_text():
+            return True
+        return bool(self.version) and wanted.accepts(self.version)
+
+    def result(self) -> dict[str, Any]:
+        """Return what the run gave: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
+        try:
+            saved = _read(self.folder, STATE_FILE)
+        except (OSError, ValueError):
+            raise Damaged(os.path.join(self.folder, STATE_FILE)) from None
+        if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _RESULT.items()):
+            raise Damaged(os.path.join(self.folder, STATE_FILE))
+        old = saved["folder"]
+        if old and old != self.folder:
+            saved = _rebased(saved, old, self.folder)
+        if path := changed(saved["files"]):
+            raise Damaged(path)
+        return dict(saved)
+
+
+class Damaged(Exception):
+    """A file of an entry is gone or altered; its text is the path."""
+
+
+def _rebased(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return new + value[len(old):] if value == old or value.startswith(old + os.sep) else value
+    if isinstance(value, list):
+        return [_rebased(item, old, new) for item in value]
+    if isinstance(value, Mapping):
+        return {_rebased(key, old, new): _rebased(item, old, new) for key, item in value.items()}
+    return value
+
+
+def _read(folder: str, name: str) -> Any:
+    with open(os.path.join(folder, name), "rb") as file:
+        return json.loads(file.read())
+
+
+def _is_finished(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, _META_FILE))
+
+
+def _aside(folder: str) -> str:
+    parent, name = os.path.split(folder)
+    return os.path.join(parent, f".{name}.old")
+
+
+def _restore(folder: str) -> None:
+    """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
+    old = _aside(folder)
+    if _is_finished(folder):
+        _remove(old)
+        return
+    if os.path.exists(old):
+        _remove(folder)
+        os.rename(old, folder)
+    if os.path.exists(aside := os.path.join(folder, _META_ASIDE)):
+        os.rename(aside, os.path.join(folder, _META_FILE))
+
+
+class Cache:
+    """The entries under `<CM home>/repos/local/cache`."""
+
+    def __init__(self, cmind: Any) -> None:
+        self._cmind = cmind
+        self.root = os.path.join(cmind.repos_path, "repos", "local", "cache")
+        self._held: set[str] = set()
+
+    def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
+        """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
+        key = identity.key()
+        fitting = [entry for entry in self._entries(key) if entry.satisfies(wanted)]
+        return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
+
+    def _entries(self, key: str) -> Iterator[Entry]:
+        try:
+            names = os.listdir(self.root)
+        except FileNotFoundError:
+            return
+        for folder in sorted(os.path.join(self.root, name) for name in names if name.startswith(key[:_STEM])):
+            try:
+                meta = _read(folder, _META_FILE)
+            except (OSError, ValueError):
+                continue
+            if isinstance(meta, dict) and meta.get(_KEY) == key:
+                try:
+                    yield Entry(folder, key, str(meta.get("version", "")), str(meta.get("asked_version", "")),
+                                float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
+                except (TypeError, ValueError):
+                    continue  # its meta was altered: the entry is as good as absent
+
+    @contextmanager
+    def lock(self, identity: Identity, waiting: Any) -> Iterator[None]:
+        """Hold the key of `identity` alone; `waiting` is called with a sentence when another run holds it.
+
+        Raises RecipeError when this very run holds it already: then the script depends on itself.
+        """
+        key = identity.key()
+        if key in self._held:
+            raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
+        import fcntl  # what only reads takes no lock
+
+        locks = os.path.join(self.root, ".locks")
+        with translated_os_errors("lock the cache in", locks, "CM_REPOS"):
+            os.makedirs(locks, exist_ok=True)
+            handle = os.open(os.path.join(locks, key[:16]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+                waiting(f"another run (process {holder or 'unknown'}) is making the same; waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            self._held.add(key)
+            yield
+        finally:
+            self._held.discard(key)
+            os.close(handle)
+
+    @contextmanager
+    def new_folder(self, identity: Identity) -> Iterator[str]:
+        """Give the empty folder of a further entry. To be called with the lock held."""
+        number = 0
+        while _is_finished(folder := self._folder(identity, number)):
+            number += 1
+        with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
+            _remove(folder)
+            os.makedirs(folder)
+        with self._removed_unless_finished(folder):
+            yield folder
+
+    @contextmanager
+    def renewed_folder(self, entry: Entry) -> Iterator[str]:
+        """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
+        folder, old = entry.folder, _aside(entry.folder)
+        with translated_os_errors("renew a cache entry in", self.root, "CM_REPOS"):
+            _remove(old)
+            # Without its meta it is no artifact: nobody shall find it under the other name.
+            os.rename(os.path.join(folder, _META_FILE), os.path.join(folder, _META_ASIDE))
+            os.rename(folder, old)
+            os.mkdir(folder)
+        try:
+            with self._removed_unless_finished(folder):
+                yield folder
+        finally:
+            with contextlib.suppress(OSError):  # the next run restores it; whatever failed first is what is reported
+                _restore(folder)
+
+    @contextmanager
+    def _removed_unless_finished(self, folder: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not _is_finished(folder):
+                _remove(folder)
+
+    def recover(self, identity: Identity) -> None:
+        """Bring back an entry that a killed renewal had set aside. With the lock held."""
+        number = 0
+        while True:
+            folder = self._folder(identity, number)
+            _restore(folder)
+            if not os.path.exists(folder):
+                return
+            number += 1
+
+    def drop(self, entry: Entry) -> None:
+        """Remove an entry whose parts vanished. With the lock held."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(entry.folder, _META_FILE))
+        _remove(entry.folder)
+
+    def finish(
+        self, folder: str, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
+        result: Mapping[str, Any], depends_on: str = "",
+    ) -> None:
+        """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
+
+        `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without,
+        or that it was made from: a file, which then must stay as it is.
+        Raises RecipeError when the state cannot be written as JSON.
+        """
+        from pathlib import Path
+
+        from cm4vllm.engine.cache import index
+
+        named = {value for value in (*result["new_env"].values(), depends_on)
+                 if isinstance(value, str) and value.startswith("/")}
+        files = observed(folder, named, depends_on)
+        with translated_os_errors("write a cache entry in", folder, "CM_REPOS"):
+            _sync(folder)
+        try:
+            write_json(Path(folder, STATE_FILE), {**result, "folder": folder, "files": files})
+        except TypeError as error:
+            raise RecipeError(f"{script[0]} hands back what a cache entry cannot keep", cause=str(error),
+                              remedy="new_env and new_state may hold texts, numbers, lists and mappings") from error
+        meta = {
+            "alias": "", "uid": os.path.basename(folder), "automation_alias": CACHE_AUTOMATION[0],
+            "automation_uid": CACHE_AUTOMATION[1], "tags": list(dict.fromkeys(tags)),
+            "associated_script_artifact": f"{script[0]},{script[1]}", "associated_script_artifact_uid": script[1],
+            "version": result.get("version", ""), "asked_version": asked, "made_at": time.time(), _KEY: identity.key(),
+        }
+        write_json(Path(folder, _META_FILE), meta)
+        _sync_folder(folder)
+        index.add(self._cmind, meta, folder)
+
+    def _folder(self, identity: Identity, number: int) -> str:
+        return os.path.join(self.root, f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}")
+
+
+def _remove(folder: str) -> None:
+    import shutil  # a hit of the cache removes nothing, and need not pay for it
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: str) -> None:
+    """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
+    import ctypes
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+    except AttributeError:
+        os.sync()  # no Linux
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

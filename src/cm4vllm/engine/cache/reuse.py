@@ -1,0 +1,105 @@
+"""A cached script: the entry that stands for its run, or the run that makes the entry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.cache.entries import Damaged, Entry, Identity
+from cm4vllm.engine.cache.identity import cache_tags, identity_of
+from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.meta import PHASES
+from cm4vllm.engine.run.environment import merge_into
+from cm4vllm.engine.run.execution import Run, check_version, run_phase
+from cm4vllm.engine.run.request import flag
+from cm4vllm.engine.run.scope import Outcome, Scope
+from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.task import Task
+
+__all__ = ["from_cache"]
+
+Fresh = Callable[[Session, Task, Scope], Outcome]
+
+_VALIDATE = "validate_cache"
+#: Set by public scripts whose entry is of no use without a path elsewhere.
+_DEPENDENT = "CM_GET_DEPENDENT_CACHED_PATH"
+
+
+def from_cache(session: Session, task: Task, scope: Scope, fresh: Fresh) -> Outcome:
+    """Use the entry that fits; where none does, hold its lock and make it with `fresh`."""
+    cache, identity = session.cache, identity_of(task, scope, session.vault.is_secret)
+    again = flag(task.request.inputs, "new", "renew")
+    if not again and (entry := cache.find(identity, task.wanted)) is not None:
+        try:
+            return _used(session, task, scope, entry)
+        except Damaged:
+            pass  # found out once more, and told, with the lock held
+    with cache.lock(identity, session.tell):
+        cache.recover(identity)
+        entry = cache.find(identity, task.wanted)
+        if entry is not None and not again:
+            try:
+                return _used(session, task, scope, entry)
+            except Damaged as damage:
+                session.tell(f"{task.script.title()}: its cache entry is not what it was ({damage}); making it again")
+                cache.drop(entry)
+                entry = None
+        renews = entry is not None and flag(task.request.inputs, "renew")
+        with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
+            try:
+                return _made(session, task, identity, scope.but(folder=folder), fresh)
+            except CmError as error:
+                session.keep_logs(task.script, folder, error)
+                raise
+
+
+def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
+    """Return what an entry holds: only dynamic dependencies run. Raises Damaged."""
+    saved = entry.result()
+    current = Run(session, task, scope.but(env=dict(scope.env), deps=[], folder=entry.folder))
+    if os.path.isfile(os.path.join(task.script.folder, f"{_VALIDATE}.sh")):
+        _validate(current, str(saved.get("version", "")), entry)
+    session.tell(f"{task.script.title()} (from the cache: {entry.folder})", detail=task.request.is_dependency)
+    for phase in PHASES:
+        run_phase(current, phase, only_dynamic=True)
+    env, state = current.scope.env, merged(current.scope.state, saved["new_state"])
+    merge_into(env, saved["new_env"])
+    return Outcome(env, state, dict(saved["new_env"]), saved["new_state"],
+                   [*saved.get("deps", []), *current.scope.deps], str(saved.get("version", "")), cached=True)
+
+
+def _validate(current: Run, version: str, entry: Entry) -> None:
+    """Run the script's validate_cache.sh, after its dependencies; the entry is damaged when it fails or sees another
+    version than the entry's.
+    """
+    trial = Run(current.session, current.task, Scope.of(current.task))
+    trial.scope.folder = entry.folder
+    script = current.task.script
+    trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = script.folder
+    run_phase(trial, "deps")
+    try:
+        trial.native(_VALIDATE, trial.scope.env, entry.folder)
+        seen = str(trial.hook("detect_version").get("version") or "")
+    except CmError as error:
+        raise Damaged(f"{_VALIDATE}.sh: {error.what}") from error
+    if seen and version and seen != version:
+        raise Damaged(f"it is of version {version}, and {_VALIDATE}.sh sees {seen}")
+
+
+def _made(session: Session, task: Task, identity: Identity, scope: Scope, fresh: Fresh) -> Outcome:
+    """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
+    outcome = fresh(session, task, scope)
+    check_version(task, outcome.version)
+    vault, script = session.vault, task.script
+    versions = [f"version-{version}" for version in dict.fromkeys((task.wanted.version, outcome.version)) if version]
+    tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{script.uid}"]
+    kept = {key: value for key, value in outcome.new_env.items() if not vault.is_secret(key) and not vault.holds(value)}
+    for key in sorted(outcome.new_env.keys() - kept.keys()):
+        session.tell(f"note: {key} is or holds a secret, and is not kept in the cache")
+    session.cache.finish(
+        scope.folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
+        tags=[tag for tag in tags if not vault.holds(tag)], depends_on=str(outcome.env.get(_DEPENDENT, "")),
+        result={"new_env": kept, "new_state": vault.cleaned(outcome.new_state), "deps": outcome.deps,
+                "version": outcome.version})
+    return outcome

@@ -1,0 +1,121 @@
+"""All scripts of all registered repositories: found through cmind's index, or by a look at the folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.format.documents import has_meta
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta_store import KeptMetas
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.format.summaries import Summary
+
+__all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
+
+SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
+_SUMMARIES = "cm4vllm-scripts.json"
+_METAS = "cm4vllm-metas"
+#: To sort all scripts by their tags takes as long as so many looks at each of them.
+_FEW_LOOKUPS = 8
+
+
+class Catalogue:
+    """Scripts, each read at most once. `cmind` is the running CM, whose repositories and index are used."""
+
+    def __init__(self, cmind: Any) -> None:
+        self._cmind = cmind
+        self._read: dict[str, ScriptMeta] = {}
+        self._lookups = 0
+        self.metas = KeptMetas(os.path.join(cmind.repos_path, _METAS))
+
+    def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
+        """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
+        wanted = set(tags)
+        indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
+        return [script for script in indexed if wanted <= set(script.tags)] or [
+            self.script(one.path, one.repo) for one in self.summaries if wanted <= set(one.tags)]
+
+    def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
+        """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
+        return [self.script(one.path, one.repo) for one in self.summaries if name in (one.alias, one.uid)
+                and (not repo or repo in self._repo_names(one.repo))]
+
+    def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
+        """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
+        self._lookups += 1
+        narrowest = self._entries
+        if self._lookups > _FEW_LOOKUPS:
+            narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=narrowest)
+        return [(str(entry["path"]), str((entry.get("repo") or [""])[0])) for entry in narrowest
+                if wanted.issubset(entry.get("tags") or ()) and has_meta(entry["path"])]
+
+    @cached_property
+    def summaries(self) -> list[Summary]:
+        """What every readable script is called; of two with one UID the first in the order of the repositories."""
+        from cm4vllm.engine.format.summaries import summaries  # most runs find what they need in the index
+
+        found: dict[str, Summary] = {}
+        for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
+            if one.automation_uid == SCRIPT_AUTOMATION[1]:
+                found.setdefault(one.uid or one.path, one)
+        return list(found.values())
+
+    def all(self) -> list[ScriptMeta]:
+        """Return every readable script; of two with one UID the first in the order of the repositories."""
+        found = []
+        for one in self.summaries:
+            with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it tells what is wrong
+                found.append(self.script(one.path, one.repo))
+        return found
+
+    def script(self, folder: str, repo: str) -> ScriptMeta:
+        """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
+        if folder not in self._read:
+            self._read[folder] = load_script(folder, repo, self.metas.read)
+        return self._read[folder]
+
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
+        index = getattr(self._cmind, "index", None)
+        entries = (index.meta if index is not None else {}).get(SCRIPT_AUTOMATION[1], {})
+        # Each script stands twice in the index; the entry under its UID is the one that tells its alias.
+        return [entry for entry in entries.values() if isinstance(entry, dict) and "alias" in entry and "path" in entry]
+
+    @cached_property
+    def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for entry in self._entries:
+            for tag in entry.get("tags") or ():
+                found[tag].append(entry)
+        return found
+
+    def folders(self) -> Iterator[tuple[str, str]]:
+        """Yield the folders of all scripts, those of one UID included, each with the alias of its repository."""
+        return (found for found in self._candidates() if has_meta(found[0]))
+
+    def _candidates(self) -> Iterator[tuple[str, str]]:
+        for repo in self._cmind.repos.lst:
+            top = os.path.normpath(repo.path_with_prefix)
+            for automation in (name for name in _listed(top) if name.startswith("script")):
+                folder = os.path.join(top, automation)
+                for name in _listed(folder):
+                    yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
+
+    def _repo_names(self, alias: str) -> set[str]:
+        return {alias, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst
+                         if repo.meta.get("alias") == alias)}
+
+
+def _listed(folder: str) -> list[str]:
+    """Return the names in a folder; none where it cannot be read, which `cm doctor script` tells."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -1,0 +1,366 @@
+"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cm4vllm.common.errors import CmError, RecipeError
+from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
+from cm4vllm.engine.format.documents import merged, read_meta
+from cm4vllm.engine.format.value import Value
+from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS",
+           "VARIATION_KEYS", "Amendment", "Bring", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of",
+           "load_script", "split_tags"]
+
+#: The four moments at which dependencies run.
+PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
+
+Raw = Mapping[str, Any]
+
+
+def split_tags(tags: Any) -> tuple[str, ...]:
+    """Return tags given as a list or as comma-separated text, trimmed, without empty ones and without repeats."""
+    if isinstance(tags, bool):
+        return ()  # a flag without a value
+    words = tags.split(",") if isinstance(tags, str) else [str(tag) for tag in tags or ()]
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(str(item) for item in value or ())
+
+
+class Dependency(Value):
+    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names."""
+
+    tags: tuple[str, ...]
+    names: frozenset[str]
+    conditions: Conditions
+    env: Raw
+    wanted: Wanted
+    force_env_keys: tuple[str, ...]
+    force_new_env_keys: tuple[str, ...]
+    update_tags_from_env: tuple[str, ...]
+    update_tags_with_prefix: Mapping[str, tuple[str, ...]]
+    skip_inherit_groups: frozenset[str]
+    extra_cache_tags: tuple[str, ...]
+    inherit_variation_tags: bool
+    reuse_version: bool
+    dynamic: bool
+    force_cache: bool
+    skip_if_fake_run: bool
+    inputs: Raw
+    raw: Raw
+
+    @classmethod
+    def of(cls, raw: Raw) -> Dependency:
+        return cls(
+            tags=split_tags(raw.get("tags")),
+            names=frozenset(_texts(raw.get("names"))),
+            conditions=Conditions.of(raw),
+            env=raw.get("env") or {},
+            wanted=Wanted.of(raw),
+            force_env_keys=_texts(raw.get("force_env_keys")),
+            force_new_env_keys=_texts(raw.get("force_new_env_keys")),
+            update_tags_from_env=_texts(raw.get("update_tags_from_env")),
+            update_tags_with_prefix={prefix: _texts(keys) for prefix, keys in
+                                     (raw.get("update_tags_from_env_with_prefix") or {}).items()},
+            skip_inherit_groups=frozenset(_texts(raw.get("skip_inherit_variation_groups"))),
+            extra_cache_tags=split_tags(raw.get("extra_cache_tags")),
+            inherit_variation_tags=bool(raw.get("inherit_variation_tags")),
+            reuse_version=bool(raw.get("reuse_version")),
+            dynamic=bool(raw.get("dynamic")),
+            force_cache=bool(raw.get("force_cache")),
+            skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
+            inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
+            raw=raw,
+        )
+
+    def amended(self, change: Raw) -> Dependency:
+        """Return this dependency with `change` merged in: tags appended, mappings merged, all else replaced."""
+        rest = {key: value for key, value in change.items() if key != "tags"}
+        raw = merged(self.raw, rest)
+        if "tags" in change:
+            raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *split_tags(change["tags"]))))}
+        return Dependency.of(raw)
+
+
+DEPENDENCY_KEYS = frozenset({
+    "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
+    "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
+    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *CONDITION_KEYS, *VERSION_KEYS,
+})
+
+
+class Amendment(Value):
+    """A change to the dependencies that carry a name, under conditions of its own."""
+
+    name: str
+    change: Raw
+    conditions: Conditions
+
+
+def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendment, ...]:
+    """Read an `adr` or `ad` mapping: name -> what to merge into the dependencies of that name.
+
+    Raises `wrong` when it is none.
+    """
+    if not isinstance(raw, Mapping):
+        raise wrong(f"adr/ad must map names to changes, not be {raw!r}")
+    found = []
+    for name, change in raw.items():
+        for one in change if isinstance(change, list) else [change]:
+            if not isinstance(one, Mapping):
+                raise wrong(f"adr.{name} must name what is changed, and is {one!r}",
+                            remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2")
+            found.append(Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS},
+                                   Conditions.of(one)))
+    return tuple(found)
+
+
+class ConditionalUpdate(Value):
+    """One entry of update_meta_if_env."""
+
+    conditions: Conditions
+    env: Raw
+    state: Raw
+
+
+class Bring(Value):
+    """Something that a script's own code brings onto the machine; declared for the plan.
+
+    `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
+    which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what was
+    measured, 0 where nobody has; `measured` says on what.
+    """
+
+    what: str
+    how: str
+    requirements: str
+    package: str
+    shared: bool
+    disk_bytes: int
+    measured: str
+
+    @classmethod
+    def of(cls, raw: Raw) -> Bring:
+        return cls(str(raw.get("what") or ""), str(raw.get("how") or ""), str(raw.get("requirements") or ""),
+                   str(raw.get("package") or ""), bool(raw.get("shared")), int(raw.get("disk_bytes") or 0),
+                   str(raw.get("measured") or ""))
+
+
+BRING_KEYS = frozenset(Bring._fields)
+
+
+class Layer(Value):
+    """What the meta itself, each variation and each version can say alike."""
+
+    env: Raw
+    default_env: Raw
+    const: Raw
+    state: Raw
+    const_state: Raw
+    deps: Mapping[str, tuple[Dependency, ...]]
+    adr: tuple[Amendment, ...]
+    ad: tuple[Amendment, ...]
+    new_env_keys: tuple[str, ...]
+    new_state_keys: tuple[str, ...]
+    updates: tuple[ConditionalUpdate, ...]
+    script_name: str
+    default_version: str
+    docker: Raw
+    brings: tuple[Bring, ...]
+    promised_env_keys: tuple[str, ...]
+    made_by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, raw: Raw) -> Layer:
+        return cls(
+            env=raw.get("env") or {}, default_env=raw.get("default_env") or {}, const=raw.get("const") or {},
+            state=raw.get("state") or {}, const_state=raw.get("const_state") or {},
+            deps={phase: tuple(Dependency.of(entry) for entry in raw.get(phase) or () if entry.get("tags"))
+                  for phase in PHASES},
+            adr=amendments_of(raw.get("adr") or {}) + amendments_of(raw.get("add_deps_recursive") or {}),
+            ad=amendments_of(raw.get("ad") or {}) + amendments_of(raw.get("add_deps") or {}),
+            new_env_keys=_texts(raw.get("new_env_keys")), new_state_keys=_texts(raw.get("new_state_keys")),
+            updates=tuple(ConditionalUpdate(Conditions.of(entry), entry.get("env") or {}, entry.get("state") or {})
+                          for entry in raw.get("update_meta_if_env") or ()),
+            script_name=str(raw.get("script_name") or ""), default_version=str(raw.get("default_version") or ""),
+            docker=raw.get("docker") or {}, brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
+            promised_env_keys=_texts(raw.get("promised_env_keys")), made_by=_texts(raw.get("made_by")),
+        )
+
+
+LAYER_KEYS = frozenset({
+    "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
+    "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
+    "brings", "promised_env_keys", "made_by",
+})
+
+
+class Variation(Value):
+    """One variation as it is written; in a dynamic one (`name.#`) the value already stands for `#`."""
+
+    name: str
+    layer: Layer
+    group: str
+    is_default: bool
+    alias: str
+    base: tuple[str, ...]
+    default_variations: Mapping[str, str]
+    warnings: tuple[str, ...]
+    disk_space_mb: float
+    unknown: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, raw: Raw, value: str | None = None) -> Variation:
+        """Read a variation. With `value`, it replaces `#` in all texts of the variation."""
+        if value is not None:
+            raw = _filled(raw, value)
+        return cls(
+            name=name, layer=Layer.of(raw), group=str(raw.get("group") or ""), is_default=bool(raw.get("default")),
+            alias=str(raw.get("alias") or ""), base=_texts(raw.get("base")),
+            default_variations={str(k): str(v) for k, v in (raw.get("default_variations") or {}).items()},
+            warnings=_texts(raw.get("warnings")), disk_space_mb=float(raw.get("required_disk_space") or 0),
+            unknown=tuple(sorted(str(key) for key in raw if key not in VARIATION_KEYS)),
+        )
+
+
+VARIATION_KEYS = LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
+                                 "warnings", "default_gui"}
+
+
+def _filled(raw: Any, value: str) -> Any:
+    if isinstance(raw, str):
+        return raw.replace("#", value)
+    if isinstance(raw, list):
+        return [_filled(item, value) for item in raw]
+    if isinstance(raw, Mapping):
+        return {_filled(key, value): _filled(item, value) for key, item in raw.items()}
+    return raw
+
+
+class ScriptMeta(Value):
+    """A script: its meta, the folder where it lies and whose it is.
+
+    Of hundreds of variations and versions few are ever on: each is read when it is first asked for, and then kept.
+    """
+
+    alias: str
+    uid: str
+    folder: str
+    repo: str
+    tags: tuple[str, ...]
+    layer: Layer
+    variations: Mapping[str, Raw]
+    default_variation: str
+    versions: Mapping[str, Raw]
+    wanted: Wanted
+    input_mapping: Mapping[str, str]
+    input_description: Raw
+    cache: bool
+    can_force_cache: bool
+    strict_input: bool
+    sort: int
+    local_env_keys: tuple[str, ...]
+    clean_env_keys_post_deps: tuple[str, ...]
+    cache_tags_from_env: tuple[tuple[str, str], ...]
+    invalid_combinations: tuple[frozenset[str], ...]
+    valid_combinations: tuple[frozenset[str], ...]
+    env_key_mappings: Mapping[str, str]
+    shell_env_keys: tuple[str, ...]
+    secret_env_keys: tuple[str, ...]
+    clean_files: tuple[str, ...]
+    clean_output_files: tuple[str, ...]
+    files_on_error: tuple[str, ...]
+    env_at_the_end: Mapping[str, str]
+    warnings: tuple[str, ...]
+    tags_help: str
+    unknown: tuple[str, ...]
+    raw: Raw
+
+    @property
+    def path(self) -> Path:
+        """The folder, for those who do more with it than most runs do."""
+        from pathlib import Path
+
+        return Path(self.folder)
+
+    @cached_property
+    def _parts(self) -> dict[tuple[str, str | None], Variation | Layer]:
+        return {}
+
+    def variation(self, key: str, name: str, value: str | None = None) -> Variation:
+        """Return the variation defined as `key`, by the name that it goes by; `value` replaces its `#`."""
+        part = self._parts.get((name, value))
+        if not isinstance(part, Variation):
+            part = self._parts[name, value] = Variation.of(name, self.variations[key], value)
+        return part
+
+    def version(self, version: str) -> Layer | None:
+        """Return what the meta says of a version; None where it does not list it."""
+        if version not in self.versions:
+            return None
+        part = self._parts.get(("", version))
+        if not isinstance(part, Layer):
+            part = self._parts["", version] = Layer.of(self.versions[version])
+        return part
+
+    def title(self) -> str:
+        """Return what people call it: its tags_help without the command, or its alias."""
+        return self.tags_help.strip().strip('"') or self.alias or self.uid
+
+
+SCRIPT_KEYS = LAYER_KEYS | {
+    *VERSION_KEYS,
+    "alias", "uid", "automation_alias", "automation_uid", "tags", "variations", "default_variation", "versions",
+    "input_mapping", "input_description", "cache", "can_force_cache", "strict_input", "sort", "local_env_keys",
+    "clean_env_keys_post_deps", "extra_cache_tags_from_env", "invalid_variation_combinations",
+    "valid_variation_combinations", "clean_files", "clean_output_files", "print_files_if_script_error",
+    "print_env_at_the_end", "warnings", "tags_help", "category", "category_sort", "name", "developers",
+    "docker_input_mapping", "env_key_mappings", "tests", "gui", "required_disk_space", "min_cm_version", "customize",
+    "variation_groups_order", "copyright", "shell_env_keys", "secret_env_keys",
+}
+
+
+def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) -> ScriptMeta:
+    """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
+    raw = read(folder)
+    try:
+        return _script(raw, folder, repo)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(f"the meta of {folder} has a part of the wrong shape", cause=str(error)) from error
+
+
+def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
+    return ScriptMeta(
+        alias=str(raw.get("alias") or ""), uid=str(raw.get("uid") or ""), folder=folder, repo=repo,
+        tags=split_tags(raw.get("tags")), layer=Layer.of(raw), variations={
+            str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
+        default_variation=str(raw.get("default_variation") or ""),
+        versions={str(name): version or {} for name, version in (raw.get("versions") or {}).items()},
+        wanted=Wanted.of(raw), input_mapping=raw.get("input_mapping") or {},
+        input_description=raw.get("input_description") or {}, cache=bool(raw.get("cache")),
+        can_force_cache=bool(raw.get("can_force_cache")), strict_input=bool(raw.get("strict_input")),
+        sort=int(raw.get("sort") or 0), local_env_keys=_texts(raw.get("local_env_keys")),
+        clean_env_keys_post_deps=_texts(raw.get("clean_env_keys_post_deps")),
+        cache_tags_from_env=tuple((str(entry["env"]), str(entry.get("prefix") or ""))
+                                  for entry in raw.get("extra_cache_tags_from_env") or ()),
+        invalid_combinations=tuple(frozenset(_texts(entry))
+                                   for entry in raw.get("invalid_variation_combinations") or ()),
+        valid_combinations=tuple(frozenset(_texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
+        env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
+        shell_env_keys=_texts(raw.get("shell_env_keys")), secret_env_keys=_texts(raw.get("secret_env_keys")),
+        clean_output_files=_texts(raw.get("clean_output_files")),
+        clean_files=_texts(raw.get("clean_files")), files_on_error=_texts(raw.get("print_files_if_script_error")),
+        env_at_the_end=raw.get("print_env_at_the_end") or {}, warnings=_texts(raw.get("warnings")),
+        tags_help=str(raw.get("tags_help") or ""),
+        unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)), raw=raw,
+    )

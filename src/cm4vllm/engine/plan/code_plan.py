@@ -1,0 +1,67 @@
+"""What a recipe's own code will do, as the hook `plan` of its customize.py says: which keys it sets, what it runs.
+
+    def plan(i):
+        return {"return": 0, "env": {"CM_KEY": "value"}, "steps": [{"name": "model", "tags": "get,ml-model,_tiny"}]}
+
+The hook gets `i["env"]`, the keys whose values are known before the run, and `i["input"]`, the flags. It starts and
+writes nothing, and raises what `preprocess` raises for the same input. What it returns is all that the recipe's code
+changes: a key that it does not name keeps the value that it has.
+
+A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
+
+    unknown   the keys of its environment whose values only the run can give, each with where its value comes from
+    only_if   in words, what decides whether it is run at all
+    notes     further lines about it
+    brings    what it brings onto the machine beyond what its own meta says, in the form of a meta's `brings`
+    data      the step as its recipe has it, for programs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError
+from cm4vllm.engine.format.meta import Bring, Dependency
+from cm4vllm.engine.format.value import Value
+
+__all__ = ["CodePlan", "PlannedStep"]
+
+_KEYS = frozenset({"name", "tags", "env", "unknown", "only_if", "notes", "brings", "data"})
+
+
+class PlannedStep(Value):
+    """One script that a recipe's own code will run. `entry` holds its tags and its environment."""
+
+    name: str
+    entry: Dependency
+    unknown: Mapping[str, str]
+    only_if: str
+    notes: tuple[str, ...]
+    brings: tuple[Bring, ...]
+    data: Any
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> PlannedStep:
+        """Read a step. Raises RecipeError for a key that no step has, and for a step without tags."""
+        if strange := sorted(raw.keys() - _KEYS):
+            raise RecipeError(f"a step has no key {strange[0]!r}", remedy=f"known: {', '.join(sorted(_KEYS))}")
+        if not raw.get("tags"):
+            raise RecipeError(f"the step {raw.get('name', '')!r} has no tags")
+        return cls(
+            name=str(raw.get("name") or ""), entry=Dependency.of({"tags": raw["tags"], "env": raw.get("env") or {}}),
+            unknown=raw.get("unknown") or {}, only_if=str(raw.get("only_if") or ""),
+            notes=tuple(map(str, raw.get("notes") or ())),
+            brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()), data=raw.get("data"))
+
+
+class CodePlan(Value):
+    """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order."""
+
+    env: Mapping[str, Any]
+    steps: tuple[PlannedStep, ...]
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> CodePlan:
+        """Read what a hook returned. Raises RecipeError."""
+        return cls(env=result.get("env") or {}, steps=tuple(map(PlannedStep.of, result.get("steps") or ())))

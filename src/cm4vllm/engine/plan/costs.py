@@ -1,0 +1,58 @@
+"""What scripts bring onto the machine, as their metas declare it: for the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cm4vllm.engine.format.meta import Bring, ScriptMeta
+from cm4vllm.engine.format.versions import Wanted
+from cm4vllm.engine.plan.unknowns import in_words
+from cm4vllm.engine.run.python_packages import listed, missing_of, needs
+
+__all__ = ["Brought", "brought_by", "size_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """One thing that a run would bring. `disk_bytes` is 0 where nobody has measured it."""
+
+    how: str
+    what: str
+    disk_bytes: int
+    measured: str
+
+    def __str__(self) -> str:
+        size = f"{size_text(self.disk_bytes)} on disk" if self.disk_bytes else "size not known before"
+        return f"{self.how} {self.what} ({size}{f', {self.measured}' if self.disk_bytes and self.measured else ''})"
+
+
+def brought_by(script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted) -> tuple[Brought, ...]:
+    """Return what a run of the script would bring; nothing for Python packages that are there already."""
+    return tuple(brought for bring in brings if (brought := _brought(script, bring, wanted)))
+
+
+def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None:
+    what, size = bring.what, bring.disk_bytes
+    if bring.package:
+        condition = wanted.pip_text()
+        if bring.shared and not needs(bring.package, condition):
+            return None
+        what = f"{what or 'the package'} {bring.package}{condition}"
+    elif bring.requirements:
+        path = (script.path / bring.requirements).resolve()
+        packages = missing_of(path) if bring.shared else [name for name, _ in listed(path)]
+        if not packages:
+            return None
+        what = f"{what}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
+    return Brought(bring.how, in_words(what), size, bring.measured)
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes as people read it: 2.6 GB, 140 MB, 12 kB."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

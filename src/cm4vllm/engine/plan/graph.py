@@ -1,0 +1,201 @@
+"""A plan on paper: a tree for a terminal, JSON for programs, Mermaid for a page."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from cm4vllm.engine.cache.listing import age_text
+from cm4vllm.engine.plan.costs import Brought, size_text
+from cm4vllm.engine.plan.plan import Node, Status
+
+__all__ = ["as_json", "as_mermaid", "as_tree", "summary"]
+
+_ORDER = (Status.CACHED, Status.REUSED, Status.MAKE, Status.RUN, Status.OPEN, Status.FAILS)
+_CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make", Status.RUN: "run",
+            Status.OPEN: "open", Status.FAILS: "fails"}
+
+
+def as_tree(root: Node) -> str:
+    """Return the tree with the statuses in a column of their own, and what is brought at the end.
+
+    What was shown before is not unfolded again. A dependency without any of its own, of which nothing else is to be
+    said, is not even named again: it is counted below the tree.
+    """
+    again: Counter[str] = Counter()
+    rows = list(_rows(root, "", "", set(), again))
+    room = max(shutil.get_terminal_size((120, 24)).columns - 50, 60)
+    width = min(max(len(left) for left, right in rows if right), room)
+    lines = [f"{left:<{width}}  {right}".rstrip() for left, right in rows]
+    named = [f"{name} ({times}x)" for name, times in again.most_common()]
+    return "\n".join([*lines, "", *([f"met again: {', '.join(named)}"] if named else []), *summary(root)])
+
+
+def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str],
+          ) -> Iterator[tuple[str, str]]:
+    key = _key(node)
+    told = bool(node.children) and key in shown
+    shown.add(key)
+    yield first + _title(node), _state(node) + (", as above" if told else "")
+    children = [] if told else [child for child in node.children if not _is_left_out(child, shown, again)]
+    below = rest + ("│  " if children else "   ")
+    for detail in _details(node):
+        yield below + detail, ""
+    for child in children:
+        last = child is children[-1]
+        yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown, again)
+
+
+def _is_left_out(node: Node, shown: set[tuple[Any, ...]], again: Counter[str]) -> bool:
+    """Tell whether nothing is lost without a node, and count it if so."""
+    left_out = node.why == "deps" and not node.children and not _details(node) and _key(node) in shown
+    if left_out:
+        again[_name(node)] += 1
+    return left_out
+
+
+def _key(node: Node) -> tuple[Any, ...]:
+    """Return what makes two nodes look the same from here on."""
+    return (node.script.path if node.script else node.tags, node.variations, node.status, node.asked,
+            tuple((child.tags, child.status) for child in node.children))
+
+
+def _title(node: Node) -> str:
+    mark = "" if node.why in ("deps", "asked for") else f"{node.why}: "
+    if node.name:
+        mark = f"{node.why} {node.name}: "
+    return mark + _name(node)
+
+
+def _name(node: Node) -> str:
+    """Return the tags as asked, with the variations that were not asked for but are on in brackets."""
+    asked = {tag.removeprefix("_") for tag in node.tags.split(",") if tag.startswith("_")}
+    implied = [f"_{name}" for name in node.variations if name not in asked]
+    version = f" {node.asked}" if node.asked else ""
+    return node.tags + version + (f" ({','.join(implied)})" if implied else "")
+
+
+def _state(node: Node) -> str:
+    if node.status is Status.CACHED and node.entry is not None:
+        version = f"{node.version or node.entry.version}, " if node.version or node.entry.version else ""
+        return f"cached ({version}{age_text(node.entry.made_at)} old)"
+    if node.status is Status.OPEN:
+        return "open"
+    if node.status is Status.FAILS and node.error is not None:
+        return f"FAILS: {node.error.what}"
+    return node.status + (f" {node.version}" if node.version and node.version not in node.asked else "")
+
+
+def _details(node: Node) -> list[str]:
+    facts = node.open_facts if node.status is Status.OPEN else ()
+    lines = [f"depends on {', '.join(facts)}"] if facts else []
+    lines += [condition for condition in node.only_if if condition.removeprefix("depends on ") not in facts]
+    if node.entry is not None:
+        lines.append(f"in {node.entry.folder}")
+    if node.added_by:
+        lines.append(f"because of _{node.added_by}")
+    may = "may " if node.status is Status.OPEN else ""
+    lines += [f"{may}{brought}" for brought in node.brings]
+    lines += node.notes
+    return lines
+
+
+def summary(root: Node) -> list[str]:
+    """Return what is to run, and what that brings onto the machine."""
+    certain = Counter(node.status for node, sure in root.walk() if sure)
+    maybe = sum(1 for _, sure in root.walk() if not sure)
+    counted = ", ".join(f"{certain[status]} {status}" for status in _ORDER if certain[status])
+    lines = [f"scripts: {counted}" + (f"; {maybe} more, depending on the run" if maybe else "")]
+    lines += _brought_lines("brings", _all_brought(root, certain=True))
+    lines += _brought_lines("may bring", _all_brought(root, certain=False))
+    return lines
+
+
+def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
+    sure = [brought for node, is_sure in root.walk() if is_sure and node.status is not Status.OPEN
+            for brought in node.brings]
+    if certain:
+        return list(dict.fromkeys(sure))
+    return list(dict.fromkeys(brought for node, _ in root.walk() for brought in node.brings if brought not in sure))
+
+
+def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
+    if not brought:
+        return []
+    known = [one.disk_bytes for one in brought if one.disk_bytes]
+    unknown = len(brought) - len(known)
+    most = "up to " if label.startswith("may") else ""
+    total = f"{most}{size_text(sum(known))} on disk" if known else ""
+    rest = f"{unknown} of a size not known before" if unknown else ""
+    return [f"{label}: {'; '.join(filter(None, [total, rest]))}", *(f"  {one}" for one in brought)]
+
+
+def as_json(root: Node) -> dict[str, Any]:
+    """Return the plan as plain data."""
+    return {"plan": _as_json(root, certain=True), "summary": {
+        "scripts": {status.value: sum(1 for node, sure in root.walk() if sure and node.status is status)
+                    for status in _ORDER},
+        "uncertain": sum(1 for _, sure in root.walk() if not sure),
+        "brings": [_brought_json(one) for one in _all_brought(root, certain=True)],
+        "may_bring": [_brought_json(one) for one in _all_brought(root, certain=False)],
+    }}
+
+
+def _brought_json(brought: Brought) -> dict[str, Any]:
+    return {"how": brought.how, "what": brought.what, "disk_bytes": brought.disk_bytes or None,
+            "measured": brought.measured or None}
+
+
+def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
+    certain = certain and not node.only_if
+    script, entry = node.script, node.entry
+    return {
+        "tags": node.tags,
+        "script": {"alias": script.alias, "uid": script.uid, "path": str(script.path), "repository": script.repo}
+        if script else None,
+        "variations": list(node.variations), "version_asked": node.asked or None,
+        "version": node.version or (entry.version if entry else "") or None,
+        "why": {"phase": node.why, "of": node.parent or None, "name": node.name or None, "data": node.data,
+                "names": list(node.names), "env": dict(node.env),
+                "variation": node.added_by or None, "only_if": list(node.only_if)},
+        "certain": certain, "status": node.status.value, "depends_on": list(node.open_facts),
+        "entry": str(entry.folder) if entry else None, "brings": [_brought_json(one) for one in node.brings],
+        "notes": list(node.notes), "error": str(node.error) if node.error else None,
+        "children": [_as_json(child, certain=certain and node.status is not Status.OPEN) for child in node.children],
+    }
+
+
+def as_mermaid(root: Node) -> str:
+    """Return a Mermaid flowchart: an arrow for each dependency, dashed where a run decides."""
+    lines = ["flowchart LR"]
+    ids: dict[tuple[Any, ...], str] = {}
+    edges: dict[tuple[str, str, str], None] = {}
+
+    def visit(node: Node) -> str:
+        key = (node.script.path if node.script else node.tags, node.variations, node.asked)
+        if key not in ids:
+            ids[key] = f"n{len(ids)}"
+            label = f"{_name(node)}<br/>{_state(node)}"
+            lines.append(f"  {ids[key]}[\"{_escaped(label)}\"]:::{_CLASSES[node.status]}")
+        for child in node.children:
+            name = "" if child.why == "deps" else child.why
+            name = ", ".join(filter(None, [child.name or name, *child.only_if]))
+            edges.setdefault((ids[key], visit(child), ("~" if child.only_if else "-") + name))
+        return ids[key]
+
+    visit(root)
+    for start, end, label in edges:
+        arrow = "-.->" if label[0] == "~" else "-->"
+        text = f"|\"{_escaped(label[1:])}\"|" if label[1:] else ""
+        lines.append(f"  {start} {arrow}{text} {end}")
+    lines += ["  classDef cached fill:#e6f4ea,stroke:#34a853", "  classDef make fill:#fef7e0,stroke:#f9ab00",
+              "  classDef run fill:#e8f0fe,stroke:#4285f4", "  classDef open stroke-dasharray:4",
+              "  classDef fails fill:#fce8e6,stroke:#d93025"]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "#amp;").replace('"', "#quot;").replace("<br/>", "\0").replace("<", "#lt;").replace(
+        ">", "#gt;").replace("\0", "<br/>")

@@ -1,0 +1,388 @@
+"""What a run would do, found out without running anything of any script but its hook `plan`, and without writing.
+
+The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
+its keys become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
+exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
+(`code_plan.py`): those are known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.cache.entries import Damaged, Entry
+from cm4vllm.engine.cache.identity import identity_of
+from cm4vllm.engine.cache.listing import stored
+from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.meta import PHASES, Dependency, Layer, ScriptMeta
+from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.versions import Wanted
+from cm4vllm.engine.plan.code import code_of, has_plan, may_end_early, runs_scripts
+from cm4vllm.engine.plan.code_plan import CodePlan, PlannedStep
+from cm4vllm.engine.plan.costs import Brought, brought_by
+from cm4vllm.engine.plan.planned_task import Exports, Prospect, vocabulary_of
+from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
+from cm4vllm.engine.run.dependencies import amended
+from cm4vllm.engine.run.environment import merge_into
+from cm4vllm.engine.run.hooks import reworded, working_in
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.scope import remarks
+from cm4vllm.engine.run.selection import candidates, select
+from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
+
+__all__ = ["Node", "Status", "plan"]
+
+#: What stands in place of a branch that is not walked into again.
+_TOLD_ABOVE = "what it depends on is shown above"
+#: What an entry depends on that a script before makes under circumstances that only the run can tell.
+_MADE_BEFORE = "whether it was made before"
+#: Why a script is in the tree that another's own code runs.
+_STEP = "step"
+
+
+class Status(StrEnum):
+    """What a run would do with a script."""
+
+    CACHED = "cached"
+    REUSED = "made above"
+    MAKE = "to make"
+    RUN = "to run"
+    OPEN = "open"
+    FAILS = "fails"
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One script of the tree.
+
+    `why` is the phase of `parent` that asks for it, or "step" where the code of `parent` runs it; `name` and `data` are
+    that code's for it. `env` is what the asking entry sets, `added_by` the variation that brings the entry, `only_if`
+    what decides whether it takes part at all, `open_facts` what decides which script it is or which cache entry fits.
+    """
+
+    tags: str
+    why: str
+    parent: str = ""
+    name: str = ""
+    data: Any = None
+    names: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    added_by: str = ""
+    only_if: tuple[str, ...] = ()
+    status: Status = Status.OPEN
+    script: ScriptMeta | None = None
+    variations: tuple[str, ...] = ()
+    asked: str = ""
+    version: str = ""
+    entry: Entry | None = None
+    open_facts: tuple[str, ...] = ()
+    brings: tuple[Brought, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    error: CmError | None = None
+    children: list[Node] = field(default_factory=list)
+
+    def walk(self, certain: bool = True) -> Iterator[tuple[Node, bool]]:
+        """Yield this node and all below it, each with whether it is certain to take part."""
+        certain = certain and not self.only_if
+        yield self, certain
+        for child in self.children:
+            yield from child.walk(certain and self.status is not Status.OPEN)
+
+    def failure(self) -> CmError | None:
+        """Return the first error that the run is certain to meet."""
+        return next((node.error for node, certain in self.walk() if certain and node.error is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An entry that will be there once a node before has run."""
+
+    script: str
+    asked: str
+    certain: bool
+    exports: Exports
+
+
+def plan(session: Session, request: Request) -> Node:
+    """Return what a run of `request` would do. Raises CmError when the script that is asked for cannot be told."""
+    planner = _Planner(session)
+    root = Node(tags=request.title(), why="asked for")
+    planner.fill(root, lambda: request, certain=True)
+    if root.error is not None:
+        raise root.error
+    return root
+
+
+class _Planner:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.made: dict[str, _Made] = {}
+        #: Scripts of which an entry will be made under a key that only the run can tell.
+        self.made_unseen: set[str] = set()
+        self.stack: list[Prospect] = []
+        #: What has been walked into before.
+        self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
+        #: Which script tells a fact, by its key.
+        self.tellers: dict[str, str] = {}
+
+    def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool,
+             added: frozenset[str] = frozenset()) -> Exports:
+        """Fill in a node for what is asked for, with all below it, and return what it hands back.
+
+        `added` are facts whose values, if there are any, become tags.
+        """
+        try:
+            request = asked()
+            node.tags = in_words(request.title())
+            if facts := added | self.undetermined(request):
+                node.open_facts = self.words(facts)
+                node.brings = self.possibly_brought(request)
+                return Exports.of_patterns(self.patterns_of_any(request))
+            near = os.path.dirname(self.stack[-1].script.folder) if self.stack else self.session.near
+            node.script = select(self.session.catalogue, request, near)
+            return self.filled(node, asked, certain=certain)
+        except CmError as error:
+            if facts := facts_in(str(error)):
+                node.status, node.open_facts = Status.OPEN, self.words(facts)
+                return Exports.of_patterns(["*"])
+            node.status, node.error = Status.FAILS, error
+            return Exports()
+
+    def undetermined(self, request: Request) -> frozenset[str]:
+        """Return the facts without which it is not known which script is meant."""
+        facts = facts_in([request.tags, request.excluded_tags, request.excluded_variations])
+        if facts or not (in_variations := facts_in(request.variations)):
+            return facts
+        scripts = candidates(self.session.catalogue, request)
+        return frozenset() if any(known(script, request.variations) for script in scripts) else in_variations
+
+    def patterns_of_any(self, request: Request) -> list[str]:
+        """Return the patterns of what any of the scripts that may be meant hands back."""
+        if facts_in(request.tags):
+            return ["*"]
+        scripts = candidates(self.session.catalogue, request)
+        raws = [raw for script in scripts for raw in (script.raw, *script.variations.values())]
+        return [str(key) for raw in raws for key in raw.get("new_env_keys") or ()]
+
+    def possibly_brought(self, request: Request) -> tuple[Brought, ...]:
+        """Return what any of the scripts that may be meant brings, in any of its variations."""
+        if facts_in(request.tags):
+            return ()
+        found: dict[Brought, None] = {}
+        for script in candidates(self.session.catalogue, request):
+            layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
+            for layer in layers:
+                found |= dict.fromkeys(brought_by(script, layer.brings, request.wanted))
+        return tuple(found)
+
+    def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
+        assert node.script is not None  # noqa: S101 the caller has set it
+        globs: list[str] = []
+        if self.stack:
+            globs = self.stack[-1].all_globs
+            self.stack[-1].learn(vocabulary_of(node.script))
+        frame = Prospect(asked(), node.script, globs)
+        node.variations = tuple(map(in_words, frame.task.variations.names))
+        node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
+        node.notes += remarks(frame.task, frame.env)
+        key = self.settle(node, frame, certain=certain)
+        seen = (node.script.path, node.variations, node.status)
+        has_more = any(layer.deps[phase] for layer in frame.task.layers for phase in PHASES)
+        if not certain and has_more and seen in self.seen and node.status is not Status.CACHED:
+            # Below what need not happen nothing is exact, and a tree of such branches has no end.
+            node.notes.append(_TOLD_ABOVE)
+            return frame.exports(runs_code=True)
+        self.check_circle(frame)
+        self.seen.add(seen)
+        self.stack.append(frame)
+        try:
+            exports = self.below(node, frame, certain=certain)
+        finally:
+            self.stack.pop()
+        if key:
+            self.made[key] = _Made(frame.script.uid, frame.wanted.pip_text(), certain, exports)
+        for told in {*exports.open, *exports.assured}:
+            self.tellers[told] = node.script.title()
+        return exports
+
+    def check_circle(self, frame: Prospect) -> None:
+        same = [other for other in self.stack if other.script is frame.script
+                and other.task.variations.names == frame.task.variations.names]
+        if any(other.env == frame.env for other in same) or len(self.stack) >= DEEPEST:
+            raise depends_on_itself([other.script for other in [*self.stack, frame]])
+
+    # --- cached or not -----------------------------------------------------------------------------------------------
+
+    def settle(self, node: Node, frame: Prospect, *, certain: bool) -> str:
+        """Find a node's status; return the key of the entry that it would make."""
+        if not frame.is_kept:
+            node.status = Status.RUN
+            return ""
+        if flag(frame.request.inputs, "new", "renew"):
+            node.status = Status.MAKE
+            return ""
+        identity, wanted = identity_of(frame.asked, frame.scope), frame.wanted
+        if facts := facts_in([identity.variations, identity.inputs, identity.tags, wanted.pip_text()]):
+            if self.may_be_there(frame.script):
+                node.open_facts = self.words(facts)
+            else:
+                node.status = Status.MAKE
+            self.made_unseen.add(frame.script.uid)
+            return ""
+        key = identity.key()
+        if (entry := self.session.cache.find(identity, wanted)) is not None:
+            try:
+                entry.result()
+            except Damaged as damage:
+                node.notes.append(f"its cache entry is not what it was: {damage}")
+            else:
+                node.entry = entry
+                if (frame.script.path / "validate_cache.sh").is_file():
+                    node.open_facts = ("what its validate_cache.sh says of the entry",)
+                else:
+                    node.status = Status.CACHED
+                return ""
+        if (made := self.made.get(key)) is not None:
+            if (not wanted or made.asked == wanted.pip_text()) and made.certain:
+                node.status = Status.REUSED
+            else:
+                node.open_facts = ("its version",) if made.certain else (_MADE_BEFORE,)
+            return ""
+        if frame.script.uid in self.made_unseen:
+            node.open_facts = (_MADE_BEFORE,)
+            return ""
+        node.status = Status.MAKE
+        return key
+
+    def may_be_there(self, script: ScriptMeta) -> bool:
+        """Tell whether the cache has, or will have by now, any entry of this script."""
+        made = self.made_unseen | {made.script for made in self.made.values()}
+        return script.uid in made or any(
+            entry.script_uid == script.uid for entry in stored(Path(self.session.cache.root)))
+
+    # --- what is below -----------------------------------------------------------------------------------------------
+
+    def below(self, node: Node, frame: Prospect, *, certain: bool) -> Exports:
+        if node.status is Status.REUSED or node.status is Status.CACHED:
+            for phase in PHASES:
+                self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
+            return self.kept_exports(node, frame)
+        if not facts_in(str(frame.wanted)):
+            node.version = in_words(frame.settle_version())
+        brings = [bring for layer in frame.task.layers for bring in layer.brings]
+        node.brings = brought_by(frame.script, brings, frame.wanted)
+        certain = certain and node.status is not Status.OPEN
+        self.dependencies(node, frame, "deps", certain=certain)
+        source = code_of(frame.script)
+        if has_plan(source):
+            self.code(node, frame, certain=certain)
+        elif source:
+            if runs_scripts(source):
+                node.notes.append("its customize.py may run further scripts, which it does not name beforehand")
+            frame.blur()
+        early_end = ("only if preprocess does not end it early",) if may_end_early(source) else ()
+        self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
+        runs_shell = any(frame.script.path.glob(f"{frame.task.script_name or 'run'}*.sh"))
+        if runs_shell:
+            frame.blur()
+        for phase in ("posthook_deps", "post_deps"):
+            self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
+        return frame.exports(runs_code=(bool(source) and not has_plan(source)) or runs_shell)
+
+    def kept_exports(self, node: Node, frame: Prospect) -> Exports:
+        if node.entry is not None:
+            return Exports(known=node.entry.result()["new_env"])
+        return self.made[identity_of(frame.asked, frame.scope).key()].exports
+
+    # --- what its own code does --------------------------------------------------------------------------------------
+
+    def code(self, node: Node, frame: Prospect, *, certain: bool) -> None:
+        """Take in what the hook `plan` of a script says of its code. Raises what the run would raise there."""
+        hooks = self.session.hooks_of(frame.script)
+        with working_in(frame.request.folder), reworded(frame.script, frame.request):
+            said = CodePlan.of(hooks.call("plan", {"env": frame.known_env, "input": dict(frame.request.inputs)}))
+        merge_into(frame.env, said.env)
+        for step in said.steps:
+            self.step(node, frame, step, certain=certain)
+
+    def step(self, node: Node, frame: Prospect, step: PlannedStep, *, certain: bool) -> None:
+        """Add the node of a script that the code runs, and take what it hands back."""
+        entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
+        self.tellers.update(step.unknown)
+        conditions = (f"only if {step.only_if}",) if step.only_if else ()
+        child = Node(tags=in_words(",".join(entry.tags)), why=_STEP, parent=frame.script.title(), name=step.name,
+                     data=step.data, only_if=conditions, notes=list(step.notes),
+                     env={key: in_words(str(value)) for key, value in entry.env.items()})
+        node.children.append(child)
+        exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
+        if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
+            child.brings += brought_by(child.script, step.brings, frame.wanted)
+        frame.take(exports, certain=certain and not conditions)
+
+    def asked_by_code(self, frame: Prospect, entry: Dependency) -> Request:
+        """Return what a hook asks for: with its whole environment and the adr of its caller, and nothing else."""
+        asked = frame.asked_of(entry, "post_deps")
+        return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
+                         inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
+
+    def dependencies(self, node: Node, frame: Prospect, phase: str, *, certain: bool, only_dynamic: bool = False,
+                     only_if: tuple[str, ...] = ()) -> None:
+        for dependency in frame.scope.phases[phase]:
+            self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
+
+    def dependency(self, node: Node, frame: Prospect, dependency: Dependency, phase: str, *, certain: bool,
+                   only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
+        """Add the node of a dependency, unless it takes no part, and take what it hands back."""
+        taken, truth = self.changed(frame, dependency)
+        truth = both(truth, decide(taken.conditions, frame.env))
+        if truth is False or (only_dynamic and not taken.dynamic):
+            return
+        facts = truth if isinstance(truth, frozenset) else ()
+        conditions = (*only_if, *(f"depends on {fact}" for fact in self.words(facts)))
+        child = Node(
+            tags=in_words(",".join(taken.tags)), why=phase, parent=frame.script.title(),
+            names=tuple(sorted(taken.names)), added_by=self.origin(frame, dependency, phase), only_if=conditions,
+            env={key: in_words(str(value)) for key, value in taken.env.items()})
+        node.children.append(child)
+        child_certain = certain and not conditions
+        exports = self.fill(child, lambda: frame.asked_of(taken, phase), certain=child_certain,
+                            added=self.added_by_facts(frame, taken))
+        frame.take(exports, certain=child_certain)
+
+    def added_by_facts(self, frame: Prospect, dependency: Dependency) -> frozenset[str]:
+        """Return the facts that may add tags to a dependency, or may be empty and add none."""
+        keys = {*dependency.update_tags_from_env, *(key for keys in dependency.update_tags_with_prefix.values()
+                                                    for key in keys)}
+        return frozenset(key for key in keys for value in [dependency.env.get(key) or frame.env.get(key)]
+                         if facts_in(value) and not is_assured(value))
+
+    def changed(self, frame: Prospect, dependency: Dependency) -> tuple[Dependency, Truth]:
+        """Return a dependency with the changes that are certain, and the facts that decide about others."""
+        truth: Truth = True
+        changes = []
+        for change in frame.task.ad + frame.task.adr:
+            if change.name not in dependency.names:
+                continue
+            holds = decide(change.conditions, frame.env)
+            if isinstance(holds, frozenset):
+                truth = both(truth, holds)
+            elif holds:
+                changes.append(change.but(conditions=Conditions()))
+        return amended(dependency, changes, frame.env), truth
+
+    def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:
+        """Return the variation that brings a dependency; empty where the script itself does."""
+        for variation in frame.task.variations.layers:
+            if any(one is dependency for one in variation.layer.deps[phase]):
+                return in_words(variation.name)
+        return ""
+
+    def words(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Say of each fact which script tells it."""
+        return tuple(f"{key}, which {self.tellers[key]} tells" if key in self.tellers else key for key in sorted(keys))

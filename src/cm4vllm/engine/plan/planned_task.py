@@ -1,0 +1,140 @@
+"""A script as a plan sees it: its environment holds facts where only a run could tell the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cm4vllm.engine.format.meta import Dependency, ScriptMeta
+from cm4vllm.engine.format.versions import Wanted
+from cm4vllm.engine.plan.unknowns import assured, decide, facts_in, unknown
+from cm4vllm.engine.run.dependencies import request_for
+from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.task import Task
+
+__all__ = ["Exports", "Prospect", "vocabulary_of"]
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+_WILD = re.compile(r"[*?\[]")
+
+
+def vocabulary_of(script: ScriptMeta) -> frozenset[str]:
+    """Return all words of a meta that could be environment keys."""
+    return frozenset(_WORD.findall(repr(script.raw)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What a script hands back: `known` values, keys that it may or will set, and patterns of keys that it may set."""
+
+    known: Mapping[str, Any] = field(default_factory=dict)
+    open: frozenset[str] = frozenset()
+    assured: frozenset[str] = frozenset()
+    globs: tuple[str, ...] = ()
+
+    @classmethod
+    def of_patterns(cls, patterns: Iterable[str], promised: Iterable[str] = ()) -> Exports:
+        """Return what code hands back of which only the patterns are known."""
+        listed, kept = list(patterns), frozenset(promised)
+        return cls(open=frozenset(key for key in listed if not _WILD.search(key)) - kept, assured=kept,
+                   globs=tuple(key for key in listed if _WILD.search(key)))
+
+
+class Prospect:
+    """A task of which nothing is run, with a scope of its own that becomes what a run's would.
+
+    `globs` are patterns of keys that scripts before may have set by now. Raises UsageError as a task does.
+    """
+
+    def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
+        self.vocabulary = vocabulary_of(script)
+        self.globs: list[str] = []
+        self.inherited_globs = list(inherited_globs)
+        self.script = script
+        self.request = request
+        self.asked = Task.of(script, request)
+        self.task = self.asked
+        self.scope = self.composed()
+
+    def composed(self) -> Scope:
+        scope = Scope.of(self.task, lambda conditions, env: decide(conditions, env) is True)
+        for update in (update for layer in self.task.layers for update in layer.updates):
+            if not isinstance(decide(update.conditions, scope.env), bool):
+                scope.env.update({key: unknown(key) for key in update.env if key not in scope.const})
+        return scope
+
+    @property
+    def env(self) -> Env:
+        return self.scope.env
+
+    @property
+    def wanted(self) -> Wanted:
+        """What was asked for, the default version aside."""
+        return self.asked.wanted
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what the script makes is kept in the cache."""
+        return self.task.is_cached and not flag(self.request.inputs, "prepare")
+
+    def settle_version(self) -> str:
+        """Fall back to the default version, take in what the meta says of it, and return it."""
+        settled = self.task.settled()
+        if settled is not self.task:
+            self.task = settled
+            self.scope = self.composed()
+        return settled.wanted.version
+
+    @property
+    def known_env(self) -> Env:
+        """The keys whose values do not depend on the run."""
+        return {key: value for key, value in self.env.items() if not facts_in(value)}
+
+    def asked_of(self, dependency: Dependency, phase: str) -> Request:
+        """Return what a dependency is asked for, given the environment as it stands now."""
+        scope, task = self.scope, self.task
+        return request_for(
+            dependency, script=self.script, variations=task.variations, env=scope.env, const=scope.const,
+            state=scope.state, const_state=scope.const_state, adr=task.adr, phase=phase, folder=self.request.folder)
+
+    @property
+    def all_globs(self) -> list[str]:
+        return list(dict.fromkeys([*self.globs, *self.inherited_globs]))
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Put a fact at each of these keys that is absent but may have got a value."""
+        absent = [word for word in words if word not in self.env]
+        inherited = set(matching(absent, self.inherited_globs)) - set(matching(absent, LOCAL_KEYS))
+        self.env.update({key: unknown(key) for key in {*matching(absent, self.globs), *inherited}})
+
+    def take(self, exports: Exports, *, certain: bool) -> None:
+        """Merge what a script hands back; what may be so, but need not, becomes a fact."""
+        self.globs += exports.globs
+        self.env.update({key: unknown(key) for key in {*matching(self.env, exports.globs), *exports.open}})
+        self.env.update({key: assured(key) if certain else unknown(key) for key in exports.assured})
+        if certain:
+            merge_into(self.env, exports.known)
+        else:
+            self.env.update({key: unknown(key) for key, value in exports.known.items() if self.env.get(key) != value})
+        self.learn(self.vocabulary)
+        substitute_all(self.env)
+
+    def blur(self) -> None:
+        """Forget all values: code that has run may have changed any of them."""
+        self.globs = ["*"]
+        self.env.update({key: unknown(key) for key in self.env})
+        self.learn(self.vocabulary)
+
+    def exports(self, *, runs_code: bool) -> Exports:
+        """Return what the script hands back once all its dependencies are taken."""
+        if runs_code:
+            return Exports.of_patterns(self.task.new_env_keys, self.task.promised_env_keys)
+        known = exported(self.env, self.task.new_env_keys)
+        # Keys that a dependency may have set and that this script hands on; where both are patterns, take no chance.
+        open_ = Exports.of_patterns(self.task.new_env_keys)
+        return Exports(known=known, open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
+                       globs=open_.globs if self.all_globs else ())

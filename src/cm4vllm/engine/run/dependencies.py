@@ -1,0 +1,137 @@
+"""The dependencies of one script: which there are after all changes, and what each is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError, UsageError, nearest
+from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, split_tags
+from cm4vllm.engine.format.shapes import require_shapes
+from cm4vllm.engine.format.variations import Resolution
+from cm4vllm.engine.format.versions import ANY, Wanted
+from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
+from cm4vllm.engine.run.request import Request, parse_tags
+
+__all__ = ["Phases", "amended", "check_names", "collect", "request_for", "update_from"]
+
+Phases = dict[str, list[Dependency]]
+
+
+def collect(layers: Iterable[Layer], names: Sequence[str] = PHASES) -> Phases:
+    """Return the dependencies of all layers by phase.
+
+    One that a later layer adds replaces those of earlier layers with the same names, or, where it has none, with the
+    same tags and conditions. Within one layer, alternatives of the same names stand side by side.
+    """
+    phases: Phases = {phase: [] for phase in names}
+    for layer in layers:
+        for phase, present in phases.items():
+            earlier = list(present)
+            for new in layer.deps[phase]:
+                replaced = [n for n, old in enumerate(present) if old in earlier and _same(old, new)]
+                if replaced:
+                    present[replaced[0]] = new
+                    for n in reversed(replaced[1:]):
+                        del present[n]
+                else:
+                    present.append(new)
+    return phases
+
+
+def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
+    """Take in what a hook changed in the dependencies of i['meta']."""
+    for phase, present in phases.items():
+        raw = meta.get(phase)
+        if isinstance(raw, list) and raw != [dependency.raw for dependency in present]:
+            require_shapes("a script, as its customize.py changed it,", {phase: raw})
+            present[:] = [Dependency.of(entry) for entry in raw if entry.get("tags")]
+
+
+def _same(old: Dependency, new: Dependency) -> bool:
+    if new.names:
+        return old.names == new.names
+    return not old.names and set(old.tags) == set(new.tags) and old.conditions == new.conditions
+
+
+def check_names(script: ScriptMeta, phases: Phases, amendments: Sequence[Amendment]) -> None:
+    """Raise UsageError when an `ad` names a dependency that this script has not."""
+    names = {name for deps in phases.values() for dep in deps for name in dep.names}
+    for amendment in amendments:
+        if amendment.name not in names:
+            raise UsageError(f"{script.title()} has no dependency named {amendment.name!r}",
+                             remedy=nearest(amendment.name, names) or "it has no named dependencies")
+
+
+def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mapping[str, Any]) -> Dependency:
+    """Return a dependency with all changes for its names whose conditions hold, in their order."""
+    for amendment in amendments:
+        if amendment.name in dependency.names and amendment.conditions.hold(env):
+            dependency = dependency.amended(substitute(amendment.change, env))
+    return dependency
+
+
+def request_for(
+    dependency: Dependency, *, script: ScriptMeta, variations: Resolution, env: Mapping[str, Any],
+    const: Mapping[str, Any], state: Mapping[str, Any], adr: tuple[Amendment, ...], phase: str, folder: str,
+    const_state: Mapping[str, Any] | None = None,
+) -> Request:
+    """Return what a dependency is asked for, given its parent's environment at this moment."""
+    own_env = {key: as_text(substitute(value, {**dependency.env, **env})) for key, value in dependency.env.items()}
+    tags = [*dependency.tags]
+    for prefix, keys in dependency.update_tags_with_prefix.items():
+        for key in keys:
+            value = str(own_env.get(key) or env.get(key) or "").strip()
+            if value:
+                tags += split_tags(prefix + value)
+    for key in dependency.update_tags_from_env:
+        tags += split_tags(_as_tags(env.get(key)))
+    script_tags, excluded_tags, chosen, excluded = parse_tags(substitute(tags, env))
+    if dependency.inherit_variation_tags:
+        inherited = variations.inheritable(dependency.skip_inherit_groups)
+        chosen = tuple(dict.fromkeys((*chosen, *(name for name in inherited if name not in excluded))))
+    child_env = _inherited(dependency, script, env, phase)
+    merge_into(child_env, own_env)
+    if not script_tags:
+        raise RecipeError(f"a dependency of {script.title()} names variations only", cause=", ".join(dependency.tags))
+    inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
+    if dependency.force_cache:
+        inputs["force_cache"] = True
+    extra_cache_tags = split_tags(substitute(list(dependency.extra_cache_tags), env))
+    if extra_cache_tags:
+        inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
+    nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
+    return Request(
+        tags=script_tags, excluded_tags=excluded_tags, variations=chosen, excluded_variations=excluded, env=child_env,
+        const=dict(const), state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
+        const_state=const_state or {}, adr=adr + _changes(nested_adr), wanted=_wanted(dependency, env),
+        extra_cache_tags=extra_cache_tags,
+        force_new_env_keys=dependency.force_new_env_keys, inputs=inputs, folder=folder, is_dependency=True,
+    )
+
+
+def _as_tags(value: Any) -> Any:
+    return value if isinstance(value, list) else str(value or "")
+
+
+def _changes(raw: Iterable[Any]) -> tuple[Amendment, ...]:
+    from cm4vllm.engine.format.meta import amendments_of
+
+    return tuple(amendment for one in raw if one for amendment in amendments_of(one))
+
+
+def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
+    local = script.clean_env_keys_post_deps if phase == "post_deps" else (*LOCAL_KEYS, *script.local_env_keys)
+    child = without(env, local)
+    forced = list(dependency.force_env_keys)
+    if dependency.reuse_version:
+        forced.append("CM_VERSION*")
+    child.update({key: env[key] for key in matching(env, forced)})
+    return child
+
+
+def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
+    wanted = dependency.wanted
+    return wanted if wanted is ANY else wanted.but(**{name: substitute(getattr(wanted, name), env)
+                              for name in ("version", "minimum", "maximum", "max_usable")})

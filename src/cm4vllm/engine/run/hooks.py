@@ -1,0 +1,158 @@
+"""customize.py: loaded once a run, called at its moments, and every way it can fail turned into one error."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cm4vllm.common.errors import CmError, NotWritable, RecipeError
+from cm4vllm.common.files import working_folder
+from cm4vllm.engine.format.meta import PHASES, ScriptMeta
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.run.execution import Run
+    from cm4vllm.engine.run.request import Request
+
+__all__ = ["Hooks", "hook_input", "reworded", "working_in"]
+
+_BITS = str(8 * struct.calcsize("P"))
+
+#: What public hooks ask of the machine.
+OS_INFO: Mapping[str, Any] = {
+    "platform": "darwin" if sys.platform == "darwin" else "linux", "bits": _BITS, "python_bits": _BITS,
+    "bat_ext": ".sh", "set_env": 'export ${key}="${value}"', "env_separator": ":", "env_var": "${env_var}",
+    "bat_rem": "# ${rem}", "run_local_bat": ". ./${bat_file}", "run_bat": ". ${bat_file}",
+    "run_local_bat_from_python": 'bash -c ". ./${bat_file}"', "set_exec_file": 'chmod 755 "${file_name}"',
+    "start_script": ["#!/bin/bash", ""], "env": {},
+}
+
+
+class _Artifact:
+    """What hooks get as i['artifact']."""
+
+    def __init__(self, path: str, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.meta = meta
+        self.original_meta = meta
+
+
+def hook_input(run: Run) -> dict[str, Any]:
+    """Return what a hook is called with: `env` and `state` are the run's own, all else is a copy.
+
+    The dependencies in `meta` are those of this run, variations included: what a hook changes in those that are still
+    to come takes effect. `run_script_input` goes back to the helpers of i['automation'].
+    """
+    session, task, scope = run.session, run.task, run.scope
+    meta = copy.deepcopy({key: value for key, value in task.script.raw.items() if key not in PHASES})
+    meta.update({phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
+                 for phase in PHASES if scope.phases[phase] or phase in task.script.raw})
+    path = task.script.folder
+    run_state = session.run_state(task, scope.deps)
+    shared = {"path": path, "env": scope.env, "state": scope.state, "const": scope.const, "meta": meta,
+              "os_info": copy.deepcopy(dict(OS_INFO)), "recursion_spaces": "  " * (len(session.scripts) - 1),
+              "script_tags": list(task.script.tags), "variation_tags": list(task.variations.names),
+              "run_state": run_state}
+    return {**shared, "input": {**task.request.inputs, "run_state": run_state},
+            "artifact": _Artifact(path, meta), "automation": session.automation, "customize": meta.get("customize", {}),
+            "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run}}
+
+
+@contextmanager
+def working_in(folder: str) -> Iterator[None]:
+    """Make `folder` the working directory for a while: hooks and helpers of the public format rely on it."""
+    before = working_folder()
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise NotWritable(f"{folder} cannot be worked in", cause=str(error.strerror),
+                          remedy="see that nothing removes it while a script runs") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the hook has removed it; what it returned or raised counts
+            os.chdir(before)
+
+
+@contextmanager
+def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
+    """Have an error that names a key which a flag gave name the flag instead."""
+    try:
+        yield
+    except CmError as error:
+        for typed, key in script.input_mapping.items():
+            if typed in request.inputs:
+                error.reworded(f"{key}=", f"--{typed}=")
+        raise
+
+
+class Hooks:
+    """The functions of one script's customize.py."""
+
+    def __init__(self, script: ScriptMeta) -> None:
+        self._title = script.title()
+        self._name = os.path.basename(script.folder)
+        self._path = os.path.join(script.folder, "customize.py")
+        self._module = self._load() if os.path.isfile(self._path) else None
+
+    def _load(self) -> ModuleType:
+        name = f"customize_{self._name.replace('-', '_')}"
+        spec = importlib.util.spec_from_file_location(name, self._path)
+        if spec is None or spec.loader is None:
+            raise RecipeError(f"{self._path} cannot be loaded")
+        module = importlib.util.module_from_spec(spec)
+        with self._explained("cannot be loaded"):
+            spec.loader.exec_module(module)
+        return module
+
+    def get(self, name: str) -> Callable[[dict[str, Any]], Any] | None:
+        """Return the hook of this name, if customize.py defines it."""
+        hook = getattr(self._module, name, None)
+        return hook if callable(hook) else None
+
+    def call(self, name: str, given: dict[str, Any]) -> Mapping[str, Any]:
+        """Call a hook and return its dictionary; an empty one when it is not defined.
+
+        Raises what it raises if that is a CmError, a CmError of its exit code when it returns one, and RecipeError with
+        file and line for everything else.
+        """
+        hook = self.get(name)
+        if hook is None:
+            return {}
+        with self._explained(f"{name} of {self._title} failed"):
+            result = hook(given)
+        if not isinstance(result, Mapping) or not isinstance(result.get("return"), int):
+            raise RecipeError(f"{name} of {self._title} returned {result!r}",
+                              cause=f"in {self._path}", remedy="it must return {'return': 0}")
+        if result["return"]:
+            raise CmError.again(result["return"], str(result.get("error") or f"{name} of {self._title} failed"))
+        return result
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (CmError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
+
+    def _where(self, error: BaseException) -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == self._path]
+        places = []
+        if own:
+            places.append(f"{self._path}:{own[-1].lineno}")
+        elif isinstance(error, SyntaxError) and error.filename:
+            places.append(f"{error.filename}:{error.lineno}")
+        last = frames[-1] if frames else None
+        if last is not None and (not own or last is not own[-1]) and not last.filename.startswith("<"):
+            places.append(f"{last.filename}:{last.lineno}")
+        return f"{type(error).__name__}: {error}\nat {', from '.join(places) or self._path}"

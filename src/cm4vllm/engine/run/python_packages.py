@@ -1,0 +1,194 @@
+"""The Python that recipes run in, and the packages it has or gets."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.processes import Completed, exit_in_words, run
+from cm4vllm.common.progress import step
+from cm4vllm.engine.format.versions import version_key
+
+__all__ = ["PipOptions", "Python", "env_name", "inspect_python", "installed_version", "listed", "missing_of",
+           "needs", "require_file", "require_package", "requirements_of"]
+
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#]*)")
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
+_CONDITION = re.compile(r"^(==|>=|<=|!=|>|<|~=)\s*([\w.+*!\-]+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A Python interpreter."""
+
+    path: Path
+    version: str
+    is_virtual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipOptions:
+    """How pip is called; empty texts leave its configuration as it is."""
+
+    index_url: str = ""
+    extra_index_url: str = ""
+    force: bool = False
+
+    def words(self) -> list[str]:
+        options = [("--index-url", self.index_url), ("--extra-index-url", self.extra_index_url)]
+        words = [word for name, value in options if value for word in (name, value)]
+        return [*words, "--force-reinstall"] if self.force else words
+
+
+def inspect_python(path: str = "") -> Python:
+    """Return the Python at `path`, or the one that runs this. Raises UsageError when it does not run."""
+    if not path or Path(path) == Path(sys.executable):
+        version = ".".join(map(str, sys.version_info[:3]))
+        return Python(Path(sys.executable), version, sys.prefix != sys.base_prefix)
+    code = "import sys; print(*sys.version_info[:3], sep='.'); print(sys.prefix != sys.base_prefix)"
+    try:
+        answer = run([path, "-c", code], timeout_s=30)
+    except OSError as error:
+        raise UsageError(f"{path} is not a Python", cause=str(error)) from error
+    lines = answer.output.split()
+    if not answer.ok or len(lines) < 2:
+        raise UsageError(f"{path} is not a Python", cause=answer.tail(5) or exit_in_words(answer.status))
+    return Python(Path(path), lines[-2], lines[-1] == "True")
+
+
+def env_name(package: str) -> str:
+    """Return a package's name as environment keys spell it: upper case, with underscores."""
+    return re.sub(r"[^A-Z0-9]", "_", package.upper())
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package in the running Python; empty when it is not there."""
+    from importlib import metadata  # costs more than all of the engine's own modules, and few runs need it
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def require_package(package: str, condition: str, options: PipOptions) -> dict[str, str]:
+    """Have a package in a version that `condition` allows (`==1.2`, `>=1,<=2`, or empty), and return {name: version}.
+
+    Raises UsageError without a name and InstallError when pip fails.
+    """
+    if not _PACKAGE.fullmatch(package):
+        raise UsageError(f"{package!r} is not the name of a package" if package else "which package?",
+                         remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy")
+    name = package.partition("[")[0]
+    if options.force or needs(package, condition):
+        _install([f"{package}{condition}"], f"install {package}{condition}", options)
+    return {name: installed_version(name)}
+
+
+def needs(package: str, condition: str) -> bool:
+    """Tell whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
+    return not _allowed(installed_version(package.partition("[")[0]), condition)
+
+
+def requirements_of(recipe: str) -> Path:
+    """Return the requirements.txt of the repository that a recipe belongs to: two folders above it."""
+    return Path(recipe).resolve().parents[1] / "requirements.txt"
+
+
+def require_file(requirements: Path, options: PipOptions) -> dict[str, str]:
+    """Have everything that a requirements file lists, and return {} ; pip runs only when something is missing.
+
+    Raises InstallError when the file is missing or pip fails.
+    """
+    if not requirements.is_file():
+        raise InstallError(f"there is no {requirements}", remedy="use a complete checkout, or pip install cm4vllm")
+    missing = missing_of(requirements)
+    if missing or options.force:
+        _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
+        if still := missing_of(requirements):
+            raise InstallError(f"pip ended well, but {', '.join(still)} is missing in {sys.executable}")
+    return {}
+
+
+def missing_of(requirements: Path) -> list[str]:
+    """Return the requirements of a file that the running Python does not fulfil.
+
+    Where pip installed cm4vllm itself, it also saw to what it needs, in versions that suit the rest of that Python.
+    """
+    present = _installed()
+    if "cm4vllm" in present:
+        return []
+    return [f"{name}{condition}" for name, condition in listed(requirements)
+            if not _allowed(present.get(_normalised(name), ""), condition)]
+
+
+def listed(requirements: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and condition of each package that a requirements file lists."""
+    for line in requirements.read_text().splitlines():
+        found = _REQUIREMENT.match(line.strip())
+        if found:
+            yield found[1], found[2].replace(" ", "")
+
+
+def _installed() -> dict[str, str]:
+    """Return all packages of the running Python from the names of their metadata, without reading them."""
+    present: dict[str, str] = {}
+    for folder in map(Path, sys.path):
+        if not folder.is_dir():
+            continue
+        # A pip without the package wheel, as venv gives on Debian 12, leaves egg-info where a package comes as source.
+        for info in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
+            name, _, rest = info.stem.partition("-")
+            present.setdefault(_normalised(name), rest.partition("-py")[0])
+    return present
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _allowed(version: str, condition: str) -> bool:
+    if not version:
+        return False
+    return all(_holds(version, part.strip()) for part in condition.split(",") if part.strip())
+
+
+def _holds(version: str, part: str) -> bool:
+    found = _CONDITION.match(part)
+    if not found:
+        return False  # not understood here: pip decides
+    sign, other = found.groups()
+    have, want = version_key(version), version_key(other)
+    if sign in ("~=", "!=") or "*" in other or "!" in other:
+        return False
+    if sign == "==":
+        return have == want and ("+" not in other or version == other)
+    return {">=": have >= want, "<=": have <= want, ">": have > want, "<": have < want}[sign]
+
+
+def _install(arguments: list[str], title: str, options: PipOptions) -> None:
+    with step(title):
+        done = run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
+                    *options.words(), *arguments])
+    importlib.invalidate_caches()
+    if not done.ok:
+        raise InstallError(f"cannot {title}", cause=f"pip ended with {exit_in_words(done.status)}:\n{done.tail(12)}",
+                           remedy=_remedy(done))
+
+
+def _remedy(done: Completed) -> str:
+    if "externally-managed-environment" in done.output:
+        return ("use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, "
+                "then run cm from ~/cm/bin")
+    if any(sign in done.output for sign in ("NewConnectionError", "Name or service not known", "Connection refused",
+                                            "Could not find a version", "ConnectTimeout", "Temporary failure")):
+        return ("no package index answered, or it does not have this version: check the network and `pip config list`, "
+                "or use a virtual environment in which the package is installed already")
+    if "Permission denied" in done.output:
+        return "use a virtual environment: this Python belongs to another user"
+    return f"try it by hand: {sys.executable} -m pip install ..."

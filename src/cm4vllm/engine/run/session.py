@@ -1,0 +1,281 @@
+"""One top-level run and all that belongs to it: what it prints, its scripts under way, what it cleans up at its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any
+
+from cm4vllm.common.errors import CmError, Interrupted, RecipeError
+from cm4vllm.common.progress import say, warn
+from cm4vllm.common.redaction import Vault, secret_flags
+from cm4vllm.engine.cache.entries import Cache
+from cm4vllm.engine.cache.index import protect
+from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
+from cm4vllm.engine.format.meta import ScriptMeta, split_tags
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.task import Task
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.run.guardian import Guardian
+    from cm4vllm.engine.run.hooks import Hooks
+
+__all__ = ["DEEPEST", "Session", "Stopped", "depends_on_itself"]
+
+#: Scripts under way at once; more of them go round in circles.
+DEEPEST = 40
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_MOST_LOGS = 50
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the run; like Ctrl-C, no handler of ordinary failures catches it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Session:
+    """State of a top-level run, shared with all runs inside it. `automation` is what hooks get as i['automation']."""
+
+    def __init__(self, automation: Any, inputs: Mapping[str, Any]) -> None:
+        self.automation = automation
+        self.vault = Vault()
+        self._inputs = inputs
+        self._typed = [str(word) for word in inputs.get("cmd") or ()]
+        self.vault.learn_words(self._typed)
+        protect(automation.cmind)
+        self.catalogue = Catalogue(automation.cmind)
+        self.cache = Cache(automation.cmind)
+        self._guardian: Guardian | None = None
+        self.started = time.monotonic()
+        self.verbose = flag(inputs, "v", "verbose")
+        self.silent = flag(inputs, "s", "silent") and not self.verbose
+        self.fake = flag(inputs, "fake_run")
+        self.no_deps = flag(inputs, "fake_deps")
+        self.ignores_errors = flag(inputs, "ignore_script_error")
+        self.keeps_files = flag(inputs, "dirty", "shell")
+        #: Tags of the scripts whose shell files are to be written down so that they run without CM; None: of none.
+        self.debugged = _debugged(inputs)
+        self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
+        #: The scripts under way, the innermost last, and what each was asked for.
+        self.scripts: list[ScriptMeta] = []
+        self._requests: list[Request] = []
+        #: One entry for each script that ended well: its tags -> UID, alias, variations, version and parent.
+        self.versions: list[dict[str, dict[str, str | None]]] = []
+        self._logs = os.path.join(automation.cmind.repos_path, "logs")
+        self._log_count = 0
+        repository = os.path.dirname(os.path.dirname(automation.path))
+        self._own_scripts = os.path.join(repository, SCRIPT_AUTOMATION[0])
+        self._hooks: dict[str, Hooks] = {}
+        self._cleanups: list[tuple[str, Callable[[], object]]] = []
+        self._failure: tuple[str, list[ScriptMeta]] = ("", [])
+
+    @property
+    def guardian(self) -> Guardian:
+        """What ends the native commands under way if this process is killed."""
+        if self._guardian is None:
+            from cm4vllm.engine.run.guardian import Guardian  # a hit of the cache starts no command
+
+            self._guardian = Guardian()
+        return self._guardian
+
+    @property
+    def output(self) -> IO[str]:
+        """Where a script's own output goes: not to standard output when that carries the result as JSON."""
+        return sys.stderr if self.as_json else sys.stdout
+
+    def tell(self, text: str, *, detail: bool = False) -> None:
+        """Print a line about the script under way; details only when asked for."""
+        if self.silent or (detail and not self.verbose):
+            return
+        say("  " * max(len(self.scripts) - 1, 0) + text)
+
+    def warn_of_typed_secrets(self) -> None:
+        """Say which flags of the command line hold a secret: others on the machine can list command lines."""
+        for typed, name in secret_flags(self._typed, self.vault).items():
+            self.tell(f"note: what is typed as {typed} shows in the list of processes and the shell's history; set "
+                      f"{name} as a variable of the environment instead: {name}=... cm run script ...")
+
+    @contextmanager
+    def with_typed_secrets(self) -> Iterator[None]:
+        """Have --env.HF_TOKEN=X do what HF_TOKEN=X before the command does, for all that runs inside."""
+        env = self._inputs.get("env")
+        typed = {key: str(value) for key, value in (env.items() if self._typed and isinstance(env, Mapping) else ())
+                 if self.vault.is_secret(str(key)) and "\0" not in str(value)}
+        before = {key: os.environ.get(key) for key in typed}
+        os.environ.update(typed)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
+
+    @property
+    def near(self) -> str:
+        """The folder of scripts to prefer: that of the script under way, or of this engine's own repository."""
+        return os.path.dirname(self.scripts[-1].folder) if self.scripts else self._own_scripts
+
+    def log_of(self, script: ScriptMeta) -> str:
+        """Return where a shell file's output is kept if it fails; of many logs the newest stay."""
+        if not self._log_count and os.path.isdir(self._logs):
+            for old in sorted(os.listdir(self._logs))[:-_MOST_LOGS]:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._logs, old))
+        self._log_count += 1
+        name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
+        return os.path.join(self._logs, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log")
+
+    def keep_logs(self, script: ScriptMeta, folder: str, error: CmError) -> None:
+        """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""
+        import shutil  # costs a hit of the cache more than it takes itself
+
+        with suppress(OSError):  # no folder, or no room: the error itself matters more
+            for name in sorted(name for name in os.listdir(folder) if name.endswith(".log")):
+                log = os.path.join(folder, name)
+                kept = f"{self.log_of(script).removesuffix('.log')}-{name}"
+                os.makedirs(self._logs, exist_ok=True)
+                shutil.move(log, kept)
+                error.reworded(log, kept)
+
+    def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
+        """Return what public hooks may read of the run as a whole."""
+        script = task.script
+        return {"parent": self._parent(), "deps": deps, "fake_deps": self.no_deps, "version_info": self.versions,
+                "script_id": f"{script.alias},{script.uid}", "script_tags": list(script.tags),
+                "script_variation_tags": list(task.variations.names), "script_repo_alias": script.repo}
+
+    def note_version(self, task: Task, version: str) -> None:
+        """Remember which version of a script took part, for --dump_version_info and the records of public scripts."""
+        script, names = task.script, task.variations.names
+        asked = ",".join((*(task.request.tags or script.tags), *(f"_{name}" for name in names)))
+        self.versions.append({asked: {
+            "script_uid": script.uid, "script_alias": script.alias, "script_tags": ",".join(script.tags),
+            "script_variations": ",".join(names), "version": version, "parent": self._parent()}})
+
+    def _parent(self) -> str | None:
+        if len(self.scripts) < 2:
+            return None
+        parent = self.scripts[-2]
+        return f"{parent.alias},{parent.uid}"
+
+    def hooks_of(self, script: ScriptMeta) -> Hooks:
+        """Return a script's hooks; its customize.py is loaded once a session."""
+        if script.folder not in self._hooks:
+            from cm4vllm.engine.run.hooks import Hooks
+
+            self._hooks[script.folder] = Hooks(script)
+        return self._hooks[script.folder]
+
+    @contextmanager
+    def under_way(self, script: ScriptMeta, request: Request) -> Iterator[None]:
+        """Note that a script runs, so that a failure can tell where it happened.
+
+        Raises RecipeError when the same is under way already: it would never end.
+        """
+        same = any(script is other and request.same_run(asked)
+                   for other, asked in zip(self.scripts, self._requests, strict=True))
+        self.scripts.append(script)
+        self._requests.append(request)
+        try:
+            if same or len(self.scripts) > DEEPEST:
+                raise depends_on_itself(self.scripts)
+            yield
+        except CmError as error:
+            if not self._failure[0] or self._failure[0] not in self.vault.clean(str(error)):
+                self._failure = (self.vault.clean(str(error)), list(self.scripts))
+            raise
+        finally:
+            self.scripts.pop()
+            self._requests.pop()
+
+    def at_the_end(self, title: str, cleanup: Callable[[], object]) -> None:
+        """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
+        self._cleanups.append((title, cleanup))
+
+    def explained(self, error: CmError) -> str:
+        """Return the text of an error that ends the run, with the way from the script that was asked for to it."""
+        text, stack = self.vault.clean(str(error)), self._failure[1]
+        if len(stack) < 2 or self._failure[0] not in text:
+            return text
+        from cm4vllm.engine.run.remedies import with_usable_flags
+
+        return f"{with_usable_flags(text, stack)}\n  in:     {' > '.join(script.title() for script in stack)}"
+
+    @contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Turn SIGTERM and SIGHUP into an exception, and call the cleanups when the block ends, however it ends.
+
+        Raises Interrupted when a signal or Ctrl-C ended it.
+        """
+        with _signals_as_exceptions(), self.vault.guarded_output():
+            try:
+                yield
+            except Stopped as stop:
+                raise _interrupted(stop.signum) from None
+            except KeyboardInterrupt:
+                raise _interrupted(signal.SIGINT) from None
+            finally:
+                self._clean_up()
+                if self._guardian is not None:
+                    self._guardian.close()
+
+    def _clean_up(self) -> None:
+        while self._cleanups:
+            title, cleanup = self._cleanups.pop()
+            try:
+                cleanup()
+            except KeyboardInterrupt:
+                warn(f"the cleanup of {title} was interrupted")
+            except Exception as error:
+                warn(f"the cleanup of {title} failed: {error}")
+
+
+def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
+    """Return the error for scripts that ask for each other in turn, the last one for itself."""
+    last = max((n for n, script in enumerate(scripts[:-1]) if script is scripts[-1]), default=0)
+    return RecipeError(f"{scripts[-1].title()} depends on itself",
+                       cause=" > ".join(script.title() for script in scripts[last:]),
+                       remedy="remove one of these dependencies, or give it a condition")
+
+
+def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:
+    if not flag(inputs, "debug_script", "debug_script_tags"):
+        return None
+    return frozenset(split_tags(inputs.get("debug_script_tags") or inputs.get("tags")))
+
+
+def _interrupted(signum: int) -> Interrupted:
+    name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+    error = Interrupted(f"the run was stopped by {name}", remedy="what is finished is kept: run the same command again")
+    error.exit_code = 128 + signum
+    return error
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def stop(signum: int, _frame: object) -> None:
+        raise Stopped(signum)
+
+    # A signal that is ignored stays so: nohup means it.
+    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS
+              if signal.getsignal(signum) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

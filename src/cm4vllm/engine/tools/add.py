@@ -1,0 +1,114 @@
+"""`cm add script`: a new recipe from a template, which lints clean and runs."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from cm4vllm.common.errors import CmError, NotFoundError, UsageError, nearest
+from cm4vllm.common.files import write_text
+from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
+from cm4vllm.engine.format.meta import split_tags
+from cm4vllm.engine.run.request import flag
+
+__all__ = ["add_script"]
+
+TEMPLATES = ("python", "shell")
+_ALIAS = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_TAG = re.compile(r"[A-Za-z0-9][\w.+-]*")
+
+
+def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
+    """Write a new recipe into a repository, and print its files and what to type next.
+
+    The repository is the one named (`repo:alias`), else the one around the current folder, else CM's local one.
+    """
+    try:
+        repo, alias = _named(automation.cmind, i)
+        tags = split_tags(i.get("tags")) or tuple(alias.split("-"))
+        kind = _template(i)
+        _check(Catalogue(automation.cmind), alias, tags)
+        folder = Path(repo.path_with_prefix) / SCRIPT_AUTOMATION[0] / alias
+        if folder.exists():
+            raise UsageError(f"{folder} is there already", remedy="choose another name, or remove it")
+        uid = secrets.token_hex(8)
+        written = _write(kind, folder, {
+            "alias": alias, "uid": uid, "tags": ", ".join(tags), "typed": ",".join(tags),
+            "category": str(i.get("category") or "Recipes"), "prefix": _prefix(alias)})
+    except CmError as error:
+        return {"return": error.exit_code, "error": str(error)}
+    _index(automation.cmind, repo, folder, alias, uid, tags)
+    if i.get("out") == "con":
+        print("\n".join(map(str, written)))
+        typed = ",".join(tags)
+        print(f"\ncm run script --tags={typed} --text=hello\ncm lint script {alias}\ncm test script {alias}")
+    return {"return": 0, "path": str(folder), "uid": uid, "alias": alias, "files": list(map(str, written))}
+
+
+def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
+    parsed = i.get("parsed_artifact") or []
+    if not parsed or not (alias := str(parsed[0][0])):
+        raise UsageError("which name shall the new script have?",
+                         remedy="for example: cm add script my-recipe --tags=my,recipe")
+    if not _ALIAS.fullmatch(alias):
+        raise UsageError(f"{alias!r} is no name for a script", cause="it names a folder and a Python module",
+                         remedy="use small letters, digits, '-', '_' and '.'")
+    repos = {str(repo.meta.get("alias", "")): repo for repo in cmind.repos.lst}
+    if len(parsed) > 1:
+        wanted = str(parsed[1][0] or parsed[1][1])
+        found = next((repo for name, repo in repos.items() if wanted in (name, repo.meta.get("uid"))), None)
+        if found is None:
+            raise NotFoundError(f"no repository {wanted!r} is registered", remedy=nearest(wanted, repos))
+        return found, alias
+    here = Path.cwd()
+    around = [repo for repo in repos.values() if here.is_relative_to(Path(repo.path).resolve())]
+    return (around[0] if around else repos["local"]), alias
+
+
+def _template(i: Mapping[str, Any]) -> str:
+    # `--python` and `--shell` are typed as well; the public engine's templates have such flags.
+    given = next((kind for kind in TEMPLATES if flag(i, kind)), str(i.get("template") or TEMPLATES[0]))
+    if given not in TEMPLATES:
+        raise UsageError(f"there is no template {given!r}", remedy=nearest(given, TEMPLATES))
+    return given
+
+
+def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(f"{tag!r} is no tag for a script", cause="_name asks for a variation, -name excludes",
+                             remedy="use letters, digits, '-', '_', '+' and '.', a letter or digit first")
+    for script in catalogue.all():
+        if script.alias == alias:
+            raise UsageError(f"there is a script {alias!r} already", cause=f"in {script.path}",
+                             remedy="choose another name")
+        if set(tags) <= set(script.tags):
+            raise UsageError(f"{script.alias} answers to {','.join(tags)} already", cause=f"it is in {script.path}",
+                             remedy="choose tags that no other script has together")
+
+
+def _prefix(alias: str) -> str:
+    return "CM_" + re.sub(r"[^A-Z0-9]", "_", alias.upper())
+
+
+def _write(kind: str, folder: Path, values: Mapping[str, str]) -> list[Path]:
+    written = []
+    templates = resources.files("cm4vllm.engine.tools").joinpath("templates", kind)
+    # The meta comes last: until then the folder is no script.
+    for source in sorted(templates.iterdir(), key=lambda source: source.name == "_cm.yaml.in"):
+        path = folder / source.name.removesuffix(".in")
+        write_text(path, Template(source.read_text()).substitute(values))
+        written.append(path)
+    return sorted(written)
+
+
+def _index(cmind: Any, repo: Any, folder: Path, alias: str, uid: str, tags: tuple[str, ...]) -> None:
+    if cmind.use_index:
+        meta = {"alias": alias, "uid": uid, "automation_alias": SCRIPT_AUTOMATION[0],
+                "automation_uid": SCRIPT_AUTOMATION[1], "tags": list(tags)}
+        cmind.index.add(meta, str(folder), (repo.meta.get("alias", ""), repo.meta.get("uid", "")), update=True)

@@ -1,0 +1,202 @@
+"""`cm dockerfile script` and `cm docker script`: a recipe in a container, with the engine inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import CmError, InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
+from cm4vllm.common.files import working_folder, write_text
+from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.progress import say
+from cm4vllm.common.redaction import secret_flags, vault
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.variations import resolve
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.selection import select
+
+__all__ = ["Container", "container_of", "docker_script", "write_context"]
+
+#: Debian with a Python that is new enough, which those of the systems that public metas name are not.
+_BASE_IMAGE = "python:3.12-slim-bookworm"
+_PACKAGES = ("bash", "build-essential", "ca-certificates", "git", "libnuma1")
+_INSIDE = "/home/cm"
+#: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+#: What goes in by name alone, so that no value stands in a file or on a command line.
+_PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "HTTPS_PROXY",
+           "NO_PROXY")
+#: What nobody wants in an image; applied where a repository is no git checkout.
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
+#: Flags that are about the container, not about the recipe.
+_OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What a recipe's container is made of: base image, words of the command, and words for `docker run`."""
+
+    script: ScriptMeta
+    image: str
+    base_image: str
+    command: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[str, Any]:
+    """Write a folder with a Dockerfile for the recipe asked for; with `run_it` also build the image and run it."""
+    checkout = Path(automation.path).parents[1]
+    try:
+        catalogue = Catalogue(automation.cmind)
+        script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
+        container = container_of(script, i)
+        folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
+        write_context(container, folder, _repositories(automation.cmind, checkout, script))
+        work = folder / "work"
+        with translated_os_errors("make", work, "--docker_folder"):
+            work.mkdir(exist_ok=True)
+        build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", container.image, str(folder)]
+        start = ["docker", "run", "--rm", "--volume", f"{work}:{_INSIDE}/work", *container.options, *_passed(i),
+                 container.image]
+        if i.get("out") == "con":
+            print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
+        if run_it and not flag(i, "no_run"):
+            _require_docker(folder)
+            _attached(build, "build")
+            _attached(start, "run")
+    except CmError as error:
+        return {"return": error.exit_code, "error": str(error)}
+    return {"return": 0, "dockerfile": str(folder / "Dockerfile"), "build": build, "run": start}
+
+
+def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
+    """Return the container for a script as it is asked for; `docker` of its meta and variations is heeded."""
+    request = Request.of(i, "")
+    described: dict[str, Any] = dict(script.layer.docker)
+    for variation in resolve(script, request.variations, request.excluded_variations).layers:
+        described = merged(described, dict(variation.layer.docker))
+    words = [word for word in i.get("cmd") or [f"--tags={','.join(_tags(request, script))}"]
+             if word.lstrip("-").partition("=")[0] not in _OWN]
+    if typed := secret_flags(words, vault()):
+        name = next(iter(typed.values()))
+        raise UsageError(f"{', '.join(typed)} would put a secret into an image that others can read",
+                         remedy=f"set it as a variable of the environment, {name}=... cm dockerfile script ...; "
+                         f"the container is handed {', '.join(_PASSED)}")
+    if "os" in described and "base_image" not in described:
+        say(f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
+            f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get")
+    return Container(
+        script=script, image=str(i.get("docker_image") or f"cm-{script.alias}"),
+        base_image=str(i.get("docker_base_image") or described.get("base_image") or _BASE_IMAGE),
+        command=("cm", "run", "cm4vllm:script", *words, "--quiet"), options=tuple(_options(described)))
+
+
+def _tags(request: Request, script: ScriptMeta) -> list[str]:
+    return [*(request.tags or script.tags), *(f"_{name}" for name in request.variations)]
+
+
+def _options(described: Mapping[str, Any]) -> Iterator[str]:
+    wanted = described.get("all_gpus")
+    if wanted in (True, "yes") or (wanted == "present" and _NVIDIA_DRIVER.exists()):
+        yield "--gpus=all"
+    if described.get("shm_size"):
+        yield f"--shm-size={described['shm_size']}"
+    if described.get("port_maps"):
+        yield from (f"--publish={mapping}" for mapping in described["port_maps"])
+    yield from (f"--volume={mount}" for mount in described.get("mounts") or () if "${{" not in mount)
+    yield from shlex.split(str(described.get("extra_run_args") or ""))
+
+
+def _passed(i: Mapping[str, Any]) -> list[str]:
+    """Return the words that hand variables to the container: those of _PASSED, and those that flags *_env name."""
+    named = (str(value) for flag_name, value in i.items() if flag_name.endswith("_env"))
+    return [word for name in (*_PASSED, *named) if os.environ.get(name) for word in ("--env", name)]
+
+
+def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, Path]:
+    """Return the repositories that go in: that of the engine first, then the script's, then those it may use."""
+    known = {str(repo.meta.get("alias", "")): Path(repo.path) for repo in cmind.repos.lst
+             if repo.meta.get("alias") not in ("local", "internal")}
+    engine = next((alias for alias, path in known.items() if path.resolve() == checkout.resolve()), "cm4vllm")
+    chosen = {engine: checkout}
+    if script.repo in known:
+        chosen.setdefault(script.repo, known[script.repo])
+    return chosen
+
+
+def write_context(container: Container, folder: Path, repositories: Mapping[str, Path]) -> None:
+    """Write Dockerfile and the repositories' files to `folder`. What git ignores is left out."""
+    with translated_os_errors("write", folder, "--docker_folder"):
+        shutil.rmtree(folder / "repos", ignore_errors=True)
+        for alias, path in repositories.items():
+            _copy(path, folder / "repos" / alias)
+    write_text(folder / "Dockerfile", dockerfile(container, list(repositories)))
+
+
+def _copy(source: Path, target: Path) -> None:
+    listed = run(["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]) if (
+        shutil.which("git") and (source / ".git").exists()) else None
+    if listed is None or not listed.ok:
+        try:
+            shutil.copytree(source, target, ignore=_LEFT_OUT, symlinks=True)
+        except shutil.Error as error:
+            raise RecipeError(f"{source} cannot be copied", cause=str(error.args[0][0][2])) from error
+        return
+    for name in filter(None, listed.output.split("\0")):
+        if (source / name).is_file():  # a file that is deleted but not committed is listed too
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name)
+
+
+def dockerfile(container: Container, aliases: Sequence[str]) -> str:
+    """Return the text of the Dockerfile; the first repository is the engine's."""
+    engine, *others = aliases
+    registered = " \\\n && ".join(f"cm add repo --path={_INSIDE}/repos/{alias}" for alias in [engine, *others])
+    return f"""\
+# {container.script.alias}, with the engine that runs it. Made by: cm dockerfile script
+FROM {container.base_image}
+ENV DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \\
+ && apt-get install --yes --no-install-recommends {' '.join(_PACKAGES)} \\
+ && rm -rf /var/lib/apt/lists/*
+# The owner of the files that a run leaves in the folder work, which is mounted.
+ARG UID=1000
+RUN useradd --non-unique --uid $UID --create-home --home-dir {_INSIDE} cm \\
+ && install --directory --owner=cm {_INSIDE}/work
+USER cm
+WORKDIR {_INSIDE}/work
+ENV CM_REPOS={_INSIDE}/CM PATH={_INSIDE}/venv/bin:$PATH
+COPY --chown=cm repos/ {_INSIDE}/repos/
+RUN python3 -m venv {_INSIDE}/venv \\
+ && pip install --no-cache-dir -r {_INSIDE}/repos/{engine}/requirements.txt
+RUN {registered}
+ENTRYPOINT {json.dumps(list(container.command))}
+"""
+
+
+def _require_docker(folder: Path) -> None:
+    written = f"the Dockerfile is in {folder}: build and run it where Docker is, with the two commands above"
+    if shutil.which("docker") is None:
+        raise InstallError("there is no docker here", remedy=written)
+    answer = run(["docker", "info"], timeout_s=30)
+    if not answer.ok:
+        raise InstallError("docker is installed, but its daemon does not answer", cause=answer.tail(2),
+                           remedy=f"start the daemon; {written}")
+
+
+def _attached(argv: Sequence[str], what: str) -> None:
+    """Run docker with this process's own terminal, and end it with this process."""
+    say(f"docker {what}")
+    status = subprocess.run(list(argv), check=False).returncode
+    if status:
+        raise RunFailed(f"docker {what} ended with {exit_in_words(status)}", cause=shlex.join(argv),
+                        remedy="its own output above tells why")

@@ -1,0 +1,236 @@
+"""`cm doctor script`: what is wrong with this machine's CM home, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
+from cm4vllm.engine.cache.listing import leftovers, size_of, stored
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.plan.costs import size_text
+from cm4vllm.engine.run.python_packages import missing_of
+from cm4vllm.engine.tools.lint import Linter
+from cm4vllm.engine.tools.register import engines_before, warning_about_engines
+
+__all__ = ["Level", "Symptom", "diagnose", "print_diagnosis"]
+
+_COMPILERS = ("cc", "gcc", "clang")
+#: The Python that the package needs; `requires-python` in pyproject.toml.
+_PYTHON = (3, 11)
+
+
+class Level(StrEnum):
+    """`wrong` keeps something from working, `odd` does not, `well` is as it should be."""
+
+    WELL = "ok"
+    ODD = "note"
+    WRONG = "WRONG"
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One thing that was looked at."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
+    """Print all symptoms, each with its remedy; the result is 1 when something is wrong."""
+    symptoms = list(diagnose(automation.cmind, Path(automation.path).parents[1]))
+    wrong = sum(symptom.level is Level.WRONG for symptom in symptoms)
+    if i.get("out") != "json":
+        width = max(len(symptom.subject) for symptom in symptoms)
+        for symptom in symptoms:
+            print(f"{symptom.level:<5}  {symptom.subject:<{width}}  {symptom.text}")
+            if symptom.remedy:
+                print(f"{'':<5}  {'':<{width}}  remedy: {symptom.remedy}")
+    result: dict[str, Any] = {"return": 0, "symptoms": [asdict(symptom) for symptom in symptoms]}
+    if wrong:
+        told = CmError(f"{wrong} of {len(symptoms)} checks found something wrong",
+                       remedy="the lines marked WRONG name one each")
+        result |= {"return": told.exit_code, "error": str(told)}
+    return result
+
+
+def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
+    """Yield what is found of Python, tools, home, repositories, engines, scripts, packages, disk and cache."""
+    home = Path(cmind.repos_path)
+    catalogue = Catalogue(cmind)
+    scripts = catalogue.all()
+    checks: dict[str, Callable[[], Iterable[Symptom]]] = {
+        "python": lambda: [_python()], "tools": _tools, "home": lambda: [_home(home)],
+        "repositories": lambda: _repositories(home), "index": lambda: _index(home),
+        "engine": lambda: [_engines(checkout, home)], "scripts": lambda: _scripts(catalogue, scripts),
+        "packages": lambda: [_packages(checkout)], "disk": lambda: [_disk(home, scripts)],
+        "cache": lambda: _cache(Path(Cache(cmind).root)),
+    }
+    for subject, check in checks.items():
+        try:
+            yield from check()
+        except CmError as error:
+            yield Symptom(Level.WRONG, subject, error.what, error.remedy)
+        except OSError as error:
+            yield Symptom(Level.WRONG, subject, f"{error.filename or home} cannot be used: {error.strerror}",
+                          "change its permissions")
+
+
+def _python() -> Symptom:
+    version = ".".join(map(str, sys.version_info[:3]))
+    text = f"{version} at {sys.executable}"
+    if sys.version_info < _PYTHON:
+        return Symptom(Level.WRONG, "python", text, f"use Python {'.'.join(map(str, _PYTHON))} or newer")
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        return Symptom(Level.WRONG, "python", f"{text} has no venv with pip, in which vLLM is installed",
+                       "install the package python3-venv of your system")
+    if sys.prefix == sys.base_prefix:
+        return Symptom(Level.ODD, "python", f"{text} is no virtual environment: packages go into the system's Python",
+                       "python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin")
+    return Symptom(Level.WELL, "python", text)
+
+
+def _tools() -> Iterator[Symptom]:
+    if (bash := shutil.which("bash")) is None:
+        yield Symptom(Level.WRONG, "bash", "there is none: no run.sh can be run", "install bash")
+    else:
+        yield Symptom(Level.WELL, "bash", bash)
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if found is None:
+        yield Symptom(Level.WRONG, "compiler", "there is no C compiler, which vLLM needs while it runs",
+                      "install gcc, for example: apt-get install gcc")
+    else:
+        yield Symptom(Level.WELL, "compiler", found)
+    if (git := shutil.which("git")) is None:
+        yield Symptom(Level.ODD, "git", "there is none: sources cannot be fetched", "install git")
+    else:
+        yield Symptom(Level.WELL, "git", git)
+
+
+def _home(home: Path) -> Symptom:
+    if not os.access(home, os.W_OK | os.X_OK):
+        return Symptom(Level.WRONG, "home", f"{home} cannot be written to",
+                       "change its permissions, or set CM_REPOS to another folder")
+    return Symptom(Level.WELL, "home", str(home))
+
+
+def _repositories(home: Path) -> Iterator[Symptom]:
+    path = home / "repos.json"
+    try:
+        listed = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        listed = []
+    except ValueError as error:
+        yield Symptom(Level.WRONG, "repositories", f"{path} is not JSON: {error}", "correct it, or remove it and "
+                      "register the repositories again: cm add repo --path=<folder>")
+        return
+    gone = [entry for entry in listed if not any((Path(entry) / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
+    for entry in gone:
+        yield Symptom(Level.WRONG, "repositories", f"{entry} holds no CM repository (cmr.yaml)",
+                      f"bring it back, or take its line out of {path} and type: cm reindex repo")
+    if not gone:
+        yield Symptom(Level.WELL, "repositories", f"{len(listed)} registered")
+
+
+def _index(home: Path) -> Iterator[Symptom]:
+    path = home / "index.json"
+    try:
+        index = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        yield Symptom(Level.ODD, "index", "not made yet: the next command makes it")
+        return
+    except ValueError as error:
+        yield Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
+        return
+    try:
+        paths = {str(artifact["path"]) for artifacts in index.values() for artifact in artifacts.values()}
+    except (AttributeError, TypeError, KeyError):
+        yield Symptom(Level.WRONG, "index", f"{path} is no index of CM", f"rm {path}")
+        return
+    gone = sorted(path for path in paths if not Path(path).is_dir())
+    if gone:
+        yield Symptom(Level.ODD, "index", f"{len(gone)} of {len(paths)} folders in it are gone, {gone[0]} for one",
+                      "cm reindex repo")
+    else:
+        yield Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
+
+
+def _engines(checkout: Path, home: Path) -> Symptom:
+    if others := engines_before(checkout, home):
+        return Symptom(Level.WRONG, "engine", f"that of {others[0]} comes before this one",
+                       " ".join(warning_about_engines(checkout, home).splitlines()[1:]))
+    return Symptom(Level.WELL, "engine", str(checkout))
+
+
+def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> Iterator[Symptom]:
+    findings = Linter(catalogue).duplicates()
+    for finding in findings:
+        yield Symptom(Level.ODD, "scripts", str(finding), "cm lint script tells more")
+    if not findings:
+        yield Symptom(Level.WELL, "scripts", f"{len(scripts)}, each with a UID of its own")
+
+
+def _packages(checkout: Path) -> Symptom:
+    path = checkout / "requirements.txt"
+    missing = missing_of(path) if path.is_file() else []
+    if missing:
+        return Symptom(Level.ODD, "packages", f"{len(missing)} of {path} are missing; the first recipe that needs them "
+                       "installs them", f"{sys.executable} -m pip install -r {path}")
+    return Symptom(Level.WELL, "packages", f"all of {path}")
+
+
+def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
+    free = shutil.disk_usage(home).free
+    largest, name = max(((bring.disk_bytes, script.alias) for script in scripts for layer in _layers(script)
+                         for bring in layer.brings), default=(0, ""))
+    text = f"{size_text(free)} free in {home}"
+    if free < largest:
+        return Symptom(Level.WRONG, "disk", f"{text}; {name} alone brings {size_text(largest)}",
+                       "free space there, or set CM_REPOS to a folder on another disk")
+    return Symptom(Level.WELL, "disk", text)
+
+
+def _layers(script: ScriptMeta) -> list[Layer]:
+    try:
+        return [script.layer, *(Layer.of(raw) for raw in script.variations.values())]
+    except (AttributeError, TypeError, ValueError):
+        return [script.layer]  # lint tells what is wrong with the variations
+
+
+def _cache(root: Path) -> Iterator[Symptom]:
+    entries = list(stored(root))
+    sound = True
+    for entry in entries:
+        if not (entry.folder / "cm-cached-state.json").exists():
+            sound = False
+            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) holds no result: it is not used",
+                          f"cm rm cache {entry.folder.name} -f")
+            continue
+        try:
+            Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
+        except Damaged as damage:
+            sound = False
+            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) is broken: {damage} is gone or altered;"
+                          " the next run makes it again", f"cm rm cache {entry.folder.name} -f")
+    for folder in leftovers(root):
+        sound = False
+        yield Symptom(Level.ODD, "cache", f"{folder} is unfinished ({size_text(size_of(folder))}): a run makes it now, "
+                      "or one was killed", f"if no run goes on: rm -r {folder}")
+    if sound:
+        yield Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(sum(map(_size, entries)))}")
+
+
+def _size(entry: Any) -> int:
+    return size_of(entry.folder)

@@ -1,0 +1,135 @@
+"""What a run leaves on request, so that others can see or repeat it: --save_env, --shell, --debug_script, --repro,
+--dump_version_info, --print_versions and --print_readme. Nothing of it holds a secret.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.redaction import Vault
+from cm4vllm.common.version import commit_of_this_repository
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.session import Session
+
+__all__ = ["debug_script", "leave", "shell_text"]
+
+_ENV_FILE = "tmp-env.sh"
+_DEBUG_FILE = "tmp-run-without-cm.sh"
+_VERSION_FILES = ("cm-run-script-versions.json", "version_info.json")
+
+
+def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], place: str) -> None:
+    """Write into the folder `place` what the flags of the top-level run ask for.
+
+    `result` is what that run returned, failed or not.
+    """
+    folder = Path(place)
+    if flag(i, "dump_version_info"):
+        for name in _VERSION_FILES:
+            write_json(folder / name, session.versions)
+    if flag(i, "print_versions"):
+        session.tell("versions:")
+        for found in (item for entry in session.versions for item in entry.values() if item["version"]):
+            session.tell(f"  {found['script_tags']}: {found['version']}")
+    if flag(i, "repro"):
+        _repro(session, i, result, folder)
+    if flag(i, "print_readme"):
+        write_text(folder / "README-cm.md", _readme(session, i, result))
+    if result["return"] == 0 and flag(i, "save_env", "shell"):
+        prefix = [str(line) for line in result["state"].get("script_prefix") or ()]
+        write_text(folder / _ENV_FILE, shell_text(result["new_env"], session.vault, prefix))
+        session.tell(f"environment: {folder / _ENV_FILE}")
+        if flag(i, "shell"):
+            _shell(session, folder)
+
+
+def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ()) -> str:
+    """Return a shell file that sets the keys of `env`, each value quoted; secret ones are only named."""
+    lines = ["#!/bin/bash", *prefix]
+    for key in sorted(env):
+        value = env[key]
+        name, separator = key, ":"
+        if key.startswith("+"):
+            name = key[1:]
+            if not (name[:1].isalpha() or name[:1] == "_"):
+                separator, name = name[:1], name[1:]
+        if not name.isidentifier():
+            continue
+        if vault.is_secret(name) or vault.holds(value):
+            lines.append(f"# {name} is or holds a secret: set it yourself")
+            continue
+        text = shlex.quote(separator.join(map(str, value)) if isinstance(value, list) else str(value))
+        rest = f'"${{{name}:+{separator}${name}}}"' if key.startswith("+") else ""
+        lines.append(f"export {name}={text}{rest}")
+    return "\n".join(lines) + "\n"
+
+
+def debug_script(session: Session, script: str, env: Mapping[str, Any], folder: str, prefix: Iterable[str]) -> None:
+    """Write a shell file that runs a script's shell file without CM."""
+    path = Path(folder, _DEBUG_FILE)
+    write_text(path, shell_text(env, session.vault, prefix) + f"\ncd {shlex.quote(folder)}\n"
+                                                              f". {shlex.quote(script)}\n")
+    session.tell(f"to run it without CM: bash {path}")
+
+
+def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], folder: Path) -> None:
+    clean = session.vault.cleaned
+    place = Path(str(i.get("repro_dir") or folder / "cm-repro"))
+    stem = str(i.get("repro_prefix") or "cm-run-script")
+    given = {key: value for key, value in i.items() if key not in ("parsed_automation", "parsed_artifact")}
+    info = {"cm4vllm": commit_of_this_repository(), "python": sys.version, "platform": platform.platform(),
+            "machine": platform.machine(), "command": _command(i),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    write_json(place / f"{stem}-input.json", clean(_plain(given)))
+    write_json(place / f"{stem}-info.json", clean(info))
+    write_json(place / f"{stem}-output.json", clean(_plain(result)))
+    write_json(place / f"{stem}-run-state.json", clean({"version_info": session.versions}))
+    write_text(place / f"{stem}-README-cm.md", _readme(session, i, result))
+    write_json(folder / "cm-output.json", clean({
+        "return": result["return"], "error": result.get("error", ""), "new_env": _plain(result.get("new_env", {})),
+        "new_state": _plain(result.get("new_state", {}))}))
+    session.tell(f"to repeat the run: {place}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with what JSON does not know as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _command(i: Mapping[str, Any]) -> str:
+    typed = [str(word) for word in i.get("cmd") or []]
+    if typed:
+        artifact = str(i.get("artifact") or "")
+        named = [artifact] if artifact and artifact not in typed else []
+        return shlex.join(["cm", str(i.get("action") or "run"), "script", *named, *typed])
+    return f"cm run script --tags={Request.of(i, '').title()}"
+
+
+def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    aliases = [str(repo.meta.get("alias", "")) for repo in session.automation.cmind.repos.lst]
+    lines = ["# How to repeat this run", "", "```bash",
+             *(f"cm pull repo {name}  # or: cm add repo --path=<folder>" for name in aliases
+               if name not in ("", "local", "internal")),
+             _command(i), "```", "", "## Steps", ""]
+    lines += [f"- `cm run script --tags={tags}`" for tags in result.get("deps", ())]
+    return session.vault.clean("\n".join(lines) + "\n")
+
+
+def _shell(session: Session, folder: Path) -> None:
+    if not sys.stdin.isatty():
+        session.tell("note: --shell needs a terminal; the environment is written only")
+        return
+    session.tell("a shell with this environment; `exit` ends it")
+    subprocess.run(["bash", "--rcfile", str(folder / _ENV_FILE), "-i"], cwd=folder, check=False)

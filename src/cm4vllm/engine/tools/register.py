@@ -1,0 +1,114 @@
+"""Registers a checkout in the CM home and tells when another script engine comes before its own.
+
+`python -m cm4vllm.engine.tools.register <folder of the checkout>` does both; `make setup` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import sys
+from pathlib import Path
+
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import write_json
+from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION
+from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
+
+__all__ = ["cm_home", "engines_before", "register", "warning_about_engines"]
+
+
+def cm_home() -> Path:
+    """Return the folder of repos.json and of the cache: CM_REPOS, or ~/CM."""
+    return Path(os.environ.get("CM_REPOS", "").strip() or Path.home() / "CM")
+
+
+def register(checkout: Path, home: Path | None = None) -> bool:
+    """Add a checkout to repos.json; tell whether it was not there yet. Raises UsageError when it is no CM repository.
+
+    cmind's index is removed when the list changes: cmind makes a new one at its next start.
+    """
+    home = home or cm_home()
+    checkout = checkout.resolve()
+    if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
+        raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
+    registered = _registered(home)
+    if checkout in registered:
+        return False
+    write_json(home / "repos.json", [*map(str, registered), str(checkout)])
+    (home / "index.json").unlink(missing_ok=True)
+    return True
+
+
+def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
+    """Return the repositories with a script engine of their own that cmind finds before that of `checkout`."""
+    home = home or cm_home()
+    checkout = checkout.resolve()
+    first: list[Path] = []
+    # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
+    for repository in [home / "repos" / "local", *_installed(), *_registered(home)]:
+        if repository == checkout:
+            return first
+        if _has_script_engine(repository):
+            first.append(repository)
+    return first
+
+
+def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
+    """Return what to tell a user whose `cm run script` would not reach the engine of `checkout`; empty if it does."""
+    others = engines_before(checkout, home)
+    if not others:
+        return ""
+    return (f"`cm run script` reaches the script engine of {others[0]}, which comes before {checkout.resolve()}.\n"
+            "Type `cm run cm4vllm:script --tags=...` instead, or put cm4vllm first in "
+            f"{(home or cm_home()) / 'repos.json'} and type `cm reindex repo`.")
+
+
+def _registered(home: Path) -> list[Path]:
+    path = home / "repos.json"
+    try:
+        listed = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise CmError(f"{path} is not JSON", cause=str(error), remedy="correct or remove it") from error
+    return [Path(entry) for entry in listed]
+
+
+def _installed() -> list[Path]:
+    found: list[Path] = []
+    for module in pkgutil.iter_modules():
+        if module.name.startswith("cm") and module.name != "cmind":
+            package = Path(str(getattr(module.module_finder, "path", ""))) / module.name
+            found += [folder for folder in (package, package / "repo") if (folder / "cmr.yaml").is_file()][:1]
+    return found[::-1]  # cmind puts each before the ones it found earlier
+
+
+def _has_script_engine(repository: Path) -> bool:
+    descriptor = repository / "cmr.yaml"
+    prefix = (read_yaml(descriptor) or {}).get("prefix") if descriptor.is_file() else ""
+    folder = repository / str(prefix or "") / "automation" / SCRIPT_AUTOMATION[0]
+    if not (folder / "module.py").is_file() or not has_meta(folder):
+        return False
+    return bool(read_meta(folder).get("uid") == SCRIPT_AUTOMATION[1])
+
+
+def main(argv: list[str]) -> int:
+    """Register the checkout that the command line names."""
+    if len(argv) != 1:
+        print("usage: python -m cm4vllm.engine.tools.register <folder of the checkout>", file=sys.stderr)
+        return UsageError.exit_code
+    try:
+        if register(Path(argv[0])):
+            print(f"registered {Path(argv[0]).resolve()} in {cm_home()}")
+        if warning := warning_about_engines(Path(argv[0])):
+            print(f"WARNING: {warning}", file=sys.stderr)
+    except CmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

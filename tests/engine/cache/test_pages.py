@@ -1,0 +1,83 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from cm4vllm.engine.cache.listing import age_text, size_of
+from cm4vllm.engine.plan.costs import size_text
+
+KEPT = ("def preprocess(i): __import__('pathlib').Path('made').write_bytes(bytes(5000)); "
+        "return {'return': 0, 'version': '1.2'}\n")
+
+
+@pytest.fixture
+def two(home):
+    for name in ("one", "two"):
+        home.script(f"get,{name}", {"cache": True, "new_env_keys": ["CM_X"], "env": {"CM_X": name}}, customize=KEPT)
+        home.run(f"get,{name}")
+    return home
+
+
+def test_show_tells_what_made_an_entry_its_size_and_its_age(two):
+    page = two.cli("show", "cache", "--tags=get,one", "--env").stdout
+    entry = next(path for path in two.entries() if "one" in (path / "_cm.json").read_text())
+    for text in ("* Tags: get,one", f"  Path: {entry}", "  Version: 1.2", "Made by: get-one", "kB", "CM_X=one",
+                 "1 entry, "):
+        assert text in page
+    assert "get,two" not in page
+    assert "2 entries" in two.cli("show", "cache").stdout
+    data = json.loads(two.cli("show", "cache", "--tags=get,one", "--out=json").stdout)["entries"]
+    assert data[0]["bytes"] == size_of(entry) > 5000
+
+
+def test_find_prints_paths_alone_where_a_program_reads(two):
+    lines = two.cli("find", "cache", "--tags=get").stdout.splitlines()
+    assert sorted(lines) == [str(path) for path in two.entries()]
+    assert "nothing is cached" in two.cli("show", "cache", "--tags=none").stdout
+
+
+def test_remove_by_tags(two):
+    done = two.cli("rm", "cache", "--tags=get,one", "-f")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Deleting CM artifact in ")
+    assert len(two.entries()) == 1
+    again = two.cli("rm", "cache", "--tags=get,one", "-f")
+    assert again.returncode == 16
+    assert "artifact(s) not found" in again.stderr
+    assert two.cli("rm", "cache", "-f").returncode == 0
+    assert two.cli("rm", "cache", "-f").returncode == 0
+    assert two.entries() == []
+    assert two.cli("find", "cache").stdout == ""
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(two):
+    done = two.cli("rm", "cache", "--tags=get")
+    assert done.returncode == 20
+    assert "add -f" in done.stderr
+    assert len(two.entries()) == 2
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"y\n", 0)])
+def test_a_person_is_asked_once(two, answer, left):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"], stdin=theirs,
+                               stdout=subprocess.PIPE, cwd=two.work, env=two.env)
+    os.write(ours, answer)
+    output, _ = process.communicate(timeout=60)
+    for handle in (ours, theirs):
+        os.close(handle)
+    assert output.decode().count("(y/N)") == 1
+    assert "Remove 2 entries, " in output.decode()
+    assert process.returncode == 0
+    assert len(two.entries()) == left
+
+
+def test_sizes_and_ages_in_words():
+    assert [size_text(size) for size in (0, 999, 1000, 12_345_678, 2_450_549_198)] == [
+        "0 B", "999 B", "1.0 kB", "12.3 MB", "2.5 GB"]
+    import time
+    now = time.time()
+    assert [age_text(now - seconds) for seconds in (5.5, 300, 7300, 200_000)] == ["5 s", "5 min", "2 h", "2 days"]

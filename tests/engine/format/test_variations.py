@@ -1,0 +1,122 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.engine.format import meta
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.variations import definition, resolve
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    def make(variations, **meta):
+        tmp_path.joinpath("_cm.yaml").write_text(yaml.safe_dump({"alias": "s", "variations": variations, **meta},
+                                                                sort_keys=False))
+        return load_script(str(tmp_path), "repo")
+    return make
+
+
+def names(resolution):
+    return list(resolution.names)
+
+
+def test_group_default_is_on_unless_another_of_the_group_is(script):
+    s = script({"a": {"group": "g", "default": True}, "b": {"group": "g"}})
+    assert names(resolve(s, [])) == ["a"]
+    assert names(resolve(s, ["b"])) == ["b"]
+    assert names(resolve(s, [], ["a"])) == []
+
+
+def test_two_of_one_group_exclude_each_other(script):
+    with pytest.raises(UsageError, match="_a and _b"):
+        resolve(script({"a": {"group": "g"}, "b": {"group": "g"}}), ["a", "b"])
+
+
+def test_base_comes_before_what_builds_on_it(script):
+    s = script({"top": {"base": ["mid"]}, "mid": {"base": ["low"]}, "low": {}})
+    assert names(resolve(s, ["top"])) == ["low", "mid", "top"]
+
+
+def test_a_base_of_itself_is_on_and_no_more(script):
+    s = script({"a": {"base": ["a"]}, "b": {"base": ["c"]}, "c": {"base": ["b"]}})
+    assert names(resolve(s, ["a"])) == ["a"]
+    assert names(resolve(s, ["b"])) == ["c", "b"]
+
+
+def test_excluded_base_is_an_error(script):
+    with pytest.raises(UsageError, match="builds on _low"):
+        resolve(script({"top": {"base": ["low"]}, "low": {}}), ["top"], ["low"])
+
+
+def test_dynamic_base_gives_way_to_another_value(script):
+    s = script({"top": {"base": ["size.1"]}, "size.#": {}})
+    assert names(resolve(s, ["top"])) == ["size.1", "top"]
+    assert names(resolve(s, ["top", "size.2"])) == ["top", "size.2"]
+
+
+def test_default_variations_override_a_group_default_but_not_a_choice(script):
+    s = script({"top": {"default_variations": {"g": "b"}}, "a": {"group": "g", "default": True}, "b": {"group": "g"},
+                "c": {"group": "g"}})
+    assert set(names(resolve(s, ["top"]))) == {"top", "b"}
+    assert set(names(resolve(s, ["top", "c"]))) == {"top", "c"}
+
+
+def test_alias_turns_on_its_target(script):
+    assert names(resolve(script({"short": {"alias": "long"}, "long": {}}), ["short"])) == ["long", "short"]
+
+
+def test_dynamic_value_replaces_the_sign_everywhere(script):
+    s = script({"package.#": {"env": {"NAME": "#"}, "deps": [{"tags": "get,x,_v.#"}]}})
+    variation = resolve(s, ["package.a.b"]).active[0]
+    assert variation.layer.env == {"NAME": "a.b"}
+    assert variation.layer.deps["deps"][0].tags == ("get", "x", "_v.a.b")
+
+
+@pytest.mark.parametrize("name", ["package", "package.", "package.x.", "package.#"])
+def test_dynamic_value_must_be_a_value(name):
+    assert definition({"package.#": {}}, name) == ""
+
+
+def test_combinations_apply_last_shorter_ones_first(script):
+    s = script({"a,b,c": {}, "a,b": {}, "a": {}, "b": {}, "c": {}})
+    assert [v.name for v in resolve(s, ["c", "b", "a"]).layers] == ["c", "b", "a", "a,b", "a,b,c"]
+
+
+def test_combination_with_a_dynamic_part(script):
+    s = script({"a,n.#": {"env": {"X": "#"}}, "a": {}, "n.#": {}})
+    assert resolve(s, ["a", "n.7"]).combinations[0].layer.env == {"X": "7"}
+
+
+def test_forbidden_combination(script):
+    s = script({"a": {}, "b": {}}, invalid_variation_combinations=[["a", "b"]])
+    with pytest.raises(UsageError, match="cannot be combined"):
+        resolve(s, ["a", "b"])
+
+
+def test_default_variation_is_on_when_none_is_asked_for(script):
+    s = script({"a": {}, "b": {}}, default_variation="a")
+    assert names(resolve(s, [])) == ["a"]
+    assert names(resolve(s, ["b"])) == ["b"]
+
+
+def test_unknown_variation_names_the_nearest(script):
+    with pytest.raises(UsageError) as caught:
+        resolve(script({"offline": {}, "server": {}}), ["ofline"])
+    assert "offline" in str(caught.value)
+
+
+def test_group_defaults_come_before_what_was_asked_for(script):
+    s = script({"asked": {}, "default": {"group": "g", "default": True}})
+    assert names(resolve(s, ["asked"])) == ["default", "asked"]
+
+
+def test_a_variation_is_read_once_and_only_when_it_is_on(script, monkeypatch):
+    read = []
+    original = meta.Variation.of
+    monkeypatch.setattr(meta.Variation, "of", lambda name, *rest: read.append(name) or original(name, *rest))
+    s = script({"a": {"base": ["b"]}, "b": {}, "v.#": {}, "a,b": {}, "off": {}})
+    for _ in range(2):
+        assert names(resolve(s, ["a", "v.1", "v.2"])) == ["b", "a", "v.1", "v.2"]
+    assert sorted(read) == ["a", "a,b", "b", "v.1", "v.2"]

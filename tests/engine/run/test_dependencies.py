@@ -1,0 +1,192 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.engine.format.conditions import Conditions
+
+SHOW = {"new_env_keys": ["CM_SEEN"], "variations": {"a": {}, "b": {}, "c": {}, "v.#": {}, "-odd": {}}}
+SEE = """
+def preprocess(i):
+    i["env"]["CM_SEEN"] = i["env"].get("CM_PART", "") + ",".join(i["variation_tags"])
+    return {"return": 0}
+"""
+
+
+@pytest.fixture
+def seen(home):
+    """Give a function that runs a script with one dependency, and returns the variations that it got."""
+    home.script("dep", SHOW, customize=SEE)
+
+    def run(dependency, *, meta=None, tags="", **given):
+        home.script("one", {"deps": [{"tags": "dep", **dependency}], "new_env_keys": ["CM_SEEN"], **(meta or {})})
+        result = home.run(f"one,{tags}", **given)
+        assert result["return"] == 0, result["error"]
+        return result["new_env"].get("CM_SEEN")
+    return run
+
+
+@pytest.mark.parametrize(("conditions", "env", "holds"), [
+    ({"enable_if_env": {"X": ["yes"]}}, {"X": "foo"}, True),
+    ({"enable_if_env": {"X": ["yes"]}}, {"X": "no"}, False),
+    ({"enable_if_env": {"X": ["yes"]}}, {}, False),
+    ({"enable_if_env": {"X": ["no"]}}, {}, True),
+    ({"enable_if_env": {"X": ["no"]}}, {"X": "off"}, True),
+    ({"enable_if_env": {"X": ["Offline"]}}, {"X": "offline"}, True),
+    ({"enable_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
+    ({"enable_if_env": {"X": [True]}}, {"X": "1"}, True),
+    ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, True),
+    ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a", "Y": "b"}, False),
+    ({"skip_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
+    ({"skip_if_any_env": {"X": ["no"]}}, {}, True),
+    ({"enable_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"Y": "b"}, True),
+    ({"enable_if_any_env": {"X": ["no"]}}, {}, False),
+])
+def test_conditions(conditions, env, holds):
+    assert Conditions.of(conditions).hold(env) is holds
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ((), ["HELLO", "SKIP_IF_ALL", "SKIP_IF_ANY"]),
+    (("t1",), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
+    (("t1", "t2"), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
+    (("t1", "t2", "t3"), ["HELLO", "ENABLE_IF_ALL", "ENABLE_IF_ANY"]),
+])
+def test_conditions_of_dependencies_together(home, flags, expected):
+    every = {f"CM_T{n}": ["yes"] for n in (1, 2, 3)}
+    home.script("say", {"variations": {"x.#": {"env": {"CM_SAY": "#"}}}}, run='echo "$CM_SAY" >> said')
+    home.script("conditions", {"input_mapping": {f"t{n}": f"CM_T{n}" for n in (1, 2, 3)}, "deps": [
+        {"tags": "say,_x.HELLO"}, {"tags": "say,_x.ENABLE_IF_ALL", "enable_if_env": every},
+        {"tags": "say,_x.SKIP_IF_ALL", "skip_if_env": every},
+        {"tags": "say,_x.ENABLE_IF_ANY", "enable_if_any_env": every},
+        {"tags": "say,_x.SKIP_IF_ANY", "skip_if_any_env": every}]})
+    assert home.run("conditions", **dict.fromkeys(flags, True))["return"] == 0
+    assert sorted((home.work / "said").read_text().split()) == sorted(expected)
+
+
+def test_environment_of_a_dependency_arrives_even_when_its_parent_has_none(seen):
+    assert seen({"env": {"CM_PART": "part"}}) == "part"
+
+
+def test_environment_of_a_dependency_is_filled_from_its_parent(seen):
+    assert seen({"env": {"CM_PART": "<<<CM_WHO>>>:"}}, env={"CM_WHO": "me"}) == "me:"
+
+
+def test_tags_from_the_environment(seen):
+    assert seen({"update_tags_from_env": ["CM_MORE"]}, env={"CM_MORE": "_a,_b"}) == "a,b"
+    assert seen({"update_tags_from_env": ["CM_MORE"]}) == ""
+    assert seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}}, env={"CM_V": "1.2"}) == "v.1.2"
+    assert seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}, "env": {"CM_V": "own"}},
+                env={"CM_V": "1.2"}) == "v.own"
+
+
+def test_variations_are_inherited(seen):
+    meta = {"variations": {"a": {}, "b": {"group": "g"}, "c": {}}}
+    assert seen({"inherit_variation_tags": True}, meta=meta, tags="_a,_b,_c") == "a,b,c"
+    assert seen({"inherit_variation_tags": True, "skip_inherit_variation_groups": ["g"]}, meta=meta,
+                tags="_a,_b,_c") == "a,c"
+    assert seen({"inherit_variation_tags": True, "tags": "dep,-_a,_-c"}, meta=meta, tags="_a,_b,_c") == "b"
+
+
+def test_adr_appends_tags_in_their_order_whatever_the_hash_seed(home):
+    home.script("dep", SHOW, customize=SEE)
+    home.script("one", {"deps": [{"tags": "dep,_c", "names": ["d"]}], "new_env_keys": ["CM_SEEN"]})
+    home.cli("run", "script", "--tags=one")
+    for seed in "1234":
+        done = home.cli("run", "script", "--tags=one", "--adr.d.tags=_v.1,_b,_a", "--print_env", PYTHONHASHSEED=seed)
+        assert "CM_SEEN=c,v.1,b,a\n" in done.stdout
+
+
+def test_adr_reaches_the_dependencies_of_dependencies_and_ignores_unknown_names(home):
+    home.script("dep", SHOW, customize=SEE)
+    home.script("mid", {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_SEEN"]})
+    home.script("one", {"deps": [{"tags": "mid"}], "new_env_keys": ["CM_SEEN"]})
+    result = home.run("one", adr={"d": {"tags": "_a"}, "nobody": {"tags": "_x"}})
+    assert result["new_env"]["CM_SEEN"] == "a"
+
+
+def test_ad_is_for_this_script_alone_and_names_must_be_known(home):
+    home.script("dep", SHOW, customize=SEE)
+    home.script("one", {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_SEEN"]})
+    assert home.run("one", ad={"d": {"tags": "_b"}})["new_env"]["CM_SEEN"] == "b"
+    result = home.run("one", ad={"e": {"tags": "_b"}})
+    assert result["return"] == 20
+    assert "'e'" in result["error"]
+
+
+def test_variation_changes_dependencies(seen):
+    meta = {"variations": {"v": {"adr": {"d": {"tags": "_a", "env": {"CM_PART": "adr:"}}}},
+                           "w": {"adr": {"d": {"tags": "_b", "enable_if_env": {"CM_ON": ["yes"]}}}}}}
+    assert seen({"names": ["d"]}, meta=meta, tags="_v") == "adr:a"
+    assert seen({"names": ["d"]}, meta=meta, tags="_w") == ""
+    assert seen({"names": ["d"]}, meta=meta, tags="_w", env={"CM_ON": "1"}) == "b"
+
+
+def test_dependency_of_a_variation_replaces_that_of_the_same_names(home):
+    home.script("dep", SHOW, customize=SEE)
+    home.script("one", {
+        "deps": [{"tags": "dep,_a", "names": ["d"], "enable_if_env": {"CM_ON": ["yes"]}},
+                 {"tags": "dep,_b", "names": ["d"], "skip_if_env": {"CM_ON": ["yes"]}}],
+        "variations": {"v": {"deps": [{"tags": "dep,_c", "names": ["d"]}]}}})
+    assert home.run("one")["deps"] == ["dep,_b"]
+    assert home.run("one", env={"CM_ON": "yes"})["deps"] == ["dep,_a"]
+    assert home.run("one,_v")["deps"] == ["dep,_c"]
+
+
+def test_versions_of_a_dependency_are_its_own(home):
+    home.script("dep", {"new_env_keys": ["CM_SEEN"]}, customize="""
+def preprocess(i):
+    i["env"]["CM_SEEN"] = i["env"].get("CM_VERSION", "none") + i["env"].get("CM_TMP_PIP_VERSION_STRING", "")
+    return {"return": 0}
+""")
+    home.script("plain", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_SEEN"]})
+    home.script("fixed", {"deps": [{"tags": "dep", "version": "1.2"}], "new_env_keys": ["CM_SEEN"]})
+    home.script("reused", {"deps": [{"tags": "dep", "reuse_version": True}], "new_env_keys": ["CM_SEEN"]})
+    home.script("limits", {"deps": [{"tags": "dep", "version_min": "1", "version_max": "2"}],
+                           "new_env_keys": ["CM_SEEN"]})
+    assert home.run("plain", version="3")["new_env"]["CM_SEEN"] == "none"
+    assert home.run("fixed", version="3")["new_env"]["CM_SEEN"] == "1.2==1.2"
+    assert home.run("reused", version="3")["new_env"]["CM_SEEN"] == "3==3"
+    assert home.run("limits")["new_env"]["CM_SEEN"] == "none>=1,<=2"
+
+
+def test_dependency_can_force_a_key_to_come_back(home):
+    home.script("dep", {"env": {"CM_X": "x"}})
+    home.script("one", {"deps": [{"tags": "dep", "force_new_env_keys": ["CM_X"]}], "new_env_keys": ["CM_X"]})
+    assert home.run("one")["new_env"] == {"CM_X": "x"}
+
+
+def test_dependency_hands_flags_to_its_script(home):
+    home.script("dep", {"input_mapping": {"who": "CM_WHO"}, "strict_input": True, "new_env_keys": ["CM_WHO"]})
+    home.script("one", {"deps": [{"tags": "dep", "who": "<<<CM_NAME_OF>>>"}], "new_env_keys": ["CM_WHO"],
+                        "default_env": {"CM_NAME_OF": "bob"}})
+    assert home.run("one")["new_env"]["CM_WHO"] == "bob"
+
+
+def test_fake_deps_records_tags_only(home):
+    home.script("dep", run="touch ran")
+    home.script("one", {"deps": [{"tags": "dep"}]})
+    assert home.run("one", fake_deps=True)["deps"] == ["dep"]
+    assert not (home.work / "ran").exists()
+
+
+def test_command_line_change_of_a_dependency(home):
+    home.script("detect,os")
+    home.script("one", {"deps": [{"tags": "detect,os", "names": ["detect-os"]}]})
+    assert home.cli("run", "script", "--tags=one", "--adr.detect-os.tags=detect,os").returncode == 0
+
+
+def test_print_deps_names_direct_dependencies(home):
+    home.script("detect,os")
+    home.script("one", {"deps": [{"tags": "detect,os"}]})
+    assert "cm run script --tags=detect,os" in home.cli("run", "script", "--tags=one", "--print_deps").stdout
+
+
+def test_imports_of_the_engine_stay_light():
+    code = ("import sys; import cm4vllm.engine.run.execution; "
+            "print([m for m in ('yaml', 'msgspec', 'rich', 'numpy', 'subprocess') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")})
+    assert done.stdout.strip() == "[]"
