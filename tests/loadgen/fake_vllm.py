@@ -34,6 +34,7 @@ class Fault(Enum):
     SLOW_HEADERS = auto()
     NOT_HTTP = auto()
     GARBAGE_MIDSTREAM = auto()
+    ABORTED = auto()
 
 
 def prompt(index: int) -> list[int]:
@@ -216,7 +217,8 @@ class FakeVllm:
 
     async def _whole(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self.behaviour.token_delay_s * len(tokens))
-        choice = self._choice(body, tokens, _reason(body, tokens), first=True)
+        tokens, reason = _ended(body, tokens, fault)
+        choice = self._choice(body, tokens, reason, first=True)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
         content = _compact({"id": "cmpl-1", "choices": [choice], "usage": self._usage(body, tokens, fault)})
@@ -269,12 +271,13 @@ class FakeVllm:
 
 def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour, fault: Fault) -> list[bytes]:
     """Return the events of a streamed answer, each with its `data:` prefix and blank line."""
+    tokens, last_reason = _ended(body, tokens, fault)
     groups = [tokens[:1]]
     step = behaviour.tokens_per_chunk
     groups += [tokens[i:i + step] for i in range(1, len(tokens), step)]
     events = []
     for index, group in enumerate(groups):
-        reason = _reason(body, tokens) if index == len(groups) - 1 else None
+        reason = last_reason if index == len(groups) - 1 else None
         choice = _choice(body, group, reason, behaviour.text, first=index == 0)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
@@ -289,8 +292,11 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
     return events
 
 
-def _reason(body: dict[str, Any], tokens: list[int]) -> str:
-    return "stop" if len(tokens) < body.get("max_tokens", 0) else "length"
+def _ended(body: dict[str, Any], tokens: list[int], fault: Fault) -> tuple[list[int], str]:
+    """Return the tokens of an answer and its finish_reason."""
+    if fault is Fault.ABORTED:  # as vLLM ends what was aborted at its side: with HTTP 200, and counts that match
+        return tokens[:(len(tokens) + 1) // 2], "abort"
+    return tokens, "stop" if len(tokens) < body.get("max_tokens", 0) else "length"
 
 
 def _choice(body: dict[str, Any], ids: list[int], reason: str | None, text: str, *, first: bool) -> dict[str, Any]:

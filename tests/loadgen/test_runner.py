@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from cm4vllm.common.errors import (
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen import runner
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
-from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, RunRecord
+from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
 from cm4vllm.loadgen.runner import run, settings_sha256
 from cm4vllm.serving import heartbeat
 
@@ -213,6 +214,47 @@ def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_setti
     assert time.monotonic() - begin < 30
     assert not (tmp_path / "run").exists()
     assert read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord).exit_code == ServerStuck.exit_code
+
+
+def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_before(tmp_path, make_settings):
+    import psutil
+
+    def crash():
+        while len(server.bodies) < 20:
+            time.sleep(0.01)
+        time.sleep(0.3)  # the cause of the failed request has been read
+        [process] = [child for child in psutil.Process().children() if "cm4vllm.loadgen.process" in child.cmdline()]
+        process.send_signal(signal.SIGSEGV)
+
+    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 19 else Fault.NONE)
+    with FakeVllm(behaviour) as server:
+        killer = threading.Thread(target=crash)
+        killer.start()
+        with pytest.raises(RunFailed, match="the LoadGen process ended by itself: killed by SIGSEGV") as failure:
+            run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
+        killer.join()
+    assert "a request had failed before: HTTP status 400: made to fail" in failure.value.cause
+    assert "Segmentation fault" in failure.value.cause
+    assert "loadgen/process.py" in failure.value.cause
+    record = read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord)
+    assert record.cause == failure.value.cause
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_why_answers_ended_is_recorded(tmp_path, make_settings, scenario):
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
+    whole = sum(len(expected_tokens(prompt(index), 128, 2)) == 128 for index in range(64))
+    assert record.client.finish_reasons == FinishReasons(stop=64 - whole, length=whole)
+    assert read_record(tmp_path / "run" / "run.json", RunRecord).client.finish_reasons == record.client.finish_reasons
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_an_aborted_answer_fails_the_run_though_its_counts_match(tmp_path, make_settings, scenario):
+    behaviour = Behaviour(fault=lambda n: Fault.ABORTED if n >= 40 else Fault.NONE)
+    with FakeVllm(behaviour) as server, pytest.raises(RunFailed) as failure:
+        run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000), tmp_path / "run")
+    assert "its finish_reason is 'abort'" in failure.value.cause
 
 
 def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):

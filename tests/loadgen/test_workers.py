@@ -1,5 +1,6 @@
 """Worker processes in whole runs: how many there are, what they talk to, and what happens when one of them ends."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,7 +16,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import FailureRecord
 from cm4vllm.loadgen.runner import run
-from cm4vllm.loadgen.workers import worker_settings
+from cm4vllm.loadgen.sample_library import SampleLibrary
+from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.loadgen.workers import Workers, worker_settings
 from cm4vllm.serving.records import Api
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
@@ -88,6 +91,74 @@ def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
     assert len(batches) > 1
     assert len(answers) == 64
     assert {index: list(tokens) for index, tokens in answers} == SENT
+
+
+class Receiver:
+    """Notes what it is given in order; the first call takes long, so that much has come before the next."""
+
+    def __init__(self, ends):
+        self.seen = []
+        self._ends = ends
+        self.over = threading.Event()
+        self.errors = []
+
+    def first_tokens(self, answers):
+        self._note("first", [key for key, _, _ in answers])
+
+    def completed(self, answers):
+        self._note("end", [key for key, _, _ in answers])
+
+    def failed(self, key, cause, *, first_token_seen):
+        self._note("end" if first_token_seen else "end without first", [key])
+
+    def _note(self, what, keys):
+        if not self.seen:
+            time.sleep(0.3)
+        self.seen += [(what, key) for key in keys]
+        self._ends -= sum(what != "first" for _ in keys)
+        if self._ends <= 0:
+            self.over.set()
+
+    def broken(self, error):
+        self.errors.append(error)
+        self.over.set()
+
+
+@contextlib.contextmanager
+def one_worker(settings, receiver):
+    sampling = Sampling("tiny", settings.max_tokens, settings.min_tokens, settings.stream_interval)
+    library = SampleLibrary([prompt(i) for i in range(64)], lambda ids: completion_body(sampling, ids))
+    library.load(range(64))
+    workers = Workers(worker_settings(settings, 1), library.descriptor, receiver, receiver.broken)
+    try:
+        yield workers, [(key, *library.records[key]) for key in range(64)]
+    finally:
+        workers.close()
+
+
+def test_a_first_token_is_reported_before_the_end_of_its_query(make_settings):
+    """LoadGen 6.0.17 reads past its table of first tokens when it learns of the end first, and dies."""
+    behaviour = Behaviour(fault=lambda n: Fault.ERROR_EVENT if n % 2 else Fault.NONE)
+    receiver = Receiver(64)
+    with FakeVllm(behaviour) as server, one_worker(make_settings(server.endpoint, "Server", "accuracy"),
+                                                   receiver) as (workers, queries):
+        workers.issue(queries)
+        assert receiver.over.wait(20)
+    assert receiver.errors == []
+    assert sorted(receiver.seen) == [(what, key) for what in ("end", "first") for key in range(64)]
+    assert [key for key in range(64) if receiver.seen.index(("first", key)) > receiver.seen.index(("end", key))] == []
+    assert 0 < workers.failures.total() < 64
+
+
+def test_what_cannot_be_read_of_a_worker_ends_the_run_and_does_not_hang_it(make_settings):
+    receiver = Receiver(64)
+    receiver.completed = None
+    with FakeVllm() as server, one_worker(make_settings(server.endpoint, "Server", "accuracy"),
+                                          receiver) as (workers, queries):
+        workers.issue(queries)
+        assert receiver.over.wait(20)
+    [error] = receiver.errors
+    assert "cannot read what its workers answer" in error.what
 
 
 def workers_below(pid):

@@ -85,24 +85,11 @@ class Exchange:
     def ended(self, connection: Connection, status: int) -> None:
         self.server.in_flight -= 1
         self.connection = None
-        if self.abandoned:
-            connection.close()
-            return
-        self._client.release(connection, self.server)
-        if status != 200:
-            message = error_message(self._body).removeprefix("the server answered: ")
-            self._body = b""
-            cause = f"HTTP status {status}" + (f": {message}" if message else "")
-            # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            self._give_up(cause, again=status >= 500 or status == 429)
-            return
-        try:
-            answer = self._answer()
-        except AnswerError as error:
-            self._client.fail(self, str(error))
-        except Exception as error:
-            self._client.fail(self, _unreadable(error))
+        answer = self._answer(status) if not self.abandoned else None
+        if answer is None:
+            connection.close()  # who knows what else such a server sends
         else:
+            self._client.release(connection, self.server)
             self._client.complete(self, answer)
 
     def broken(self, cause: str, *, answered: bool) -> None:
@@ -120,12 +107,25 @@ class Exchange:
         if self.connection is not None:
             self.connection.close()
 
-    def _answer(self) -> Answer:
-        """Return the whole answer. Raises AnswerError when it does not add up."""
+    def _answer(self, status: int) -> Answer | None:
+        """Return the whole answer, or give the request up, or send it again."""
+        if status != 200:
+            message = error_message(self._body).removeprefix("the server answered: ")
+            self._body = b""
+            cause = f"HTTP status {status}" + (f": {message}" if message else "")
+            # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
+            self._give_up(cause, again=status >= 500 or status == 429)
+            return None
         limits = self._client.limits
-        if self._reader is None:
-            return whole_answer(self._body, self.prompt_tokens, limits)
-        return self._reader.finish(self.prompt_tokens, limits)
+        try:
+            if self._reader is None:
+                return whole_answer(self._body, self.prompt_tokens, limits)
+            return self._reader.finish(self.prompt_tokens, limits)
+        except AnswerError as error:
+            self._client.fail(self, str(error))
+        except Exception as error:
+            self._client.fail(self, _unreadable(error))
+        return None
 
     def _give_up(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:

@@ -45,7 +45,7 @@ SWITCH_INTERVAL_S = 1e-4
 def main(argv: Sequence[str]) -> int:
     """Make the run; return the process's exit code."""
     die_with_parent()
-    faulthandler.enable()  # where it was goes to console.log, should LoadGen or an extension crash
+    faulthandler.enable(all_threads=False)  # writes to console.log where LoadGen, or an extension, crashed
     # Ctrl-C reaches the whole foreground group; the parent decides, and a Python handler could not run inside LoadGen.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings_file, folder = Path(argv[1]), Path(argv[2])

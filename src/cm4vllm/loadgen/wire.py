@@ -296,7 +296,7 @@ class StreamReader:
             return  # the end of an event, or a comment
         field, _, value = line.partition(b":")
         if field == b"data":
-            value = value.strip()
+            value = value.strip(b" \t")
             if self._done:
                 raise AnswerError("the stream goes on after [DONE]")
             if value == b"[DONE]":
