@@ -109,17 +109,20 @@ class FakeVllm:
         self._stop = asyncio.Event()
         writers: list[asyncio.StreamWriter] = []
         talks: set[asyncio.Task[None]] = set()
+        accepted: set[socket.socket] = set()  # and not in the hands of a task that has begun
 
         async def accept(listener: socket.socket) -> None:
             # Not asyncio.start_server: it loses connections that are being accepted while it closes.
             while True:
                 conn, _ = await self._loop.sock_accept(listener)
                 self.connections += 1
+                accepted.add(conn)
                 task = asyncio.create_task(begin(conn))
                 talks.add(task)
                 task.add_done_callback(talks.discard)
 
         async def begin(conn: socket.socket) -> None:
+            accepted.discard(conn)
             try:
                 await asyncio.sleep(self.behaviour.accept_s)
                 reader, writer = await self._accepted(conn)
@@ -139,6 +142,8 @@ class FakeVllm:
             for task in list(talks):
                 task.cancel()
             await asyncio.gather(accepting, *talks, return_exceptions=True)
+            for conn in accepted:
+                conn.close()
         for writer in writers:
             writer.transport.abort()
         await asyncio.sleep(0.02)  # the transports close in the next turn of the loop

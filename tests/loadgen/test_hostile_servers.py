@@ -245,20 +245,26 @@ def test_a_slow_stream_is_not_taken_for_a_stuck_one():
     assert ledger.causes == {}
 
 
-def test_a_request_that_was_given_up_while_its_connection_was_opened_is_not_sent(monkeypatch):
-    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 60)
-
+def test_a_request_that_was_given_up_while_its_connection_was_opened_is_not_sent():
     async def script(send, client):
+        [one] = client._servers
+        connect = one.address.connect
+
+        async def slowly(connection):
+            await asyncio.sleep(0.2)
+            await connect(connection)
+
+        one.address.connect = slowly
         sending = asyncio.create_task(send([1]))
         await asyncio.sleep(0.05)
         [exchange] = client._open
         exchange.abandon("given up by the test")
         await sending
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         await send([2])
-        assert client._servers[0].in_flight == 0
+        assert one.in_flight == 0
 
-    with FakeVllm(Behaviour(accept_s=0.3)) as server:
+    with FakeVllm() as server:
         _, ledger = drive(server, [], script=script)
     exactly_once(ledger, [1, 2])
     assert [body["prompt"] for body in server.bodies] == [prompt(2)]
