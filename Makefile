@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 ARGS   ?=
+# Tests side by side: one more than there are processors, because many wait. tests/conftest.py says which run alone.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 1 : 8 )))
 
 # A CM home of our own: nothing else on the machine changes, and no other repository's script engine comes first.
 CM_REPOS ?= $(CURDIR)/.cm
@@ -26,7 +28,7 @@ run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
 
 test: setup $(VENV)/.installed-test check
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff check --no-cache src script automation tests benchmarks

@@ -30,6 +30,7 @@ def vllm_python(tmp_path_factory):
 
 
 @pytest.mark.e2e
+@pytest.mark.xdist_group("vllm-2")
 def test_training_twice_gives_the_same_whole_model(vllm_python, tmp_path):
     stages = tmp_path / "stages.json"
     stages.write_text(json.dumps([stage[:PAIRS] for stage in training_stages()]))

@@ -255,6 +255,7 @@ def test_tls(certificate, stream_interval):
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
 
 
+@pytest.mark.timing
 def test_no_handshake_counts_as_time_to_the_first_token(certificate, monkeypatch):
     monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
     waits = []
@@ -274,6 +275,7 @@ def test_no_handshake_counts_as_time_to_the_first_token(certificate, monkeypatch
     assert client.counts.connections > 8
 
 
+@pytest.mark.timing
 def test_spare_connections_are_as_many_as_asked_for(monkeypatch):
     monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
     monkeypatch.setattr(client_module, "SPARE_LOOK_S", 0.05)

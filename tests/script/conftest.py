@@ -91,6 +91,13 @@ class Cm:
         self.running.append(running)
         return running
 
+    def end(self) -> None:
+        """End what still runs."""
+        for running in self.running:
+            if running.process.poll() is None:
+                os.killpg(running.process.pid, signal.SIGINT)
+                running.process.wait(60)
+
     def main_job(self, *flags: str, tags: str = "", **kwargs: float) -> Finished:
         return self("run", "script", f"--tags=run-mlperf,inference{tags}", "--quiet", *flags, **kwargs)
 
@@ -98,14 +105,25 @@ class Cm:
         return self.start("run", "script", f"--tags=run-mlperf,inference{tags}", "--quiet", *flags)
 
 
-@pytest.fixture
-def cm(tmp_path):
-    """Give the `cm` command; end what a failed test left running."""
+@pytest.fixture(scope="module")
+def start_cm(tmp_path_factory):
+    """Give a function that makes a `cm` command in a folder of its own; end what its tests left running."""
     if not os.environ.get("CM_REPOS"):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
-    command = Cm(tmp_path)
+    made = []
+
+    def make() -> Cm:
+        made.append(Cm(tmp_path_factory.mktemp("cm")))
+        return made[-1]
+
+    yield make
+    for command in made:
+        command.end()
+
+
+@pytest.fixture
+def cm(start_cm):
+    """Give the `cm` command; end what a failed test left running."""
+    command = start_cm()
     yield command
-    for running in command.running:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGINT)
-            running.process.wait(60)
+    command.end()

@@ -119,6 +119,7 @@ def test_a_model_folder_without_config_json(cm):
 
 
 @pytest.mark.e2e
+@pytest.mark.xdist_group("vllm-2")
 def test_a_port_in_use(cm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -11,7 +11,7 @@ import pytest
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import Interrupted, ServerDied
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
 
 #: Seconds that a first run may take until its server is ready: vLLM's installation and the model's training included.
 FIRST_START_S = 900
@@ -82,19 +82,3 @@ def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
     running.finish().refused_with(ServerDied.exit_code, "server.log", "remedy")
     running.no_orphans()
     assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
-
-
-def test_a_server_started_by_hand_is_measured_and_left_running(cm):
-    server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet")
-    server.wait_for("it runs until Ctrl-C", FIRST_START_S)
-    endpoint = re.search(r"--api_server=(http://\S+)", server.output())[1]
-    done = cm.main_job(f"--api_server={endpoint}", "--output_dir=results", timeout_s=300)
-    assert done.code == 0, done.output
-    record = json.loads((cm.cwd / "results/test/server/server.json").read_text())
-    assert not record["owned"]
-    assert record["endpoint"] == endpoint
-    assert not (cm.cwd / "results/test/server/server.log").exists()
-    assert server.process.poll() is None, "the run ended a server that it had not started"
-    os.killpg(server.process.pid, signal.SIGINT)
-    assert server.finish().code == 0, server.output()
-    server.no_orphans()

@@ -15,18 +15,17 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.probe import Site
-from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import SERVER_FILE, death_reason
 from cm4vllm.serving.verification import CONFIG
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.xdist_group("vllm-1"),
     pytest.mark.skipif("CM_REPOS" not in os.environ, reason="CM_REPOS names no CM home: run by `make test`"),
 ]
 
@@ -155,38 +154,3 @@ def test_an_fp8_layer_is_computed_by_our_kernel_where_it_replaces_vllms(python, 
     told = dict(line.split(": ") for line in done.stdout.splitlines() if line.startswith(("kernel: ", "error: ")))
     assert told.get("kernel") == "Fp32ProductFP8LinearKernel", done.stdout
     assert float(told["error"]) < 1e-6
-
-
-PROMPTS = [[3 + (11 * number + 7 * place) % 120 for place in range(2 + number)] for number in range(12)]
-
-
-def answers(record, api, interval) -> list[list[int]]:
-    """The tokens of each prompt, asked for and read as a run does."""
-    sampling = Sampling(record.model_name, 40, 2, interval, api)
-    limits = AnswerLimits(min_tokens=2, max_tokens=40, max_model_len=record.max_model_len)
-    site, got = Site(record.endpoint), []
-    for prompt in PROMPTS:
-        connection = site.connect(60)
-        connection.request("POST", api.path, completion_body(sampling, prompt), {"Content-Type": "application/json"})
-        with contextlib.closing(connection), connection.getresponse() as response:
-            if interval:
-                reader = StreamReader()
-                reader.feed(response.read())
-                got.append(reader.finish(len(prompt), limits).tokens.tolist())
-            else:
-                got.append(whole_answer(response.read(), len(prompt), limits).tokens.tolist())
-    return got
-
-
-def test_both_ways_of_asking_give_the_same_tokens_in_whole_answers_and_in_streams(python, model, tmp_path):
-    record = start(Path(python), ServerSettings(model=str(model), name="m", enforce_eager=True, max_num_seqs=4,
-                                                max_model_len=64, api=Api.GENERATE, extra="--load-format dummy"),
-                   tmp_path / "server")
-    try:
-        assert record.api is Api.GENERATE
-        expected = answers(record, Api.COMPLETIONS, 0)
-        assert len(set(map(tuple, expected))) > 1
-        for interval in (0, 1, 3):
-            assert answers(record, Api.GENERATE, interval) == expected
-    finally:
-        stop(record)

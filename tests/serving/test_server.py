@@ -109,6 +109,7 @@ def test_a_token_reaches_the_server_and_no_file_or_command_line(tmp_path, monkey
         stop(record)
 
 
+@pytest.mark.timing
 def test_servers_start_and_end_at_the_same_time(tmp_path):
     begin = time.monotonic()
     parts = [(settings(), tmp_path / str(number)) for number in range(4)]
@@ -185,6 +186,7 @@ def test_a_server_that_never_listens_is_given_up_and_ended(tmp_path):
     assert gone_by_state(tmp_path)
 
 
+@pytest.mark.timing
 def test_a_server_that_dies_is_told_with_its_own_words_and_one_remedy(tmp_path):
     code = "raise ValueError('max_model_len (9) is greater than the derived max_model_len (4)')"
     begin = time.monotonic()
@@ -219,6 +221,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.timing
 def test_a_death_is_told_before_all_that_it_leaves_has_ended(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", SLOW_TO_END, *PEER[1:]])
     peer_process = psutil.Process(record.supervisor_pid).children()[0]
