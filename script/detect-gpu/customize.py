@@ -3,6 +3,13 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.hardware.gpu import detect_gpus
+    from cm4vllm.hardware.machine import gpu_env
+
+    return {"return": 0, "env": gpu_env(detect_gpus())}
+
+
 def preprocess(i):
     from msgspec import to_builtins
 

@@ -1,9 +1,18 @@
 """Chooses the vLLM for what was detected; the recipe install,vllm has it."""
 
 
-def preprocess(i):
+def plan(i):
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.choice import Choice, choose
 
-    i["env"].update(choose(read_settings(Choice, i["env"])))
+    return {"return": 0, "env": choose(read_settings(Choice, i["env"]))}
+
+
+def preprocess(i):
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.choice import Choice, choose, say_choice
+
+    choice = read_settings(Choice, i["env"])
+    say_choice(choice)
+    i["env"].update(choose(choice))
     return {"return": 0}

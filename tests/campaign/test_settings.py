@@ -86,3 +86,10 @@ def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_
 
 def test_every_field_has_an_environment_key():
     assert set(env_keys(CampaignSettings)) == set(CampaignSettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "cuda", "rocm"])
+def test_every_device_that_vllm_is_built_for_can_be_asked_for(device):
+    assert job(device=device).settings.device == device
+    with_server = job(device=device, api_server="http://127.0.0.1:1")
+    assert any(note.startswith("--device=") for note in with_server.notes) is bool(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
 from cm4vllm.engine.run.task import Task
+from cm4vllm.hardware.recording import Replay
 from cm4vllm.rules import Mode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +205,57 @@ def test_how_long_a_step_took_is_known_to_the_next_plan(tmp_path, monkeypatch, f
     (server,) = [node for node in planned(tmp_path, request) if node.name == "server"]
     assert server.data["duration"]["source"].startswith("as on 20")
     assert any("takes 0 s, as on" in note or "e-" in note or "takes 0.0" in note for note in server.notes)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Return a function that makes this machine one whose NVIDIA driver answers as recorded, or one without GPUs."""
+    def make(recording):
+        @contextmanager
+        def opened():
+            text = (ROOT / "tests" / "hardware" / "recordings" / f"{recording}.json").read_text() if recording else ""
+            yield Replay(json.loads(text)) if text else None
+
+        monkeypatch.setattr("cm4vllm.hardware.nvml.opened", opened)
+        monkeypatch.setattr("cm4vllm.serving.choice._KFD", tmp_path / "kfd")
+    return make
+
+
+@pytest.mark.parametrize(("recording", "flags", "build"), [
+    ("h100-sxm-x4", {}, "_cuda"), ("h100-sxm-x4", {"device": "cuda"}, "_cuda"),
+    ("h100-sxm-x4", {"device": "cpu"}, "_cpu"), ("", {}, "_cpu"), ("", {"device": "cpu"}, "_cpu"),
+])
+def test_the_device_decides_which_vllm_is_installed(tmp_path, monkeypatch, files, machine, recording, flags, build):
+    machine(recording)
+    request = asked(tmp_path, "_vllm", flags, files)
+    walked = [node for step in planned(tmp_path, request) for node, certain in step.walk() if certain]
+    builds = {word for node in walked if node.script and node.script.alias == "install-vllm"
+              for word in node.tags.split(",") if word.startswith("_")}
+    assert builds == {build}
+    envs = [env for _, env in executed(monkeypatch, request)]
+    assert {env.get("CM_VLLM_VARIANT", "") for env in envs} == {flags.get("device", "")}
+
+
+@pytest.mark.parametrize("device", ["cuda", "rocm"])
+def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, monkeypatch, files, machine, device):
+    machine("")
+    request = asked(tmp_path, "_vllm", {"device": device}, files)
+    with pytest.raises(CmError, match=f"--device={device}: this machine has no") as of_plan:
+        planned(tmp_path, request)
+    with pytest.raises(CmError) as of_run:
+        executed(monkeypatch, request)
+    assert str(of_run.value) == str(of_plan.value)
+    given = asked(tmp_path, "_vllm", {"device": device, "api_server": "http://127.0.0.1:1"}, files)
+    planned(tmp_path, given)
+    envs = [env for _, env in executed(monkeypatch, given)]
+    assert not any("CM_VLLM_VARIANT" in env for env in envs)
+
+
+def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
+    machine("h100-sxm-x4")
+    planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
+    with pytest.raises(CmError, match="4096 cores"):
+        planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
 
 
 #: Command lines that the run refuses: variations, flags, words of the message.

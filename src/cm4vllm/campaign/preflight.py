@@ -15,6 +15,7 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import require_space, require_writable
 from cm4vllm.hardware.system_file import read_system_file
+from cm4vllm.serving.choice import require_device
 from cm4vllm.serving.launch import require_usable
 from cm4vllm.submission.source import open_source
 
@@ -68,6 +69,8 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
         open_source(Path(name))
     if (name := env.get(_NLTK)) and job.sources.needs_sentence_model:
         check_given(Path(name))
+    if job.settings.device and not job.settings.api_server:
+        require_device(job.settings.device)
     require_usable(env)
     require_results_folder(job.out)
 

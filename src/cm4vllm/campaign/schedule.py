@@ -37,6 +37,8 @@ def common_inputs(job: Job) -> dict[str, str]:
         "CM_MLPERF_RESULTS_DIR": str(job.out),
         "CM_RERUN": "yes" if settings.rerun else "no",
     }
+    if settings.device and not settings.api_server:
+        inputs["CM_VLLM_VARIANT"] = settings.device
     for key, value in (("CM_TEST_QUERY_COUNT", settings.test_query_count),
                        ("CM_MLPERF_MAX_DURATION_TEST", settings.max_test_duration)):
         if value is not None:

@@ -24,10 +24,10 @@ from cm4vllm.rules import (
     round_terms,
     terms,
 )
+from cm4vllm.serving.choice import DEVICES
 
 __all__ = ["CampaignSettings", "Job"]
 
-DEVICES = ("cpu",)
 IMPLEMENTATIONS = ("vllm", "reference")
 #: The variations of quantize,ml-model that --quantize takes; the last two go together, or _kv-fp8 with another.
 QUANTISATIONS = ("_fp8", "_fp8-dynamic", "_int8", "_gptq-w4a16", "_weights-as-they-are", "_kv-fp8")
@@ -48,7 +48,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
     category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"
-    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = "cpu"
+    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
     submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
     output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
@@ -106,7 +106,7 @@ class Job:
         benchmark = benchmark_terms(round_.name, settings.model)
         _one_of("category", settings.category, CATEGORIES)
         _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
-        if not settings.api_server:
+        if settings.device:
             _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
         scenarios = _scenarios(settings, benchmark)
@@ -147,6 +147,8 @@ def _notes(settings: CampaignSettings) -> list[str]:
         notes.append("--implementation=reference: the built-in asynchronous client takes the reference client's place")
     if settings.scenario and settings.all_scenarios:
         notes.append(f"_all-scenarios goes before --scenario={settings.scenario}: all scenarios are run")
+    if settings.device and settings.api_server:
+        notes.append(f"--device={settings.device}: ignored, it says nothing of the server at --api_server")
     if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:
         for flag, value in (("test_query_count", settings.test_query_count),
                             ("max_test_duration", settings.max_test_duration)):

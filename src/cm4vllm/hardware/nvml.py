@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 
-__all__ = ["gpus_of_processes", "nvidia_gpus", "opened"]
+__all__ = ["gpus_of_processes", "nvidia_gpus", "opened", "why_none"]
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -30,6 +30,21 @@ def opened() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def why_none() -> str:
+    """Say why no NVIDIA GPU can be used; empty where the driver shows one."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
+        return f"NVIDIA's driver does not answer: {error}"
+    pynvml.nvmlShutdown()
+    with opened() as library:
+        return "" if library is not None and nvidia_gpus(library) else "NVIDIA's driver shows no GPU"
 
 
 def nvidia_gpus(nvml: Any) -> list[GpuFacts]:

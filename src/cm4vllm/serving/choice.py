@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpu import detect_gpus
 
-__all__ = ["Choice", "SystemVllm", "choose", "system_vllm"]
+__all__ = ["DEVICES", "Choice", "SystemVllm", "choose", "detected", "require_device", "say_choice", "system_vllm"]
+
+#: What vLLM is built for, among which get,vllm chooses.
+DEVICES = ("cpu", "cuda", "rocm")
 
 #: The device of ROCm's kernel driver; amdsmi, which tells more, is not always there.
 _KFD = Path("/dev/kfd")
@@ -35,24 +42,47 @@ class SystemVllm(Record, frozen=True, kw_only=True):
     version: str
 
 
+def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
+    """Raise UsageError unless this machine has the device that vLLM is to compute on, with what is missing."""
+    if device == "cpu":
+        return
+    vendor = {"cuda": "NVIDIA", "rocm": "AMD"}[device]
+    found = any(gpu.vendor == vendor for gpu in detect_gpus())
+    if device == "rocm":
+        missing = "" if found or _KFD.exists() else (
+            f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist")
+    elif not found:
+        missing = nvml.why_none()
+    else:
+        missing = "CUDA_VISIBLE_DEVICES is empty: it hides every GPU" if env.get("CUDA_VISIBLE_DEVICES") == "" else ""
+    if missing:
+        raise UsageError(f"--device={device}: this machine has no {vendor} GPU that vLLM could use", cause=missing,
+                         remedy="leave --device out to have the device detected; or give --device=cpu")
+
+
 def choose(choice: Choice) -> dict[str, str]:
-    """Return what the recipe sets: nothing for a build that was asked for by its name."""
+    """Return what the recipe sets: nothing for a build that was asked for by its name. Raises InstallError."""
     if choice.variant == "system":
         found = system_vllm(choice.system_python)
         return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": found.python,
                 "CM_VLLM_SYSTEM_VERSION": found.version}
-    return {} if choice.variant else {"CM_VLLM_CHOSEN_VARIANT": _detected(choice)}
+    return {} if choice.variant else {"CM_VLLM_CHOSEN_VARIANT": detected(choice)[0]}
 
 
-def _detected(choice: Choice) -> str:
+def say_choice(choice: Choice) -> None:
+    """Print which build was chosen where nobody asked for one, and why."""
+    if not choice.variant:
+        variant, why = detected(choice)
+        say(f"vLLM for {variant}: {why}")
+
+
+def detected(choice: Choice) -> tuple[str, str]:
+    """Return the build for what was detected, and the reason in words."""
     if choice.cuda_devices:
-        variant, why = "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
-    elif choice.vendor == "AMD" or _KFD.exists():
-        variant, why = "rocm", "an AMD GPU was detected"
-    else:
-        variant, why = "cpu", "no GPU was detected"
-    say(f"vLLM for {variant}: {why}")
-    return variant
+        return "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
+    if choice.vendor == "AMD" or _KFD.exists():
+        return "rocm", "an AMD GPU was detected"
+    return "cpu", "no GPU was detected"
 
 
 def system_vllm(given: str = "") -> SystemVllm:

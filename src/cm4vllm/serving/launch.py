@@ -43,7 +43,8 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     """Which server: those at `api_server`, or one of our own for the model of `model_record` or `model_name`.
 
     `max_model_len` is asked of a server at `api_server` that does not tell its own. `api` auto asks a server of our own
-    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `api_key_env` and
+    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server of our
+    own is to compute on, empty where any will do. `api_key_env` and
     `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
     """
 
@@ -64,6 +65,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     ray_python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")] = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
+    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
     action: Annotated[Literal["start", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
@@ -156,7 +158,8 @@ def require_usable(env: Mapping[str, Any]) -> None:
     if settings.api_server:
         _require_no_replicas(settings)
         return
-    alone = not detect_gpus() and not chosen.ray_address
+    on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
+    alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
         server.free_port(part.host, part.port)
 
@@ -247,6 +250,9 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
         raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
     server_settings = read_settings(arguments.ServerSettings, given)
+    if settings.device not in ("", server_settings.device):
+        raise UsageError(f"--device={settings.device}, but the vLLM that is installed computes on "
+                         f"{server_settings.device}", remedy="leave --device out, or the --adr that chose this vLLM")
     require_host_memory(server_settings, model, settings.replicas)
     return server_settings
 

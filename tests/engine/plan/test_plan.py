@@ -344,10 +344,10 @@ def preprocess(i):
 def test_what_the_code_refuses_the_plan_refuses_with_the_same_message(home):
     home.script("base")
     home.script("top", {"deps": [{"tags": "base"}], "input_mapping": {"kind": "CM_KIND"}}, customize=REFUSED)
+    home.script("above", {"deps": [{"tags": "top", "env": {"CM_KIND": "y"}}]})
     plan, done = planned(home, "top", kind="x"), home.run("top", kind="x")
     assert plan["return"] == done["return"] == 20
     assert plan["error"] == done["error"] == "--kind=x is not supported\n  remedy: leave it out"
-    home.script("above", {"deps": [{"tags": "top", "env": {"CM_KIND": "y"}}]})
     plan = planned(home, "above")
     assert plan["return"] == 20
     assert "CM_KIND=y is not supported" in plan["error"]

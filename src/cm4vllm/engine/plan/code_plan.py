@@ -3,9 +3,9 @@
     def plan(i):
         return {"return": 0, "env": {"CM_KEY": "value"}, "steps": [{"name": "model", "tags": "get,ml-model,_tiny"}]}
 
-The hook gets `i["env"]`, the keys whose values are known before the run, and `i["input"]`, the flags. It starts and
-writes nothing, and raises what `preprocess` raises for the same input. What it returns is all that the recipe's code
-changes: a key that it does not name keeps the value that it has.
+The hook gets `i["env"]`, the keys whose values are known before the run, and `i["input"]`, the flags. It changes
+nothing on the machine, and raises what `preprocess` raises for the same input. What it returns is all that the recipe's
+code changes: a key that it does not name keeps the value that it has.
 
 A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
 

@@ -1,0 +1,79 @@
+"""Which vLLM is installed: the one for what was detected, or for what was asked for where it exists."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.settings import read_settings
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.machine import gpu_env
+from cm4vllm.hardware.recording import Replay
+from cm4vllm.serving import choice
+from cm4vllm.serving.choice import Choice, choose, require_device
+
+RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"
+
+
+@pytest.fixture
+def without_gpus(monkeypatch, tmp_path):
+    @contextmanager
+    def opened():
+        yield None
+
+    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(choice, "_KFD", tmp_path / "kfd")
+
+
+@pytest.fixture
+def with_h100(monkeypatch, tmp_path):
+    """The answers of a driver with four H100."""
+    @contextmanager
+    def opened():
+        yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
+
+    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(choice, "_KFD", tmp_path / "kfd")
+
+
+def test_a_device_that_is_there_is_accepted(with_h100):
+    require_device("cuda", {})
+    require_device("cpu", {})
+    found = read_settings(Choice, gpu_env(detect_gpus()))
+    assert choose(found) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
+    assert choose(Choice(variant="cpu", cuda_devices=4)) == {}
+    with pytest.raises(UsageError, match="no AMD GPU") as caught:
+        require_device("rocm", {})
+    assert "amdgpu" in caught.value.cause
+    with pytest.raises(UsageError, match="no NVIDIA GPU") as caught:
+        require_device("cuda", {"CUDA_VISIBLE_DEVICES": ""})
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.cause
+
+
+def test_rocm_is_accepted_by_its_kernel_driver(without_gpus, tmp_path):
+    (tmp_path / "kfd").write_text("")
+    require_device("rocm", {})
+    assert choose(Choice()) == {"CM_VLLM_CHOSEN_VARIANT": "rocm"}
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1"),
+    (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not answer"),
+    (None, "shows no GPU"),
+])
+def test_what_is_missing_is_named(without_gpus, monkeypatch, code, words):
+    def init():
+        if code is not None:
+            raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    with pytest.raises(UsageError, match="--device=cuda") as caught:
+        require_device("cuda", {})
+    assert words in caught.value.cause
+    require_device("cpu", {})
+    assert choose(Choice()) == {"CM_VLLM_CHOSEN_VARIANT": "cpu"}
