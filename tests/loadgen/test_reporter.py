@@ -1,10 +1,16 @@
 """What LoadGen is told of an answer, by the convention of each benchmark's reference: LoadGen's own logs say it."""
 
+import sys
+import threading
+from array import array
+from types import SimpleNamespace
+
 import pytest
 from fake_vllm import FakeVllm, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_names, benchmark_terms, terms
@@ -30,3 +36,28 @@ def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settin
     assert logged == {index: tokens[left_out:] for index, tokens in SENT.items()}
     assert record.client.completion_tokens == sum(map(len, SENT.values()))
     assert record.client.reported_tokens == record.client.completion_tokens - 64 * left_out
+
+
+def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
+    loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
+    reporter = Reporter(loadgen, make_settings("http://a", "Offline", "accuracy"), lambda _: None, keep=True)
+    token = array("i", [1])
+    address, _ = token.buffer_info()
+    count, taken = 50_000, []
+
+    def report():
+        for key in range(count):
+            reporter.completed([(key, address, 1)])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=report)
+        thread.start()
+        while thread.is_alive():
+            taken += reporter.take()
+        thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    taken += reporter.take()
+    assert [key for key, _ in taken] == list(range(count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ class Reporter:
         self._tell_first = settings.terms.first_token
         self._left_out = 1 if self._tell_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
-        self._kept: list[tuple[int, array[int]]] | None = [] if keep else None
+        # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
+        self._kept: deque[tuple[int, array[int]]] | None = deque() if keep else None
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         if self._tell_first:
@@ -45,8 +47,8 @@ class Reporter:
         self._loadgen.QuerySamplesComplete(responses)
         self.completed_count += len(responses)
         if self._kept is not None:
-            self._kept += [(key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
-                           for key, address, count in answers]
+            self._kept.extend((key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
+                              for key, address, count in answers)
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""
@@ -61,7 +63,5 @@ class Reporter:
 
     def take(self) -> list[tuple[int, array[int]]]:
         """Return the answers (key and tokens) that came since the last call, of those that are kept."""
-        if not self._kept:
-            return []
-        taken, self._kept = self._kept, []
-        return taken
+        kept = self._kept
+        return [] if kept is None else [kept.popleft() for _ in range(len(kept))]
