@@ -52,14 +52,14 @@ def test_a_checkout_gives_the_pinned_commit_whatever_lies_in_its_folder(reposito
     (repository / "tools/submission/submission_checker/main.py").write_text("print('patched')\n")
     found = open_source(repository)
     assert found.commit == pinned
-    assert files(extract_checker(found, tmp_path / "out")) == AS_PUBLISHED
+    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_a_bare_git_directory_gives_the_pinned_commit(repository, pinned, tmp_path):
     git(tmp_path, "clone", "-q", "--bare", str(repository), "bare")
     found = open_source(tmp_path / "bare")
     assert found.commit == pinned
-    assert files(extract_checker(found, tmp_path / "out")) == AS_PUBLISHED
+    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_plain_files_are_taken_and_named_by_their_digest(repository, tmp_path):
@@ -67,7 +67,7 @@ def test_plain_files_are_taken_and_named_by_their_digest(repository, tmp_path):
     (repository / "tools").rename(plain.joinpath("tools").parent.mkdir() or plain / "tools")
     found = open_source(plain)
     assert found.commit.startswith("files with sha256 ")
-    assert files(extract_checker(found, tmp_path / "out")) == AS_PUBLISHED
+    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_a_checkout_of_another_commit_is_taken_when_its_checker_is_unchanged(repository):
@@ -99,7 +99,7 @@ def test_only_the_checkers_files_are_fetched(repository, pinned, tmp_path):
     assert not (tmp_path / "fetched" / "large.bin").exists()
     assert sum(file.stat().st_size for file in (tmp_path / "fetched").rglob("*")) < 500_000
     assert not (tmp_path / "fetched" / "tools/submission/notes.md").exists()
-    assert files(extract_checker(found, tmp_path / "out")) == AS_PUBLISHED
+    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
     assert fetch(tmp_path / "fetched", "file:///nowhere", pinned) == found
 
 
@@ -122,6 +122,6 @@ def test_without_network_the_failure_is_quick_and_names_the_remedy(tmp_path, mon
 
 def test_the_pinned_commit_of_mlcommons_inference_has_both_checkers(inference, tmp_path):
     assert inference.commit == source.COMMIT
-    tools = extract_checker(inference, tmp_path)
+    tools, _ = extract_checker(inference, tmp_path)
     assert (tools / "submission_checker" / "main.py").is_file()
     assert (tools / "submission_checker_old.py").is_file()

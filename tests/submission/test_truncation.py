@@ -96,7 +96,7 @@ def test_a_tree_without_logs_is_refused(tmp_path):
 
 def test_it_is_byte_for_byte_what_the_official_tool_writes(campaign, inference, tmp_path):
     tree = build_tree(campaign())
-    tools = extract_checker(inference, tmp_path / "tools")
+    tools, _ = extract_checker(inference, tmp_path / "tools")
     official = tmp_path / "official"
     subprocess.run([sys.executable, str(tools / "truncate_accuracy_log.py"), "--input", str(tree), "--submitter",
                     "Nobody", "--output", str(official)], check=True, capture_output=True)

@@ -6,11 +6,10 @@ from cm4vllm.accuracy.scoring import SCORERS
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import BenchmarkTerms, Division, RoundTerms, Scenario, benchmark_names, benchmark_terms, round_names
 from cm4vllm.rules import round_terms as _round
+from cm4vllm.submission.layouts import LAYOUTS
 
 __all__ = ["require_round", "require_runnable", "runnable_benchmarks"]
 
-#: Layouts of submission trees that can be written (RoundTerms.layout).
-_LAYOUTS = ("v6.0",)
 _SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
 
 
@@ -21,7 +20,7 @@ def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
 
 def require_round(round_: RoundTerms) -> None:
     """Raise UsageError for a round that this version cannot run, whatever the benchmark."""
-    if round_.layout not in _LAYOUTS:
+    if round_.layout not in LAYOUTS:
         newest = _round(round_names()[-1]).name
         raise UsageError(
             f"round {round_.name} is not supported",

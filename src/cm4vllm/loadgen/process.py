@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
+from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.carrier import Carrier
@@ -33,6 +34,7 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary, read_prompts
 from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
 from cm4vllm.loadgen.wire import Sampling, completion_body
 from cm4vllm.rules import LatencyLimits, Mode, Seeds
 
@@ -106,6 +108,7 @@ def _import_loadgen() -> Any:
 
 def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     """Return LoadGen's settings from mlperf.conf and our user.conf, checked to be those of the round and benchmark."""
+    write_text(folder / MLPERF_CONF, compiled_in_conf(Path(loadgen.__file__)))
     test, terms = loadgen.TestSettings(), settings.terms
     # The fourth parameter keeps its default, "this is user.conf": LoadGen 5.0.0 has it the other way round.
     if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario) not in (0, None):

@@ -13,9 +13,12 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.rules import RoundTerms
 
-__all__ = ["DISTRIBUTION", "LoadGenWheel", "provide"]
+__all__ = ["DISTRIBUTION", "MLPERF_CONF", "LoadGenWheel", "compiled_in_conf", "provide"]
 
 DISTRIBUTION = "mlcommons-loadgen"
+#: The name of LoadGen's own settings, which user.conf adds to.
+MLPERF_CONF = "mlperf.conf"
+_CONF_BEGIN = b"# The format of this config file"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,18 @@ def provide(round_: RoundTerms, folder: Path) -> LoadGenWheel:
         )
     _load(str(target), round_)
     return LoadGenWheel(round_.loadgen.wheel, str(target))
+
+
+def compiled_in_conf(library: Path) -> str:
+    """Return the mlperf.conf that is compiled into LoadGen's library, word for word.
+
+    Raises InstallError when the library holds none, as before LoadGen 4.1.
+    """
+    data = library.read_bytes()
+    begin = data.find(_CONF_BEGIN)
+    if begin < 0:
+        raise InstallError(f"{library} holds no mlperf.conf", cause="it is older than LoadGen 4.1")
+    return data[begin : data.index(b"\0", begin)].decode()
 
 
 def _present() -> str | None:

@@ -18,16 +18,13 @@ from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.rules import round_terms
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.submission.source import Source, extract_checker
 
 __all__ = ["check_submission", "is_rehearsal", "run_checkers", "unexpected_findings"]
 
-#: Each checker's name and how it is started from tools/submission, for rounds v6.0 and v6.1.
-_CHECKERS = {
-    "submission_checker": ("-m", "submission_checker.main"),
-    "submission_checker_old": ("submission_checker_old.py",),
-}
 _TIMEOUT_S = 1800.0
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
@@ -74,18 +71,27 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
-    files = list(tree.glob(f"*/{submitter}/results/*/*/*/measurements.json"))
+    # In either layout user.conf and the measurements' JSON lie at this depth, and nothing else of their kind.
+    files = [file for file in tree.glob(f"*/{submitter}/*/*/*/*/*") if file.suffix in (".conf", ".json")
+             and file.name != MLPERF_CONF]
     return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace") for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
-    """Run both official checkers on `tree` and return what they found; their logs and CSV files go to `logs`."""
+    """Run the round's official checkers on `tree` and return what they found; their logs and CSV files go to `logs`.
+
+    Each is taken at the commit that the rules name for the round. Raises SourceUnavailable when `source` lacks one.
+    """
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as folder:
-        tools = extract_checker(source, Path(folder))
-        runs = [_run(name, words, tools, tree.absolute(), submitter, round_name, logs.absolute())
-                for name, words in _CHECKERS.items()]
-    return CheckerRecord(commit=source.commit, round=round_name, passed=all(run.passed for run in runs), runs=runs)
+    runs, commits = [], []
+    for checker in round_terms(round_name).checkers:
+        with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as folder:
+            tools, commit = extract_checker(source, Path(folder), checker.commit)
+            runs.append(_run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name,
+                             logs.absolute()))
+        commits.append(commit)
+    return CheckerRecord(commit=", ".join(dict.fromkeys(commits)), round=round_name,
+                         passed=all(run.passed for run in runs), runs=runs)
 
 
 def unexpected_findings(record: CheckerRecord) -> list[str]:

@@ -91,21 +91,35 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
     return Source(folder, folder / ".git", commit)
 
 
-def extract_checker(source: Source, target: Path) -> Path:
-    """Copy the checker's Python files, unchanged, under `target`; return their folder, to be run from."""
+def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Path, str]:
+    """Copy a checker's Python files at `commit`, unchanged, under `target`; return their folder and the whole commit.
+
+    Without `commit` it is the one that the sources were opened at.
+
+    Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
+    """
     if source.git is None:
+        if not source.commit.startswith(commit):
+            raise SourceUnavailable(f"{source.path} holds the checker of one commit", remedy=_REMEDY,
+                                    cause=f"the round is checked by the one at {commit}, too")
         for file in (source.path / _TOOLS).rglob("*.py"):
             copy = target / file.relative_to(source.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-        return target / _TOOLS
-    listing = _git(source.git, "ls-tree", "-r", "--name-only", source.commit, _TOOLS) or ""
+        return target / _TOOLS, source.commit
+    whole: str | None = source.commit
+    if not source.commit.startswith(commit):
+        whole = _git(source.git, "rev-parse", f"{commit}^{{commit}}")
+    if not whole:
+        raise SourceUnavailable(f"{source.git} does not hold {commit}", remedy=_REMEDY,
+                                cause="the round's checker is taken from that commit")
+    listing = _git(source.git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or ""
     for name in listing.splitlines():
         if name.endswith(".py"):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(_blob(source.git, f"{source.commit}:{name}"))
-    return target / _TOOLS
+            copy.write_bytes(_blob(source.git, f"{whole}:{name}"))
+    return target / _TOOLS, whole
 
 
 def _blob(git: Path, name: str) -> bytes:

@@ -1,8 +1,4 @@
-"""The submission tree of round v6.1, built only from what is on disk.
-
-Paths: mlcommons/inference tools/submission/submission_checker/constants.py (SRC_PATH, MEASUREMENTS_PATH and the
-others of v6.0 and later; submission_structure.md still names `code/` where both checkers look for `src/`).
-"""
+"""The submission tree of a round, in its layout, built only from what is on disk."""
 
 from __future__ import annotations
 
@@ -18,8 +14,10 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import staged_folder, write_json, write_text
 from cm4vllm.hardware.description import KEYS, folder_name
+from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.calibration import calibration_page
+from cm4vllm.submission.layouts import layout_named
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
@@ -28,7 +26,6 @@ from cm4vllm.submission.system import MACHINE_FILE, SYSTEM_FILE
 
 __all__ = ["TreeAsked", "build_tree", "system_folder"]
 
-SUPPORTED_ROUND = "v6.1"
 _UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 _DESCRIBE = "describe the system again: --tags=get,sut,description"
 
@@ -65,9 +62,7 @@ def build_tree(asked: TreeAsked) -> Path:
     name = system_folder(asked.out)
     runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes)
     settings = runs[0].performance.settings
-    if settings.round != SUPPORTED_ROUND:
-        raise SubmissionError(f"the runs are of round {settings.round}",
-                              cause=f"this tree is that of {SUPPORTED_ROUND}")
+    layout = layout_named(settings.terms.layout)
     if settings.model.name != asked.model:
         raise SubmissionError(f"the runs of {asked.model} are those of {settings.model.name}",
                               remedy="measure again: --rerun")
@@ -83,12 +78,15 @@ def build_tree(asked: TreeAsked) -> Path:
         if settings.model.name != settings.benchmark:
             write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
         for run in runs:
-            _scenario(home / "results" / name / asked.model / run.scenario, run, asked.readmes[run.scenario], private)
+            place = home, name, asked.model, run.scenario
+            _logs(layout.results_of(*place), run)
+            _settings(layout.settings_of(*place), run, asked.readmes[run.scenario], private,
+                      measurements_file=layout.measurements.format(system=name), mlperf_conf=layout.mlperf_conf)
         command = scrubbed(asked.command, private)
         calibration = calibration_page(settings.model, runs[0].performance.notice)
-        write_text(home / "documentation" / "calibration.md", scrubbed(calibration, private))
+        write_text(home / layout.calibration, scrubbed(calibration, private))
         for path, text in source_files(asked.model, command, asked.commit, runs[0].performance).items():
-            write_text(home / "src" / path, text)
+            write_text(home / layout.program / path, text)
         for path, text in (asked.extra_files or {}).items():
             write_text(home / _inside(path), scrubbed(text, private))
         refuse_private(staging, private)
@@ -140,14 +138,22 @@ def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
     return system | {key: f"{notice} {system[key]}".strip() for key in ("hw_notes", "sw_notes") if key not in marked}
 
 
-def _scenario(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord]) -> None:
+def _settings(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord], *, measurements_file: str,
+              mlperf_conf: bool) -> None:
+    """Write what a reader needs to repeat a run: README, user.conf, the model's facts, and mlperf.conf if asked for."""
     notice = run.performance.notice
     if not readme.strip():
         raise SubmissionError(f"the README text of {run.scenario} is empty")
     write_text(folder / "README.md", _noticed(scrubbed(readme, private), notice, "> **{}**\n\n"))
     write_text(folder / "user.conf", _noticed(run.performance.settings.user_conf, notice, "# {}\n"))
     stated = {key: scrubbed(value, private) for key, value in measurements(run.performance).items()}
-    write_json(folder / "measurements.json", stated)
+    write_json(folder / measurements_file, stated)
+    if mlperf_conf:
+        shutil.copyfile(run.performance_folder / MLPERF_CONF, folder / MLPERF_CONF)
+
+
+def _logs(folder: Path, run: ScenarioRuns) -> None:
+    """Copy the logs of both runs and the scores."""
     accuracy, performance = folder / "accuracy", folder / "performance" / "run_1"
     for source, target, names in ((run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
                                   (run.performance_folder, performance, LOGS)):
@@ -155,7 +161,7 @@ def _scenario(folder: Path, run: ScenarioRuns, readme: str, private: list[Privat
         for name in names:
             shutil.copyfile(source / name, target / name)
     scores = (run.accuracy_folder / "accuracy.txt").read_text()
-    write_text(accuracy / "accuracy.txt", _noticed(scores, notice, "{}\n"))
+    write_text(accuracy / "accuracy.txt", _noticed(scores, run.performance.notice, "{}\n"))
 
 
 def _noticed(text: str, notice: str, line: str) -> str:
