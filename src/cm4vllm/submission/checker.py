@@ -36,7 +36,7 @@ _EXPECTED_OF_A_REHEARSAL = tuple(re.compile(pattern) for pattern in (
     r"Required minimum samples per query not met by user config",
     r"accurcy run does not cover all dataset",
     r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
-    r"Failed extra check for TTFT and TPOT\. Obtained",
+    r"Failed (Llama2 )?extra check for TTFT and TPOT\.",
     r"Ending early: Max (test duration|query count) reached",
     r"has loadgen errors, number of errors",
     r"performance/run_1/mlperf_log_detail\.txt contains errors:",
