@@ -43,7 +43,7 @@ def _asks_for_clean_up(path: Path) -> bool:
         return False
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not a tokenizer's configuration", cause=str(error)) from error
     return config.get("clean_up_tokenization_spaces") is True
 

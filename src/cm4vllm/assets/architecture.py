@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cm4vllm.assets.config_json import text_config, whole
 from cm4vllm.common.errors import ModelError
 
 __all__ = ["Architecture", "read_architecture"]
@@ -63,39 +64,42 @@ class Architecture:
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Return the sizes that a config.json gives. Raises ModelError naming the key that is missing."""
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
-    try:
-        return _read(text)
-    except KeyError as error:
-        raise ModelError(f"the model's config.json has no {error.args[0]!r}",
-                         cause="its sizes cannot be known without it",
-                         remedy="give the model's whole config.json") from error
+    """Return the sizes that a config.json gives. Raises ModelError naming a key that is missing or of a wrong kind."""
+    return _read(text_config(config))
+
+
+def _needed(config: Mapping[str, Any], key: str) -> int:
+    value = whole(config, key, 1)
+    if value is None:
+        raise ModelError(f"the model's config.json has no {key!r}", cause="its sizes cannot be known without it",
+                         remedy="give the model's whole config.json")
+    return value
 
 
 def _read(config: Mapping[str, Any]) -> Architecture:
-    layers, hidden, heads = (int(config[key]) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    size = int(config.get("head_dim") or hidden // heads)
-    vocabulary, latent = int(config["vocab_size"]), bool(config.get("kv_lora_rank"))
+    layers, hidden = _needed(config, "num_hidden_layers"), _needed(config, "hidden_size")
+    heads = _needed(config, "num_attention_heads")
+    kv_heads = whole(config, "num_key_value_heads") or heads
+    size = whole(config, "head_dim") or hidden // heads
+    vocabulary, latent = _needed(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
     attention, attention_other = (_latent(config, hidden, heads) if latent
                                   else _grouped(config, hidden, heads, kv_heads, size))
     experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
-    shared = int(config.get("n_shared_experts") or 0)
+    shared = whole(config, "n_shared_experts") or 0
     linear = layers * attention + (layers - sparse_layers) * dense + sparse_layers * (experts + shared) * expert
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     norms = (2 * layers + 1) * hidden
-    chosen = int(config.get("num_experts_per_tok") or 0)
+    chosen = whole(config, "num_experts_per_tok") or 0
     if str(config.get("model_type")) == "gpt_oss":
         # Its attention stays in bf16 (modules_to_not_convert in its config.json).
         attention, attention_other, linear = 0, attention + attention_other + heads, linear - layers * attention
     return Architecture(
         layers=layers, hidden=hidden, heads=heads, kv_heads=1 if latent else kv_heads,
-        kv_values=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]) if latent else 2 * size, latent=latent,
+        kv_values=_needed(config, "kv_lora_rank") + _needed(config, "qk_rope_head_dim") if latent else 2 * size,
+        latent=latent,
         linear=linear, other=embeddings + norms + layers * attention_other + sparse_layers * router,
         inactive=sparse_layers * (experts - chosen) * expert if experts else 0,
-        vocabulary=vocabulary, max_positions=config.get("max_position_embeddings"), experts=experts,
+        vocabulary=vocabulary, max_positions=whole(config, "max_position_embeddings", 1), experts=experts,
     )  # fmt: skip
 
 
@@ -106,9 +110,9 @@ def _grouped(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, 
 
 
 def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
-    rank, rope, nope, value = (int(config[key]) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
-                                                            "v_head_dim"))
-    query_rank = int(config.get("q_lora_rank") or 0)
+    rank, rope, nope, value = (_needed(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+                                                                "v_head_dim"))
+    query_rank = whole(config, "q_lora_rank") or 0
     query = (hidden + heads * (nope + rope)) * query_rank if query_rank else hidden * heads * (nope + rope)
     compressed = hidden * (rank + rope) + rank * heads * (nope + value)
     return query + compressed + heads * value * hidden, query_rank + rank
@@ -116,12 +120,13 @@ def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, in
 
 def _mlp(config: Mapping[str, Any], layers: int, hidden: int) -> tuple[int, int, int, int, int]:
     """Return experts, parameters of one expert, of a dense MLP, layers with experts, and parameters of a router."""
-    dense = _GATED * hidden * int(config["intermediate_size"])
-    experts = int(config.get("n_routed_experts") or config.get("num_local_experts") or config.get("num_experts") or 0)
+    dense = _GATED * hidden * _needed(config, "intermediate_size")
+    named = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = next((count for key in named if (count := whole(config, key))), 0)
     if not experts:
         return 0, 0, dense, 0, 0
-    inner = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    inner = whole(config, "moe_intermediate_size") or _needed(config, "intermediate_size")
     biases = (2 * inner + hidden, experts) if str(config.get("model_type")) == "gpt_oss" else (0, 0)
     corrections = experts if str(config.get("model_type")) == "deepseek_v3" else 0
-    sparse = layers - int(config.get("first_k_dense_replace") or 0)
+    sparse = max(0, layers - (whole(config, "first_k_dense_replace") or 0))
     return experts, _GATED * hidden * inner + biases[0], dense, sparse, hidden * experts + biases[1] + corrections

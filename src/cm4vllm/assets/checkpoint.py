@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections import Counter
@@ -11,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import json_of
 
 __all__ = ["Checkpoint", "fingerprint", "quantised_to", "read_checkpoint", "unset_scales"]
 
@@ -48,7 +49,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise ModelError(f"no model in {folder}", cause="there is no such folder",
                          remedy="give the folder that holds config.json: --tags=...,_path.<folder>")
-    config = _json(folder / "config.json", "it is what makes a folder a model")
+    config = json_object(folder / "config.json")
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} has no tokenizer.json", cause="prompts are sent and scored as tokens",
                          remedy="save the model's fast tokenizer there: AutoTokenizer.from_pretrained(...)"
@@ -61,16 +62,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                          remedy="save the model as safetensors: model.save_pretrained(folder)")
     _check_shards(folder)
     tensors = [tensor for path in weights for tensor in _tensors(path)]
-    quantised = _quantised(config.get("quantization_config") or {})
+    quantised = _quantised(section(config, "quantization_config"))
     count = Counter[str]()
     for data_type, shape in tensors:
         count[data_type] += math.prod(shape)
     real = Counter({key: value for key, value in count.items() if key not in _NOT_PARAMETERS})
     packed = bool(quantised) and quantised in ("int4", "fp4", "int3", "int2")
     return Checkpoint(
-        architecture=", ".join(config.get("architectures") or []) or str(config.get("model_type", "")),
-        vocabulary=_text_config(config).get("vocab_size"),
-        max_positions=_text_config(config).get("max_position_embeddings"),
+        architecture=", ".join(words(config, "architectures")) or str(config.get("model_type", ""))[:80],
+        vocabulary=whole(text_config(config), "vocab_size", 1),
+        max_positions=whole(text_config(config), "max_position_embeddings", 1),
         parameters=None if packed else sum(real.values()),
         quantised=bool(config.get("quantization_config")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
@@ -84,7 +85,7 @@ def quantised_to(folder: Path) -> str:
     """
     if not (folder / "config.json").is_file():
         return ""
-    return _quantised(_json(folder / "config.json", "").get("quantization_config") or {})
+    return _quantised(section(json_object(folder / "config.json"), "quantization_config"))
 
 
 def unset_scales(folder: Path) -> list[str]:
@@ -106,7 +107,11 @@ def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
                 values = file.read(place.stop - place.start)
                 if data_type == "BF16":  # the upper half of a float of four bytes
                     values = b"".join(b"\0\0" + values[at:at + 2] for at in range(0, len(values), 2))
-                yield name, [value for value, in struct.iter_unpack(_FLOATS[data_type], values)]
+                kind = _FLOATS[data_type]
+                if len(values) % struct.calcsize(kind):
+                    raise ModelError(f"{path} is not a whole safetensors file", cause=f"{name} ends within a value",
+                                     remedy="copy or download the model again")
+                yield name, [value for value, in struct.iter_unpack(kind, values)]
 
 
 def fingerprint(folder: Path) -> str:
@@ -116,31 +121,12 @@ def fingerprint(folder: Path) -> str:
     return ";".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
-
-
-def _json(path: Path, why: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}", cause=why,
-                         remedy="give the folder that holds it: of a hub's cache, the one under snapshots/") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read", cause=str(error),
-                         remedy="copy or download the model again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object", remedy="copy or download the model again")
-    return value
-
-
 def _check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    named = set((_json(index, "").get("weight_map") or {}).values())
-    missing = sorted(name for name in named if not (folder / name).is_file())
+    named = {str(name) for name in section(json_object(index), "weight_map").values()}
+    missing = sorted(name for name in named if "\0" in name or not (folder / name).is_file())
     if missing:
         raise ModelError(f"{folder} lacks weights", cause=f"{len(missing)} of {len(named)} files that its index names: "
                          f"{', '.join(missing[:3])}", remedy="copy or download the model again")
@@ -159,18 +145,21 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_LONGEST_HEADER, size):
                 raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
+            header = json_of(file.read(length))
         header.pop("__metadata__", None)
         end = 8 + length
         found = {}
         for name, tensor in header.items():
-            first, last = (8 + length + int(offset) for offset in tensor["data_offsets"])
-            found[str(name)] = str(tensor["dtype"]), [int(n) for n in tensor["shape"]], slice(first, last)
+            (first, last), shape = tensor["data_offsets"], tensor["shape"]
+            if not all(type(number) is int and number >= 0 for number in (first, last - first, *shape)):
+                raise ValueError(f"the tensor {name} has a place or a shape that cannot be")
+            first, last = 8 + length + first, 8 + length + last
+            found[str(name)] = str(tensor["dtype"]), list(shape), slice(first, last)
             end = max(end, last)
         if size != end:
             raise ValueError(f"{size} bytes, where its header promises {end}")
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise ModelError(f"{path} is not a whole safetensors file", cause=str(error),
                          remedy="copy or download the model again; a git clone without LFS holds only pointers"
                          ) from error
@@ -183,17 +172,17 @@ def _quantised(config: Mapping[str, Any]) -> str:
     """
     method = str(config.get("quant_method", ""))
     if method == "compressed-tensors":
-        for group in (config.get("config_groups") or {}).values():
-            weights = group.get("weights") or {}
-            if weights.get("num_bits"):
-                return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights['num_bits']}"
+        groups = section(config, "config_groups")
+        for weights in (section(section(groups, name), "weights") for name in groups):
+            if bits := whole(weights, "num_bits"):
+                return f"{'fp' if weights.get('type') == 'float' else 'int'}{bits}"
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
     if config.get("load_in_8bit"):
         return "int8"
     if config.get("load_in_4bit"):
-        return str(config.get("bnb_4bit_quant_type") or "int4").replace("nf4", "fp4")
+        return "fp4" if config.get("bnb_4bit_quant_type") in ("nf4", "fp4") else "int4"
     if method == "mxfp4":
         return "fp4"
-    bits = config.get("bits") or config.get("w_bit")
+    bits = whole(config, "bits") or whole(config, "w_bit")
     return f"int{bits}" if bits else ""

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from cm4vllm.assets.proofs import Proofs
-from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present
+from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present, short_text
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import step, warn
@@ -151,11 +151,10 @@ def _credentials(address: str) -> dict[str, str]:
 def _text(address: str) -> str:
     try:
         with _open(address) as answer:
-            body: bytes = answer.read()
-            return body.decode()
+            return short_text(answer)
     except urllib.error.HTTPError as error:
         raise _refused(address, error) from error
-    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise DownloadError(f"{address} cannot be read", cause=str(error),
                             remedy="download it where it can be reached and give it as _path.#") from error
 

@@ -7,7 +7,6 @@ published row a scorer may need.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from cm4vllm.assets.unpickling import read_table
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.common.files import json_of
 
 __all__ = ["COLUMNS", "read_published", "require_file", "rows_of"]
 
@@ -51,7 +51,7 @@ def read_published(path: Path) -> list[dict[str, Any]]:
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
     try:
-        value = json.loads(_bytes(path))
+        value = json_of(_bytes(path))
     except FileNotFoundError as error:
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>") from error
     except (OSError, ValueError) as error:

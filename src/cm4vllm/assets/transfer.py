@@ -11,25 +11,28 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from cm4vllm.common.errors import DownloadError
 
-__all__ = ["amount", "digest_of", "fetch", "open_url", "part_of", "present"]
+__all__ = ["amount", "digest_of", "fetch", "open_url", "part_of", "present", "short_text"]
 
 _TIMEOUT_S = 60.0
 #: How often one file is taken up again after its connection broke.
 _ATTEMPTS = 5
 PAUSE_S = 2.0
 _CHUNK = 2**20
+#: The longest list of files that is read; that of a model with a thousand shards takes 100 kB.
+_LONGEST_TEXT = 2**24
 
 
 def fetch(address: str, path: Path, size: int, digest: str, headers: Mapping[str, str],
           tell: Callable[[str], None]) -> None:
     """Download one file of `size` bytes to `path`, on from what `path`.part already holds of it.
 
-    `digest` is `<kind>:<hex>`. `headers` go to the address's own host alone. Raises DownloadError for a wrong digest
-    and a connection that stays broken, urllib.error.HTTPError for a refusal, OSError for the disk.
+    `digest` is `<kind>:<hex>`. `headers` go to the address's own host alone, and never from https to http. Raises
+    DownloadError for a wrong digest, for more than `size` bytes, and for a connection that stays broken,
+    urllib.error.HTTPError for a refusal, OSError for the disk.
     """
     part = part_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +59,20 @@ def open_url(address: str, headers: Mapping[str, str], method: str = "GET", *, f
     return urllib.request.build_opener(_Redirect(follow)).open(request, timeout=_TIMEOUT_S)
 
 
+def short_text(answer: Any) -> str:
+    """Return the text of an answer that is short, as a list of files. Raises ValueError where it is not."""
+    body: bytes = answer.read(_LONGEST_TEXT + 1)
+    if len(body) > _LONGEST_TEXT:
+        raise ValueError(f"the answer is longer than {amount(_LONGEST_TEXT)}")
+    return body.decode()
+
+
+class _TooLong(Exception):
+    """More bytes have come than were promised."""
+
+
 class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Credentials go to the address that was given and to no other host."""
+    """Credentials go to the address that was given, and to no other host, port or protocol."""
 
     def __init__(self, follow: bool) -> None:
         self._follow = follow
@@ -67,9 +82,13 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         if not self._follow:
             return None
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and urlsplit(new.full_url).netloc != urlsplit(req.full_url).netloc:
+        if new is not None and _origin(urlsplit(new.full_url)) != _origin(urlsplit(req.full_url)):
             new.headers = {key: value for key, value in new.headers.items() if key == "Range"}
         return new
+
+
+def _origin(address: SplitResult) -> tuple[str, str | None, int | None]:
+    return address.scheme, address.hostname, address.port or {"http": 80, "https": 443}.get(address.scheme)
 
 
 def digest_of(path: Path, kind: str) -> str:
@@ -94,6 +113,11 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
                 if error.code < http.client.INTERNAL_SERVER_ERROR:
                     raise
             cause = str(error)
+        except _TooLong:
+            part.unlink()
+            raise DownloadError(f"{address} is longer than its publisher says", cause=f"more than {amount(size)} came",
+                                remedy="run again; if that does not help, something on the way or the publisher "
+                                "changes it") from None
         else:
             cause = "the connection ended early"
         if present(part) == size:
@@ -114,6 +138,8 @@ def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tel
         with part.open("r+b" if here else "wb") as file:
             file.seek(here)
             while chunk := answer.read(_CHUNK):
+                if here + len(chunk) > size:
+                    raise _TooLong
                 file.write(chunk)
                 here += len(chunk)
                 tell(here)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "free_bytes",
     "given_path",
+    "json_of",
     "require_space",
     "require_writable",
     "sha256_of",
@@ -72,6 +73,14 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
+
+
+def json_of(data: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -34,7 +34,7 @@ def read_record(path: Path, cls: type[R]) -> R:
         return msgspec.json.decode(path.read_bytes(), type=cls)
     except OSError as error:
         raise CmError(f"cannot read the {cls.__name__} {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise CmError(f"{path} is not a {cls.__name__}", cause=str(error),
                       remedy="remove it and let the step that writes it run again") from error
 

@@ -78,7 +78,7 @@ def read_system_file(path: Path) -> SystemFile:
     except OSError as error:
         raise UsageError(f"cannot read the system file {path}", cause=str(error.strerror),
                          remedy="the template beside the results, system/system.template.yaml, is a start") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
     if content is None:
         return SystemFile({})

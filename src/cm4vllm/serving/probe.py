@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
+from cm4vllm.common.files import json_of
 from cm4vllm.serving.access import NO_ACCESS, Access, refused
 from cm4vllm.serving.records import Api, ServerRecord, host_of
 
@@ -346,7 +347,7 @@ def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
 
 def _decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(answer)
+        value = json_of(answer)
     except ValueError as error:
         begin = site.access.hidden(answer.decode(errors="replace"))[:60]
         raise _no_vllm(site.endpoint, f"its {path} is not JSON: {begin!r}") from error

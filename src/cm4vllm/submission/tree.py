@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import staged_folder, write_json, write_text
+from cm4vllm.common.files import json_of, staged_folder, write_json, write_text
 from cm4vllm.hardware.description import KEYS, folder_name
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import Division, Scenario
@@ -111,8 +110,8 @@ def system_folder(out: Path) -> str:
 def _system(out: Path) -> dict[str, str]:
     path = out / "system" / SYSTEM_FILE
     try:
-        system = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        system = json_of(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_DESCRIBE) from error
     missing = [key for key in KEYS if not isinstance(system, dict) or not isinstance(system.get(key), str)]
     if missing:

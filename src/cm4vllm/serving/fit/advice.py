@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.config_json import json_object, section
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
@@ -60,12 +60,14 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
     """
     if server.device != "cpu" or model is None or not (Path(model.path) / "config.json").is_file():
         return
-    config = _config(Path(model.path))
+    config = json_object(Path(model.path) / "config.json")
     try:
         architecture = read_architecture(config)
     except ModelError:
         return  # an architecture that we cannot size may well be one that vLLM can serve
-    longest = server.max_model_len or architecture.max_positions or 0
+    longest = server.max_model_len or architecture.max_positions
+    if longest is None:
+        return  # vLLM asks for a length, too
     asked = Asked(
         name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
         memory_bytes=free_memory() // max(1, servers), weight_bytes=_size(Path(model.path)),
@@ -80,6 +82,8 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
 
 
 def _asked(settings: AdviceSettings) -> Asked:
+    if settings.max_model_len < 1:
+        raise UsageError(f"--max_model_len={settings.max_model_len} holds no request", remedy="give 1 or more")
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)
@@ -101,16 +105,16 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
     if settings.model:
         path = Path(settings.model).expanduser()
         if path.is_dir():
-            return _config(path), path, path.name, read_checkpoint(path).weight_data_types
+            return json_object(path / "config.json"), path, path.name, read_checkpoint(path).weight_data_types
         if path.is_file():
-            config = json.loads(path.read_text())
+            config = json_object(path)
             return config, None, path.parent.name or path.name, _stated(config)
         catalogue().model(settings.model)  # raises, with the nearest name
     if not settings.model_record:
         raise UsageError("no model to advise on",
                          remedy="give --model: a name of the catalogue, a folder or a config.json")
     record = read_record(Path(settings.model_record), ModelRecord)
-    return _config(Path(record.path)), Path(record.path), record.name, record.weight_data_types
+    return json_object(Path(record.path) / "config.json"), Path(record.path), record.name, record.weight_data_types
 
 
 def _machine(settings: AdviceSettings) -> tuple[int, float]:
@@ -128,18 +132,9 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
     return len(chosen), float(min(gpu.memory_bytes for gpu in chosen))
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read", cause=str(error),
-                         remedy="copy or download the model again") from error
-    return config
-
-
 def _stated(config: dict[str, Any]) -> str:
     """Return the precision that a config.json states, of quantised weights by their method."""
-    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
+    method = str(section(config, "quantization_config").get("quant_method", ""))
     if method:
         return {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}.get(method, "bf16")
     return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype") or ""), "bf16")
