@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.redaction import Vault
-from cm4vllm.engine.run.native import process_environment
+from cm4vllm.engine.run.shell_environment import process_environment
 
 # --- exact values ----------------------------------------------------------------------------------------------------
 

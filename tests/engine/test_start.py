@@ -5,8 +5,8 @@ import sys
 
 #: What takes a millisecond or more to load, or starts something.
 HEAVY = {"pathlib", "hashlib", "dataclasses", "subprocess", "shutil", "tempfile", "asyncio",
-         "cm4vllm.engine.run.native", "cm4vllm.engine.run.hooks", "cm4vllm.engine.format.summaries",
-         "cm4vllm.engine.run.guardian", "cm4vllm.common.processes"}
+         "cm4vllm.engine.run.native", "cm4vllm.engine.run.hooks", "cm4vllm.engine.run.shell_environment",
+         "cm4vllm.common.processes"}
 
 
 def loaded(home, *words):

@@ -19,10 +19,9 @@ from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.plan.plan import plan
-from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
-from cm4vllm.engine.run.task import Task
 from cm4vllm.hardware.recording import Replay
 from cm4vllm.rules import Mode
 

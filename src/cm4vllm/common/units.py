@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["Milliseconds", "Quantity", "Queries", "Samples", "SamplesPerSecond", "Seconds", "TokensPerSecond"]
+__all__ = ["Milliseconds", "Quantity", "Queries", "Samples", "SamplesPerSecond", "Seconds", "TokensPerSecond",
+           "size_text"]
 
 
 class Quantity(float):
@@ -46,3 +47,13 @@ class Samples(Quantity):
 class Queries(Quantity):
     unit = "queries"
     digits = 0
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes as people read it: 2.6 GB, 140 MB, 12 kB."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

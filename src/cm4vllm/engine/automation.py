@@ -17,7 +17,9 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
-from cm4vllm.engine.cache.index import slim
+from cm4vllm.engine.cache.entries import Cache
+from cm4vllm.engine.cache.index import protect, slim
+from cm4vllm.engine.cache.reuse import CachedScripts
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
 from cm4vllm.engine.run.session import Session
@@ -91,7 +93,8 @@ class ScriptAutomation(_OwnAutomation):
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
-        session = Session(self, i)
+        protect(self.cmind)
+        session = Session(self, i, CachedScripts(Cache(self.cmind)))
         folder = ""
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
@@ -131,14 +134,14 @@ class ScriptAutomation(_OwnAutomation):
     @_answering
     def plan(self, i: Result) -> Result:
         """Print what a run would do, without running anything of any script."""
-        from cm4vllm.engine.plan.planning import print_plan
+        from cm4vllm.engine.plan.graph import print_plan
 
         return print_plan(self, i)
 
     @_answering
     def lint(self, i: Result) -> Result:
         """Print what is suspicious in the metas of the scripts found."""
-        from cm4vllm.engine.tools.linting import lint_scripts
+        from cm4vllm.engine.tools.lint import lint_scripts
 
         return lint_scripts(self, i)
 
@@ -173,7 +176,7 @@ class ScriptAutomation(_OwnAutomation):
     @_answering
     def search(self, i: Result) -> Result:
         """Find scripts; for a person, print their paths."""
-        from cm4vllm.engine.tools.finding import find_scripts
+        from cm4vllm.engine.tools.find import find_scripts
 
         return find_scripts(self, super().search, i)
 
@@ -187,7 +190,7 @@ class ScriptAutomation(_OwnAutomation):
     @_answering
     def test(self, i: Result) -> Result:
         """Run the test inputs that the metas of the scripts found give (tests.run_inputs)."""
-        from cm4vllm.engine.tools.testing import test_scripts
+        from cm4vllm.engine.tools.find import test_scripts
 
         return test_scripts(self, i)
 

@@ -4,8 +4,8 @@ import json
 import os
 import time
 
-from cm4vllm.engine.format import summaries as module
-from cm4vllm.engine.format.summaries import summaries
+from cm4vllm.engine.format import meta_store as module
+from cm4vllm.engine.format.meta_store import summaries
 
 
 def meta(folder, tags, *, name="_cm.yaml"):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.run.native import find_native, process_environment, read_assignments
+from cm4vllm.engine.run.native import find_native
+from cm4vllm.engine.run.shell_environment import process_environment, read_assignments
 
 HARD = {"quotes": 'a "b" \'c\'', "shell": "$(touch pwned) `touch pwned` $HOME ; & | > x", "spaces": "  a  b ",
         "lines": "one\ntwo", "backslash": "a\\nb\\", "unicode": "größe", "empty": "", "equals": "a=b"}

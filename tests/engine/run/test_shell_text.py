@@ -1,6 +1,6 @@
 import pytest
 
-from cm4vllm.engine.run.shell_text import expand
+from cm4vllm.engine.run.shell_environment import expand
 
 
 @pytest.mark.parametrize(("text", "value"), [

@@ -15,17 +15,18 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import write_json
-from cm4vllm.engine.cache.digests import changed, digest_of, observed
+from cm4vllm.engine.cache.identity import Identity
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
-__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "Identity"]
+__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry"]
 
 CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 STATE_FILE = "cm-cached-state.json"
@@ -38,21 +39,10 @@ _UID, _STEM = 16, 12
 
 #: What the file with an entry's result holds, at least.
 _RESULT = {"new_env": dict, "new_state": dict, "files": dict, "folder": str}
+#: An entry with more files than this is watched at its top only.
+MOST_FILES = 2000
 
-
-class Identity(Value):
-    """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
-
-    script: str
-    recipe: str
-    variations: tuple[str, ...]
-    inputs: Mapping[str, Any]
-    tags: tuple[str, ...]
-
-    def key(self) -> str:
-        """Return the digest of all of it."""
-        parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
-        return digest_of(json.dumps(parts, sort_keys=True).encode())
+Record = list[Any]
 
 
 class Entry(Value):
@@ -307,3 +297,65 @@ def _sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- the files of an entry --------------------------------------------------------------------------------------------
+
+def observed(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
+    """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths
+    that only must exist.
+
+    Those are the files at the top of the entry and the paths that it exports; exported folders inside the entry with
+    all their files. Files of Python environments and git work trees are changed by rightful use: they must only exist,
+    as must what lies outside of the entry, but for the file that it is `made_from`.
+    """
+    exported = set(exported)
+    records: dict[str, Record | None] = {}
+    for path in sorted({*exported, *(os.path.join(folder, name) for name in os.listdir(folder) if _stays(name))}):
+        if os.path.isfile(path) and (path == made_from or path.startswith(f"{folder}{os.sep}")):
+            records[path] = _record(path)
+        elif os.path.exists(path):
+            records[path] = None
+    for path in sorted(exported):
+        if os.path.isdir(path) and f"{path}{os.sep}".startswith(f"{folder}{os.sep}"):
+            records.update(_tree(path))
+    return records
+
+
+def _stays(name: str) -> bool:
+    return not name.startswith("tmp-") and not name.endswith((".log", ".lock", ".pyc"))
+
+
+def _tree(folder: str) -> dict[str, Record | None]:
+    records: dict[str, Record | None] = {}
+    for root, folders, files in os.walk(folder):
+        if not {".git", "pyvenv.cfg"}.isdisjoint((*folders, *files)):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        for name in files:
+            path = os.path.join(root, name)
+            if _stays(name) and os.path.isfile(path):
+                records[path] = _record(path)
+        if len(records) > MOST_FILES:
+            return {}
+    return records
+
+
+def changed(records: Mapping[str, Record | None]) -> str:
+    """Return the first path that is gone or altered; empty when all is as it was observed."""
+    for path, record in records.items():
+        try:
+            status = os.stat(path)
+            if record is None or (status.st_size == record[0] and status.st_mtime_ns == record[1]):
+                continue
+            if status.st_size != record[0] or content_digest(path) != record[2]:
+                return path
+        except (OSError, LookupError, TypeError):  # gone, unreadable, or a record that is none
+            return path
+    return ""
+
+
+def _record(path: str) -> Record:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, content_digest(path)]

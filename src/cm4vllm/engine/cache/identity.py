@@ -1,19 +1,50 @@
-"""What the cache knows a run by, and the tags that people find its entry by."""
+"""What the cache knows a run by: all that it declares to depend on, and a digest of what the recipe does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import cm4vllm
+from cm4vllm.common.digests import content_digest, digest_of
+from cm4vllm.common.errors import RecipeError
 from cm4vllm.common.redaction import is_secret_name
-from cm4vllm.engine.cache.digests import recipe_digest
-from cm4vllm.engine.cache.entries import Identity
+from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.run.environment import Env, substitute
+from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Scope
-from cm4vllm.engine.run.task import Task
 
-__all__ = ["cache_tags", "identity_of"]
+__all__ = ["Identity", "cache_tags", "identity_of", "module_file", "recipe_digest"]
+
+# Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
+_DESCRIPTIVE = frozenset({
+    "alias", "uid", "automation_alias", "automation_uid", "tags", "tags_help", "name", "category", "category_sort",
+    "developers", "copyright", "input_description", "print_env_at_the_end", "print_files_if_script_error", "warnings",
+    "docker", "docker_input_mapping", "gui", "tests", "sort", "variation_groups_order", "cache", "can_force_cache",
+    "min_cm_version", "strict_input", "variations",
+})
+_NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})
+
+_PACKAGE = os.path.dirname(os.path.abspath(cm4vllm.__file__))
+
+
+class Identity(Value):
+    """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
+
+    script: str
+    recipe: str
+    variations: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    tags: tuple[str, ...]
+
+    def key(self) -> str:
+        """Return the digest of all of it."""
+        parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
+        return digest_of(json.dumps(parts, sort_keys=True).encode())
 
 
 def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = is_secret_name) -> Identity:
@@ -49,3 +80,46 @@ def cache_tags(task: Task, env: Env) -> list[str]:
 
 def _split(value: Any) -> list[str]:
     return [part.strip() for part in str(value or "").split(",") if part.strip()]
+
+
+def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iterable[str] = ()) -> str:
+    """Return a digest of what a script does with these variations: its effective meta, the files beside it, and the
+    modules of this package that make what it keeps.
+
+    Texts for people (README, descriptions) and variations that are off do not count. Raises RecipeError when a module
+    is not there.
+    """
+    meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
+    meta["variations"] = {name: script.variations.get(name) for name in variations}
+    parts = [json.dumps(meta, sort_keys=True, default=str)]
+    parts += [f"{os.path.relpath(path, script.folder)}\0{content_digest(path)}"
+              for path in sorted(_recipe_files(script.folder))]
+    parts += [f"{module}\0{_code_digest(module, script)}" for module in made_by]
+    return digest_of(os.fsencode("\n".join(parts)))
+
+
+def module_file(module: str) -> str:
+    """Return the file of a module of this package, whether it is there or not."""
+    return os.path.join(_PACKAGE, *module.removeprefix("cm4vllm.").split(".")) + ".py"
+
+
+def _code_digest(module: str, script: ScriptMeta) -> str:
+    """Return a digest of a module's lines; empty ones and comments do not count."""
+    try:
+        with open(module_file(module), "rb") as file:
+            lines = [line for line in file if not line.isspace() and not line.lstrip().startswith(b"#")]
+    except OSError as error:
+        raise RecipeError(f"made_by of {script.title()} names {module}, which cannot be read",
+                          cause=str(error)) from error
+    return digest_of(b"".join(lines))
+
+
+def _recipe_files(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in _NO_PART_OF_A_RECIPE or entry.name.endswith((".md", ".pyc")) or entry.name[0] == ".":
+                continue
+            if entry.is_dir():
+                yield from _recipe_files(entry.path)
+            elif entry.is_file():
+                yield entry.path

@@ -3,55 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.cache.entries import Damaged, Entry, Identity
-from cm4vllm.engine.cache.identity import cache_tags, identity_of
+from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
+from cm4vllm.engine.cache.identity import Identity, cache_tags, identity_of
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import PHASES
 from cm4vllm.engine.run.environment import merge_into
-from cm4vllm.engine.run.execution import Run, check_version, run_phase
-from cm4vllm.engine.run.request import flag
+from cm4vllm.engine.run.execution import check_version, fresh, run_phase
+from cm4vllm.engine.run.request import Task, flag
 from cm4vllm.engine.run.scope import Outcome, Scope
+from cm4vllm.engine.run.script_run import Run
 from cm4vllm.engine.run.session import Session
-from cm4vllm.engine.run.task import Task
 
-__all__ = ["from_cache"]
-
-Fresh = Callable[[Session, Task, Scope], Outcome]
+__all__ = ["CachedScripts"]
 
 _VALIDATE = "validate_cache"
 #: Set by public scripts whose entry is of no use without a path elsewhere.
 _DEPENDENT = "CM_GET_DEPENDENT_CACHED_PATH"
 
 
-def from_cache(session: Session, task: Task, scope: Scope, fresh: Fresh) -> Outcome:
-    """Use the entry that fits; where none does, hold its lock and make it with `fresh`."""
-    cache, identity = session.cache, identity_of(task, scope, session.vault.is_secret)
-    again = flag(task.request.inputs, "new", "renew")
-    if not again and (entry := cache.find(identity, task.wanted)) is not None:
-        try:
-            return _used(session, task, scope, entry)
-        except Damaged:
-            pass  # found out once more, and told, with the lock held
-    with cache.lock(identity, session.tell):
-        cache.recover(identity)
-        entry = cache.find(identity, task.wanted)
-        if entry is not None and not again:
+class CachedScripts:
+    """The store of a session: it keeps the results of scripts in the cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
+        """Use the entry that fits; where none does, hold its lock, run the script and make the entry."""
+        cache, identity = self._cache, identity_of(task, scope, session.vault.is_secret)
+        again = flag(task.request.inputs, "new", "renew")
+        if not again and (entry := cache.find(identity, task.wanted)) is not None:
             try:
                 return _used(session, task, scope, entry)
-            except Damaged as damage:
-                session.tell(f"{task.script.title()}: its cache entry is not what it was ({damage}); making it again")
-                cache.drop(entry)
-                entry = None
-        renews = entry is not None and flag(task.request.inputs, "renew")
-        with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
-            try:
-                return _made(session, task, identity, scope.but(folder=folder), fresh)
-            except CmError as error:
-                session.keep_logs(task.script, folder, error)
-                raise
+            except Damaged:
+                pass  # found once more, and reported, with the lock held
+        with cache.lock(identity, session.tell):
+            cache.recover(identity)
+            entry = cache.find(identity, task.wanted)
+            if entry is not None and not again:
+                try:
+                    return _used(session, task, scope, entry)
+                except Damaged as damage:
+                    session.tell(f"{task.script.title()}: its cache entry is not what it was ({damage}); "
+                                 "making it again")
+                    cache.drop(entry)
+                    entry = None
+            renews = entry is not None and flag(task.request.inputs, "renew")
+            with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
+                try:
+                    return _made(session, task, identity, scope.but(folder=folder), cache)
+                except CmError as error:
+                    session.keep_logs(task.script, folder, error)
+                    raise
 
 
 def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
@@ -87,7 +91,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
         raise Damaged(f"it is of version {version}, and {_VALIDATE}.sh sees {seen}")
 
 
-def _made(session: Session, task: Task, identity: Identity, scope: Scope, fresh: Fresh) -> Outcome:
+def _made(session: Session, task: Task, identity: Identity, scope: Scope, cache: Cache) -> Outcome:
     """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
     outcome = fresh(session, task, scope)
     check_version(task, outcome.version)
@@ -97,7 +101,7 @@ def _made(session: Session, task: Task, identity: Identity, scope: Scope, fresh:
     kept = {key: value for key, value in outcome.new_env.items() if not vault.is_secret(key) and not vault.holds(value)}
     for key in sorted(outcome.new_env.keys() - kept.keys()):
         session.tell(f"note: {key} is or holds a secret, and is not kept in the cache")
-    session.cache.finish(
+    cache.finish(
         scope.folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
         tags=[tag for tag in tags if not vault.holds(tag)], depends_on=str(outcome.env.get(_DEPENDENT, "")),
         result={"new_env": kept, "new_state": vault.cleaned(outcome.new_state), "deps": outcome.deps,

@@ -15,7 +15,7 @@ from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.meta_store import KeptMetas
 
 if TYPE_CHECKING:
-    from cm4vllm.engine.format.summaries import Summary
+    from cm4vllm.engine.format.meta_store import Summary
 
 __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
@@ -59,7 +59,7 @@ class Catalogue:
     @cached_property
     def summaries(self) -> list[Summary]:
         """What every readable script is called; of two with one UID the first in the order of the repositories."""
-        from cm4vllm.engine.format.summaries import summaries  # most runs find what they need in the index
+        from cm4vllm.engine.format.meta_store import summaries  # most runs find what they need in the index
 
         found: dict[str, Summary] = {}
         for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):

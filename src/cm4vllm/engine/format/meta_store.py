@@ -1,23 +1,30 @@
-"""Metas as they were read before, kept in the CM home: to parse YAML takes as long as all else about a script.
+"""What was read of metas before, kept in the CM home: to parse YAML takes as long as all else about a script.
 
-Each is a file of its own, in the binary form in which Python keeps bytecode after a digest of that, and holds as long
-as size and times of the meta's files are what they were. What cannot be read, or does not fit, counts as absent: the
-meta itself is read.
+Metas are files of their own, in the binary form in which Python keeps bytecode; what all scripts are called is one file
+more, so that tags nobody knows do not cost reading every meta. Each holds as long as size and times of the meta's files
+are what they were: one that changed moments ago is not kept, for it could change once more within the clock's tick and
+look the same. What cannot be read, or does not fit, counts as absent: the meta itself is read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import marshal
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from cm4vllm.engine.cache.digests import digest_of
+from cm4vllm.common.digests import digest_of
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_bytes
 from cm4vllm.engine.format.documents import SETTLED_S, read_meta, signature_of
+from cm4vllm.engine.format.meta import split_tags
 from cm4vllm.engine.format.shapes import require_shapes
+from cm4vllm.engine.format.value import Value
 
-__all__ = ["KeptMetas"]
+__all__ = ["KeptMetas", "Summary", "summaries"]
 
 _FORMAT = 4  # of marshal; every Python since 3.4 reads it
 _DIGEST_BYTES = 64
@@ -69,3 +76,66 @@ class KeptMetas:
 
 def _digest(data: bytes) -> bytes:
     return digest_of(data).encode()
+
+
+_MAY_NOT_BE_KEPT = CmError, OSError, RecursionError
+
+
+class Summary(Value):
+    """A folder with a meta, by whose repository, and what it is called."""
+
+    path: str
+    repo: str
+    automation_uid: str
+    alias: str
+    uid: str
+    tags: tuple[str, ...]
+    tags_help: str
+
+
+def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
+    """Return the summaries of the folders that hold a readable meta; `folders` are paths, each with its repository.
+
+    `store` is the file that remembers them; where it cannot be written, the next run reads the metas again.
+    """
+    known = _remembered(store)
+    found: list[Summary] = []
+    kept: dict[str, Any] = {}
+    settled = time.time() - SETTLED_S
+    for path, repo in folders:
+        signature, changed_at = signature_of(path)
+        if not signature:
+            continue
+        words = known[path][1:] if path in known and known[path][0] == signature else _words(path)
+        if words is None:
+            continue
+        automation_uid, alias, uid, tags, tags_help = words
+        found.append(Summary(path, repo, automation_uid, alias, uid, tuple(tags), tags_help))
+        if changed_at < settled:
+            kept[path] = [signature, *words]
+    if kept != known:
+        with contextlib.suppress(*_MAY_NOT_BE_KEPT):
+            from pathlib import Path
+
+            write_bytes(Path(store), json.dumps(kept).encode())
+    return found
+
+
+def _remembered(store: str) -> dict[str, Any]:
+    try:
+        with open(store, "rb") as file:
+            known = json.loads(file.read())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _words(folder: str) -> list[Any] | None:
+    """Return automation UID, alias, UID, tags and tags_help of a meta; None when it cannot be read."""
+    try:
+        raw = read_meta(folder)
+    except _MAY_NOT_BE_KEPT:
+        return None  # one broken meta must not hide the others; choosing it tells what is wrong
+    tags = raw.get("tags")
+    return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")),
+            list(split_tags(tags)) if isinstance(tags, (str, list)) else [], str(raw.get("tags_help") or "")]

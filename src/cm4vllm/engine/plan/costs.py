@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cm4vllm.common.units import size_text
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.unknowns import in_words
 from cm4vllm.engine.run.python_packages import listed, missing_of, needs
 
-__all__ = ["Brought", "brought_by", "size_text"]
+__all__ = ["Brought", "brought_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,3 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None
             return None
         what = f"{what}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
     return Brought(bring.how, in_words(what), size, bring.measured)
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes as people read it: 2.6 GB, 140 MB, 12 kB."""
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

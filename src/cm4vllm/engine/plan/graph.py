@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from cm4vllm.engine.cache.listing import age_text
-from cm4vllm.engine.plan.costs import Brought, size_text
-from cm4vllm.engine.plan.plan import Node, Status
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import working_folder
+from cm4vllm.common.progress import page
+from cm4vllm.common.units import size_text
+from cm4vllm.engine.cache.index import protect
+from cm4vllm.engine.cache.pages import age_text
+from cm4vllm.engine.plan.costs import Brought
+from cm4vllm.engine.plan.plan import Node, Status, plan
+from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.session import Session
 
-__all__ = ["as_json", "as_mermaid", "as_tree", "summary"]
+__all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]
 
 _ORDER = (Status.CACHED, Status.REUSED, Status.MAKE, Status.RUN, Status.OPEN, Status.FAILS)
 _CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make", Status.RUN: "run",
@@ -199,3 +207,31 @@ def as_mermaid(root: Node) -> str:
 def _escaped(text: str) -> str:
     return text.replace("&", "#amp;").replace('"', "#quot;").replace("<br/>", "\0").replace("<", "#lt;").replace(
         ">", "#gt;").replace("\0", "<br/>")
+
+
+def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
+    """Print the plan of a run as a tree, as Mermaid with --graph, as JSON with --out=json or -j.
+
+    The result holds the plan as data. Its code is that of the first error that the run is certain to meet.
+    """
+    protect(automation.cmind)
+    session = Session(automation, i)
+    with session.vault.guarded_output():
+        return _printed(session, i)
+
+
+def _printed(session: Session, i: dict[str, Any]) -> dict[str, Any]:
+    try:
+        root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
+    except CmError as error:
+        return {"return": error.exit_code, "error": session.explained(error)}
+    data: dict[str, Any] = session.vault.cleaned(as_json(root))
+    if flag(i, "j", "json"):
+        page(json.dumps(data, indent=2))
+    elif flag(i, "graph"):
+        page(as_mermaid(root))
+    elif not session.as_json:
+        page(as_tree(root))
+    if (failure := root.failure()) is not None:
+        return {"return": failure.exit_code, "error": f"the run would fail\n{failure}", **data}
+    return {"return": 0, **data}

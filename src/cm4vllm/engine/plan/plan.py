@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.cache.entries import Damaged, Entry
+from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
 from cm4vllm.engine.cache.identity import identity_of
-from cm4vllm.engine.cache.listing import stored
+from cm4vllm.engine.cache.pages import stored
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.meta import PHASES, Dependency, Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.code import code_of, has_plan, may_end_early, runs_scripts
-from cm4vllm.engine.plan.code_plan import CodePlan, PlannedStep
 from cm4vllm.engine.plan.costs import Brought, brought_by
-from cm4vllm.engine.plan.planned_task import Exports, Prospect, vocabulary_of
+from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
+from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_plan, may_end_early, runs_scripts
 from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
@@ -122,10 +121,11 @@ def plan(session: Session, request: Request) -> Node:
 class _Planner:
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.cache = Cache(session.automation.cmind)
         self.made: dict[str, _Made] = {}
         #: Scripts of which an entry will be made under a key that only the run can tell.
         self.made_unseen: set[str] = set()
-        self.stack: list[Prospect] = []
+        self.stack: list[PlannedTask] = []
         #: What has been walked into before.
         self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
         #: Which script tells a fact, by its key.
@@ -187,7 +187,7 @@ class _Planner:
         if self.stack:
             globs = self.stack[-1].all_globs
             self.stack[-1].learn(vocabulary_of(node.script))
-        frame = Prospect(asked(), node.script, globs)
+        frame = PlannedTask(asked(), node.script, globs)
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
         node.notes += remarks(frame.task, frame.env)
@@ -211,7 +211,7 @@ class _Planner:
             self.tellers[told] = node.script.title()
         return exports
 
-    def check_circle(self, frame: Prospect) -> None:
+    def check_circle(self, frame: PlannedTask) -> None:
         same = [other for other in self.stack if other.script is frame.script
                 and other.task.variations.names == frame.task.variations.names]
         if any(other.env == frame.env for other in same) or len(self.stack) >= DEEPEST:
@@ -219,7 +219,7 @@ class _Planner:
 
     # --- cached or not -----------------------------------------------------------------------------------------------
 
-    def settle(self, node: Node, frame: Prospect, *, certain: bool) -> str:
+    def settle(self, node: Node, frame: PlannedTask, *, certain: bool) -> str:
         """Find a node's status; return the key of the entry that it would make."""
         if not frame.is_kept:
             node.status = Status.RUN
@@ -236,7 +236,7 @@ class _Planner:
             self.made_unseen.add(frame.script.uid)
             return ""
         key = identity.key()
-        if (entry := self.session.cache.find(identity, wanted)) is not None:
+        if (entry := self.cache.find(identity, wanted)) is not None:
             try:
                 entry.result()
             except Damaged as damage:
@@ -264,11 +264,11 @@ class _Planner:
         """Tell whether the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
         return script.uid in made or any(
-            entry.script_uid == script.uid for entry in stored(Path(self.session.cache.root)))
+            entry.script_uid == script.uid for entry in stored(Path(self.cache.root)))
 
     # --- what is below -----------------------------------------------------------------------------------------------
 
-    def below(self, node: Node, frame: Prospect, *, certain: bool) -> Exports:
+    def below(self, node: Node, frame: PlannedTask, *, certain: bool) -> Exports:
         if node.status is Status.REUSED or node.status is Status.CACHED:
             for phase in PHASES:
                 self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
@@ -295,14 +295,14 @@ class _Planner:
             self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
         return frame.exports(runs_code=(bool(source) and not has_plan(source)) or runs_shell)
 
-    def kept_exports(self, node: Node, frame: Prospect) -> Exports:
+    def kept_exports(self, node: Node, frame: PlannedTask) -> Exports:
         if node.entry is not None:
             return Exports(known=node.entry.result()["new_env"])
         return self.made[identity_of(frame.asked, frame.scope).key()].exports
 
     # --- what its own code does --------------------------------------------------------------------------------------
 
-    def code(self, node: Node, frame: Prospect, *, certain: bool) -> None:
+    def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> None:
         """Take in what the hook `plan` of a script says of its code. Raises what the run would raise there."""
         hooks = self.session.hooks_of(frame.script)
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
@@ -311,7 +311,7 @@ class _Planner:
         for step in said.steps:
             self.step(node, frame, step, certain=certain)
 
-    def step(self, node: Node, frame: Prospect, step: PlannedStep, *, certain: bool) -> None:
+    def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
         """Add the node of a script that the code runs, and take what it hands back."""
         entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
         self.tellers.update(step.unknown)
@@ -325,18 +325,18 @@ class _Planner:
             child.brings += brought_by(child.script, step.brings, frame.wanted)
         frame.take(exports, certain=certain and not conditions)
 
-    def asked_by_code(self, frame: Prospect, entry: Dependency) -> Request:
+    def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
         """Return what a hook asks for: with its whole environment and the adr of its caller, and nothing else."""
         asked = frame.asked_of(entry, "post_deps")
         return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
                          inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
 
-    def dependencies(self, node: Node, frame: Prospect, phase: str, *, certain: bool, only_dynamic: bool = False,
+    def dependencies(self, node: Node, frame: PlannedTask, phase: str, *, certain: bool, only_dynamic: bool = False,
                      only_if: tuple[str, ...] = ()) -> None:
         for dependency in frame.scope.phases[phase]:
             self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
 
-    def dependency(self, node: Node, frame: Prospect, dependency: Dependency, phase: str, *, certain: bool,
+    def dependency(self, node: Node, frame: PlannedTask, dependency: Dependency, phase: str, *, certain: bool,
                    only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
         """Add the node of a dependency, unless it takes no part, and take what it hands back."""
         taken, truth = self.changed(frame, dependency)
@@ -355,14 +355,14 @@ class _Planner:
                             added=self.added_by_facts(frame, taken))
         frame.take(exports, certain=child_certain)
 
-    def added_by_facts(self, frame: Prospect, dependency: Dependency) -> frozenset[str]:
+    def added_by_facts(self, frame: PlannedTask, dependency: Dependency) -> frozenset[str]:
         """Return the facts that may add tags to a dependency, or may be empty and add none."""
         keys = {*dependency.update_tags_from_env, *(key for keys in dependency.update_tags_with_prefix.values()
                                                     for key in keys)}
         return frozenset(key for key in keys for value in [dependency.env.get(key) or frame.env.get(key)]
                          if facts_in(value) and not is_assured(value))
 
-    def changed(self, frame: Prospect, dependency: Dependency) -> tuple[Dependency, Truth]:
+    def changed(self, frame: PlannedTask, dependency: Dependency) -> tuple[Dependency, Truth]:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""
         truth: Truth = True
         changes = []
@@ -376,7 +376,7 @@ class _Planner:
                 changes.append(change.but(conditions=Conditions()))
         return amended(dependency, changes, frame.env), truth
 
-    def origin(self, frame: Prospect, dependency: Dependency, phase: str) -> str:
+    def origin(self, frame: PlannedTask, dependency: Dependency, phase: str) -> str:
         """Return the variation that brings a dependency; empty where the script itself does."""
         for variation in frame.task.variations.layers:
             if any(one is dependency for one in variation.layer.deps[phase]):

@@ -12,11 +12,10 @@ from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.unknowns import assured, decide, facts_in, unknown
 from cm4vllm.engine.run.dependencies import request_for
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
-from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.request import Request, Task, flag
 from cm4vllm.engine.run.scope import Scope
-from cm4vllm.engine.run.task import Task
 
-__all__ = ["Exports", "Prospect", "vocabulary_of"]
+__all__ = ["Exports", "PlannedTask", "vocabulary_of"]
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WILD = re.compile(r"[*?\[]")
@@ -44,7 +43,7 @@ class Exports:
                    globs=tuple(key for key in listed if _WILD.search(key)))
 
 
-class Prospect:
+class PlannedTask:
     """A task of which nothing is run, with a scope of its own that becomes what a run's would.
 
     `globs` are patterns of keys that scripts before may have set by now. Raises UsageError as a task does.

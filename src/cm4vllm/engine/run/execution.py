@@ -5,29 +5,24 @@ deps -> preprocess -> prehook_deps -> run.sh -> posthook_deps -> postprocess -> 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from cm4vllm.common.errors import CmError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import Dependency
-from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run import dependencies
-from cm4vllm.engine.run.environment import Env, as_text, merge_into
-from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.environment import Env, merge_into
+from cm4vllm.engine.run.request import Request, Task, flag
 from cm4vllm.engine.run.scope import Outcome, Scope, remarks
+from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
 from cm4vllm.engine.run.selection import select
 from cm4vllm.engine.run.session import Session
-from cm4vllm.engine.run.task import Task
 
-__all__ = ["Outcome", "Run", "run"]
+__all__ = ["check_version", "fresh", "run", "run_phase"]
 
-_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
 
 
 def run(session: Session, request: Request) -> Outcome:
@@ -43,7 +38,7 @@ def run(session: Session, request: Request) -> Outcome:
             session.tell(remark)
         outcome = perform(session, task, scope)
         check_version(task, outcome.version)
-        if not _is_fake(session, task):
+        if not is_fake(session, task):
             _check_promises(task, outcome.new_env)
         session.note_version(task, outcome.version)
         _tell_exported(session, task, outcome)
@@ -52,10 +47,8 @@ def run(session: Session, request: Request) -> Outcome:
 
 def perform(session: Session, task: Task, scope: Scope) -> Outcome:
     """Run a task, or use what the cache holds of it."""
-    if task.is_cached and not _is_fake(session, task):
-        from cm4vllm.engine.cache.reuse import from_cache
-
-        return from_cache(session, task, scope, fresh)
+    if session.store is not None and task.is_cached and not is_fake(session, task):
+        return session.store.outcome(session, task, scope)
     return fresh(session, task, scope)
 
 
@@ -71,101 +64,6 @@ def fresh(session: Session, task: Task, scope: Scope) -> Outcome:
             return outcome
     current.hold_constants()
     return scope.outcome(task)
-
-
-class Run(Value):
-    """What every step gets: the session, what is settled, and what changes."""
-
-    session: Session
-    task: Task
-    scope: Scope
-
-    @property
-    def is_fake(self) -> bool:
-        """Tell whether only dependencies are looked at: in fake runs, and of the script that is only prepared."""
-        return _is_fake(self.session, self.task)
-
-    def hold_constants(self) -> None:
-        """Give constants their values back, as public scripts rely on; one with strict_input may overrule its flags."""
-        if not self.task.script.strict_input:
-            self.scope.env.update(self.scope.const)
-
-    def hook(self, name: str) -> Mapping[str, Any]:
-        """Call a hook of customize.py, and take in what it returned and left in the environment."""
-        hooks, scope = self.session.hooks_of(self.task.script), self.scope
-        if hooks.get(name) is None:
-            return {}
-        from cm4vllm.engine.run.hooks import hook_input, reworded, working_in
-
-        # The folder of a cached script that failed is gone when its cleanup is called.
-        with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
-            given = hook_input(self)
-            with reworded(self.task.script, self.task.request):
-                result = hooks.call(name, given)
-        for key, value in scope.env.items():
-            if not isinstance(key, str):
-                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is no text",
-                                  cause=f"{key!r}", remedy=f"correct {self.task.script.folder}/customize.py")
-            if not isinstance(value, (str, list, dict)):
-                scope.env[key] = as_text(value)
-        scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
-        scope.extra_tags = tuple(dict.fromkeys((*scope.extra_tags, *(result.get("add_extra_cache_tags") or ()))))
-        dependencies.update_from(given["meta"], scope.phases)
-        self.session.vault.learn(scope.env)
-        return result
-
-    def detect_version(self) -> Mapping[str, Any]:
-        """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
-        from cm4vllm.engine.run.hooks import hook_input
-
-        hooks = self.session.hooks_of(self.task.script)
-        return hooks.call("detect_version", hook_input(self)) if hooks.get("detect_version") else {}
-
-    def native(self, name: str, env: dict[str, Any], folder: str) -> bool:
-        """Run a shell file of the script, and merge what it writes into `env` and the state.
-
-        An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
-        """
-        from cm4vllm.engine.run.native import find_native, process_environment, read_assignments, run_native
-
-        session, script, scope = self.session, self.task.script, self.scope
-        path = find_native(script.folder, name, env)
-        if path is None:
-            return False
-        from cm4vllm.engine.run.git_access import git_environment
-        from cm4vllm.engine.run.shell_text import shell_keys
-
-        out, state_out = os.path.join(folder, _ENV_OUT), os.path.join(folder, _STATE_OUT)
-        with translated_os_errors("run a script in", folder):
-            for leftover in (out, state_out):
-                with suppress(FileNotFoundError):
-                    os.unlink(leftover)
-            if scope.state:
-                with open(os.path.join(folder, _STATE_IN), "w") as file:
-                    file.write(json.dumps(session.vault.cleaned(scope.state), default=str))
-        prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
-        if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
-            from cm4vllm.engine.tools.provenance import debug_script
-
-            debug_script(session, path, env, folder, prefix)
-        access = git_environment(env)
-        for value in access.values():
-            session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
-        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
-        run_native(path, given, folder, title=script.title(), log=session.log_of(script), guardian=session.guardian,
-                   output=session.output, clean=session.vault.clean, prefix=prefix)
-        try:
-            merge_into(env, read_assignments(out))
-        except OSError as error:
-            raise RecipeError(f"run.sh of {script.title()} left no readable {_ENV_OUT}", cause=str(error)) from error
-        session.vault.learn(env)
-        if os.path.exists(state_out):
-            scope.state = merged(scope.state, _native_state(state_out, script.title()))
-        return True
-
-
-def _is_fake(session: Session, task: Task) -> bool:
-    return session.fake or session.no_deps or flag(task.request.inputs, "prepare")
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------
@@ -280,7 +178,7 @@ def postprocess(run: Run) -> None:
     run.hold_constants()
     run.hook("postprocess")
     if not run.session.keeps_files:
-        _remove(run.scope.folder, (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT, *run.task.script.clean_files))
+        _remove(run.scope.folder, (*ENGINE_FILES, *run.task.script.clean_files))
 
 
 def post_deps(run: Run) -> None:
@@ -296,17 +194,6 @@ _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
 
 
 # --- parts of steps --------------------------------------------------------------------------------------------------
-
-def _native_state(path: str, title: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            state = json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not JSON", cause=str(error)) from error
-    if not isinstance(state, dict):
-        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not a mapping")
-    return state
-
 
 def _remove(folder: str, names: tuple[str, ...]) -> None:
     """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""

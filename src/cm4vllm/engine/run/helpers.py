@@ -19,7 +19,7 @@ from cm4vllm.engine.format.meta import Dependency
 from cm4vllm.engine.format.versions import Wanted
 
 if TYPE_CHECKING:
-    from cm4vllm.engine.run.execution import Run
+    from cm4vllm.engine.run.script_run import Run
 
 __all__ = ["HELPERS"]
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
-import struct
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,55 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, NotWritable, RecipeError
 from cm4vllm.common.files import working_folder
-from cm4vllm.engine.format.meta import PHASES, ScriptMeta
+from cm4vllm.engine.format.meta import ScriptMeta
 
 if TYPE_CHECKING:
-    from cm4vllm.engine.run.execution import Run
     from cm4vllm.engine.run.request import Request
 
-__all__ = ["Hooks", "hook_input", "reworded", "working_in"]
-
-_BITS = str(8 * struct.calcsize("P"))
-
-#: What public hooks ask of the machine.
-OS_INFO: Mapping[str, Any] = {
-    "platform": "darwin" if sys.platform == "darwin" else "linux", "bits": _BITS, "python_bits": _BITS,
-    "bat_ext": ".sh", "set_env": 'export ${key}="${value}"', "env_separator": ":", "env_var": "${env_var}",
-    "bat_rem": "# ${rem}", "run_local_bat": ". ./${bat_file}", "run_bat": ". ${bat_file}",
-    "run_local_bat_from_python": 'bash -c ". ./${bat_file}"', "set_exec_file": 'chmod 755 "${file_name}"',
-    "start_script": ["#!/bin/bash", ""], "env": {},
-}
-
-
-class _Artifact:
-    """What hooks get as i['artifact']."""
-
-    def __init__(self, path: str, meta: dict[str, Any]) -> None:
-        self.path = path
-        self.meta = meta
-        self.original_meta = meta
-
-
-def hook_input(run: Run) -> dict[str, Any]:
-    """Return what a hook is called with: `env` and `state` are the run's own, all else is a copy.
-
-    The dependencies in `meta` are those of this run, variations included: what a hook changes in those that are still
-    to come takes effect. `run_script_input` goes back to the helpers of i['automation'].
-    """
-    session, task, scope = run.session, run.task, run.scope
-    meta = copy.deepcopy({key: value for key, value in task.script.raw.items() if key not in PHASES})
-    meta.update({phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
-                 for phase in PHASES if scope.phases[phase] or phase in task.script.raw})
-    path = task.script.folder
-    run_state = session.run_state(task, scope.deps)
-    shared = {"path": path, "env": scope.env, "state": scope.state, "const": scope.const, "meta": meta,
-              "os_info": copy.deepcopy(dict(OS_INFO)), "recursion_spaces": "  " * (len(session.scripts) - 1),
-              "script_tags": list(task.script.tags), "variation_tags": list(task.variations.names),
-              "run_state": run_state}
-    return {**shared, "input": {**task.request.inputs, "run_state": run_state},
-            "artifact": _Artifact(path, meta), "automation": session.automation, "customize": meta.get("customize", {}),
-            "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run}}
-
+__all__ = ["Hooks", "reworded", "working_in"]
 
 @contextmanager
 def working_in(folder: str) -> Iterator[None]:

@@ -1,32 +1,29 @@
-"""run.sh: the shell part of a script, with an environment that arrives unchanged and an exit status told as it is."""
+"""run.sh: the shell part of a script. Its exit status is reported as it is, and what it started ends with the run."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import NativeCommandError, RecipeError, UsageError
-from cm4vllm.engine.run.shell_text import expand
+from cm4vllm.common.errors import NativeCommandError, RecipeError
 
 if TYPE_CHECKING:
     import subprocess
 
-    from cm4vllm.engine.run.guardian import Guardian
-
-__all__ = ["find_native", "process_environment", "read_assignments", "run_native"]
+__all__ = ["Guardian", "find_native", "likely_remedy", "run_native"]
 
 #: Seconds that a command has to end after SIGTERM, before SIGKILL.
 GRACE_S = 5.0
 _TAIL_LINES = 20
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
@@ -49,53 +46,6 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
     if name:
         raise RecipeError(f"{path} is missing", cause=f"the script_name {name!r} is asked for")
     return None
-
-
-def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment of a command: that of this process, with `env` on top, each value exactly as it is.
-
-    Lists are joined with `:`; `+KEY` goes before what KEY holds, joined with `:` (`+ KEY`: with the character that
-    follows the plus). The values of `shell_keys` are texts for double quotes and become what a shell makes of them;
-    one may refer to those before it in the order of the alphabet. Raises UsageError for a value with a zero byte, which
-    no process can be given.
-    """
-    full = dict(os.environ)
-    for key, value in env.items():
-        if _NAME.fullmatch(key):
-            text = ":".join(map(str, value)) if isinstance(value, list) else str(value)
-            if "\0" in text:
-                raise UsageError(f"the value of {key} holds a zero byte", cause="no program can be given such a value")
-            # A shell text waits for what it refers to; until then a reference to itself means the value outside.
-            if key not in shell_keys:
-                full[key] = text
-    for key in sorted(shell_keys):
-        if not key.startswith("+") and key in env:
-            full[key] = expand(str(env[key]), full)
-    for key in sorted(env):
-        if key.startswith("+"):
-            _prepend(full, key, env[key], is_shell_text=key in shell_keys)
-    return full
-
-
-def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool) -> None:
-    name, separator = key[1:], ":"
-    if name and not _NAME.match(name):
-        separator, name = name[0], name[1:]
-    items = [str(item) for item in (value if isinstance(value, list) else [value])]
-    if is_shell_text:
-        items = [expand(item, full) for item in items]
-    full[name] = separator.join([*items, *([full[name]] if full.get(name) else [])])
-
-
-def read_assignments(path: str) -> dict[str, str]:
-    """Return the KEY=VALUE lines of a file; only the first `=` of a line separates. A missing file holds none."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().decode(errors="surrogateescape")
-    except FileNotFoundError:
-        return {}
-    pairs = (line.partition("=") for line in text.split("\n"))
-    return {key.strip(): value.strip(" \t\r") for key, sign, value in pairs if sign and key.strip()}
 
 
 class _Output:
@@ -191,8 +141,6 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
     from cm4vllm.common.processes import exit_in_words
-    from cm4vllm.engine.run.remedies import likely_remedy
-
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
     if printed.log_problem:
@@ -219,3 +167,90 @@ def _end(process: subprocess.Popen[str]) -> None:
             break
         except subprocess.TimeoutExpired:
             continue
+
+
+_PROGRAM = """
+trap '' HUP INT TERM
+live=
+while read -r what group; do
+  if [ "$what" = began ]; then live="$live $group "; else live="${live/ $group /}"; fi
+done
+for group in $live; do kill -KILL -- "-$group"; done
+"""
+
+
+class Guardian:
+    """The process groups under way; they die with this process, however it ends."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> int:
+        """Have the guarding process there. Returns the descriptor by which a shell tells it of itself.
+
+        Raises OSError when there is no bash.
+        """
+        import subprocess  # few runs of what is cached start anything
+
+        if self._process is None:
+            self._process = subprocess.Popen(
+                ["bash", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", process_group=0)
+        assert self._process.stdin is not None  # noqa: S101 it is a pipe
+        return self._process.stdin.fileno()
+
+    @staticmethod
+    def telling(descriptor: int) -> str:
+        """Return the line by which a shell that leads its process group has it guarded from now on.
+
+        It tells it itself: were we to tell, a signal or a kill could come between its start and our word. As long as it
+        has not, it holds the pipe open, so that the guarding process waits for its word even when we are gone.
+        """
+        return f"trap '' PIPE; echo began $$ >&{descriptor}; exec {descriptor}>&-; trap - PIPE"
+
+    def ended(self, group: int) -> None:
+        """No longer guard a process group."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._process.stdin.fileno(), f"ended {group}\n".encode())
+
+    def close(self) -> None:
+        """End the guarding process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate()
+
+
+# The first that matches is the one that is told; more special signs stand before more general ones.
+_SIGNS: tuple[tuple[str, str], ...] = (
+    (r"No space left on device|Disk quota exceeded", "free disk space where this script works, and run it again"),
+    (r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
+     r"|Failed to connect to|Connection timed out|unable to access 'https?:",
+     "the network did not answer: check the connection and the proxy settings (http_proxy, https_proxy)"),
+    (r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
+     "access was refused: accept the licence of what is downloaded, and give a token by HF_TOKEN or CM_GH_TOKEN"),
+    (r"externally-managed-environment", "run in a virtual environment: this Python belongs to the system"),
+    (r"No module named '?([\w.]+)", r"this Python lacks the package \1: pip install it where the script runs"),
+    (r"(?:^|[:\s])([\w.+/-]+): (?:command )?not found", r"install \1, or put it on PATH"),
+    (r"sudo: .*password is required", "allow sudo without a password, or pass --skip_system_deps and install by hand"),
+    (r"[Pp]ermission denied", "check who owns the files that the last lines name"),
+    (r"CUDA out of memory|std::bad_alloc|Cannot allocate memory|MemoryError",
+     "there was too little memory: choose a smaller batch or model, or end other programs"),
+    (r"No such file or directory", "check that the path in the last lines exists, and that the script made it"),
+)
+_STATUSES = {
+    -9: "the system killed it, mostly for lack of memory (dmesg tells): end other programs or use a smaller setting",
+    126: "make the file that it calls executable",
+    127: "install the command that the last lines name, or put it on PATH",
+}
+
+
+def likely_remedy(status: int, tail: str) -> str:
+    """Return one likely remedy; empty when nothing known fits. `status` is negative for a signal."""
+    if status == -9:
+        return _STATUSES[status]
+    for sign, remedy in _SIGNS:
+        found = re.search(sign, tail, re.MULTILINE)
+        if found:
+            return found.expand(remedy)
+    return _STATUSES.get(status, "")

@@ -1,21 +1,24 @@
-"""What is asked for: tags, flags and environment of one run, as cmind, a dependency or a customize.py gives them."""
+"""What is asked for: tags, flags and environment of one run, and what of it is settled before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.meta import Amendment, ScriptMeta, amendments_of, split_tags
+from cm4vllm.engine.format.meta import Amendment, Layer, ScriptMeta, amendments_of, split_tags
 from cm4vllm.engine.format.value import Value
+from cm4vllm.engine.format.variations import Resolution, resolve
 from cm4vllm.engine.format.versions import ANY, VERSION_KEYS, Wanted
 from cm4vllm.engine.run.environment import as_text
 
-__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "check_flags", "flag", "mapped_inputs",
-           "parse_tags"]
+__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "Task", "check_flags", "flag", "mapped_inputs",
+           "parse_tags", "with_usable_flags"]
 
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 #: Flags that become environment keys of the same meaning for every script.
 SPECIAL_INPUTS = {
     "path": "CM_TMP_PATH", "input": "CM_INPUT", "output": "CM_OUTPUT", "outdirname": "CM_OUTDIRNAME",
@@ -198,3 +201,94 @@ def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[s
 def _text(value: Any) -> Any:
     text = as_text(value)
     return ",".join(text) if isinstance(text, list) else text
+
+
+class Task(Value):
+    """A script to run, immutable. `layers` are its meta, its variations in order, and the meta of its version."""
+
+    request: Request
+    script: ScriptMeta
+    variations: Resolution
+    wanted: Wanted
+    layers: tuple[Layer, ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, script: ScriptMeta, request: Request) -> Task:
+        """Settle variations and versions.
+
+        Raises UsageError for impossible variations, and for unknown flags where the script is strict about its input;
+        else these are `notes`.
+        """
+        notes = check_flags(script, request.inputs)
+        variations = resolve(script, request.variations, request.excluded_variations)
+        wanted = request.wanted.or_else(Wanted.from_environment(request.env)).or_else(script.wanted)
+        # What a recipe hands on is not what a person mistyped.
+        told = tuple(f"WARNING: {note}" for note in notes) if request.from_person else ()
+        task = cls(request, script, variations, wanted, (), told)
+        return task.of_version(wanted)
+
+    def of_version(self, wanted: Wanted) -> Task:
+        """Return this task when `wanted` is asked for: what the meta says of that version is its last layer."""
+        layers = (self.script.layer, *(variation.layer for variation in self.variations.layers))
+        version = self.script.version(wanted.version)
+        return self.but(wanted=wanted, layers=layers if version is None else (*layers, version))
+
+    def settled(self) -> Task:
+        """Return this task with the default version where none was asked for: it counts only when nothing is cached."""
+        default = next((layer.default_version for layer in reversed(self.layers) if layer.default_version), "")
+        wanted = self.wanted.with_default(default)
+        return self if wanted == self.wanted else self.of_version(wanted)
+
+    @property
+    def ad(self) -> tuple[Amendment, ...]:
+        """Changes to dependencies of this script alone."""
+        return tuple(amendment for layer in self.layers for amendment in layer.ad) + self.request.ad
+
+    @property
+    def adr(self) -> tuple[Amendment, ...]:
+        """Changes that are passed down; the caller's come last: what is said on the command line wins."""
+        return tuple(amendment for layer in self.layers for amendment in layer.adr) + self.request.adr
+
+    @property
+    def script_name(self) -> str:
+        """Return the name of the shell file that is asked for; empty for the usual one."""
+        return next((layer.script_name for layer in reversed(self.layers) if layer.script_name), "")
+
+    @property
+    def new_env_keys(self) -> tuple[str, ...]:
+        """The patterns of the keys that it hands back: the caller's, where it forces them, or those of the layers."""
+        return self.request.force_new_env_keys or tuple(key for layer in self.layers for key in layer.new_env_keys)
+
+    @property
+    def promised_env_keys(self) -> tuple[str, ...]:
+        """The keys that it hands back set to something that does not say no, whatever happens."""
+        return tuple(key for layer in self.layers for key in layer.promised_env_keys)
+
+    @property
+    def is_cached(self) -> bool:
+        """Tell whether the cache keeps what the script makes."""
+        inputs: Mapping[str, object] = self.request.inputs
+        asked_not_to = flag(inputs, "skip_cache", "force_skip_cache")
+        return (self.script.cache and not asked_not_to) or (self.script.can_force_cache and flag(inputs, "force_cache"))
+
+    def title(self) -> str:
+        """Return the script's own tags and the variations that are on, as they would be typed."""
+        return ",".join((*self.script.tags, *(f"_{name}" for name in self.variations.names)))
+
+
+def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
+    """Return the text of an error in which every flag is one that the script that was asked for accepts.
+
+    `scripts` are those under way, from that one to the one that failed. A flag of the latter becomes the environment
+    key that it stands for, which dependencies inherit. Lines that name a command of their own stay as they are.
+    """
+    asked, *below = scripts
+    known = {*asked.input_mapping, *asked.input_description, *ENGINE_FLAGS}
+    keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
+
+    def usable(found: re.Match[str]) -> str:
+        flag = found[1]
+        return found[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
+
+    return "\n".join(line if "cm run script" in line else _FLAG.sub(usable, line) for line in text.splitlines())

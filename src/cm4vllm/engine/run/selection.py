@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 
+from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import ScriptMeta
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.meta_store import Summary
+from cm4vllm.engine.format.variations import as_typed, known
 from cm4vllm.engine.run.request import Request
 
-__all__ = ["candidates", "select"]
-
+__all__ = ["candidates", "no_script", "no_variation", "select"]
 
 def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
@@ -22,8 +24,6 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     fitting = [script for script in scripts if known(script, request.variations)]
     if fitting:
         return next((script for script in fitting if os.path.dirname(script.folder) == near), fitting[0])
-    from cm4vllm.engine.run.hints import no_variation
-
     raise no_variation(scripts, request)
 
 
@@ -33,7 +33,77 @@ def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     scripts = [script for script in found
                if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)]
     if not scripts:
-        from cm4vllm.engine.run.hints import no_script
-
         raise no_script(catalogue, request)
     return sorted(scripts, key=lambda script: (script.sort, script.folder))
+
+
+Named = Summary | ScriptMeta
+_LIST = "list them all with: cm find script"
+#: How many near scripts are named.
+_NAMED = 3
+
+
+def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
+    """Return the error for a request that no script answers to: which tag spoils the match, and what is near."""
+    if request.name:
+        return NotFoundError(f"no scripts were found with the name {request.name!r}",
+                             remedy=nearest(request.name, (script.alias for script in catalogue.summaries), _LIST))
+    every = catalogue.summaries
+    wanted, excluded = set(request.tags), set(request.excluded_tags)
+    return NotFoundError(f"no scripts were found with the tags {request.title()}",
+                         cause=_spoiler(wanted, excluded, every), remedy=_near(wanted, excluded, every))
+
+
+def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
+    having = [script for script in scripts if set(wanted) <= set(script.tags)]
+    if having:
+        tag = next(tag for tag in excluded if tag in having[0].tags)
+        return f"-{tag} excludes {_names(having)}"
+    unknown = sorted(tag for tag in wanted if not any(tag in script.tags for script in scripts))
+    if unknown:
+        return f"no script has the tag {unknown[0]!r}"
+    for tag in sorted(wanted):
+        if others := [script for script in scripts if set(wanted) - {tag} <= set(script.tags)]:
+            return f"{tag!r} spoils the match: without it, {_names(others)} would answer"
+    return "no script has all of these tags"
+
+
+def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
+    tags = {tag for script in scripts for tag in script.tags}
+    corrected = set(wanted) - tags
+    meant = {tag: close.split("'")[1] for tag in corrected
+             if (close := nearest(tag, tags)).startswith("did you mean")}
+    corrected = (set(wanted) & tags) | set(meant.values())
+    allowed = [script for script in scripts if not set(excluded) & set(script.tags)]
+    best = sorted((script for script in allowed if corrected & set(script.tags)), key=lambda script: (
+        -len(corrected & set(script.tags)), len(script.tags), script.alias))
+    if not scripts:
+        return "no repository with scripts is registered: cm add repo --path=<folder of a repository>"
+    if not best:
+        return _LIST
+    shared = len(corrected & set(best[0].tags))
+    near = [script for script in best if len(corrected & set(script.tags)) == shared][:_NAMED]
+    return f"did you mean {' or '.join(f'{_tags(script, corrected)} ({script.alias})' for script in near)}?"
+
+
+def _tags(script: Named, corrected: Collection[str]) -> str:
+    if set(corrected) <= set(script.tags):
+        return ",".join(tag for tag in script.tags if tag in corrected)
+    return script.tags_help.strip().strip('"') or ",".join(script.tags)
+
+
+def _names(scripts: Sequence[Named]) -> str:
+    more = f" and {len(scripts) - _NAMED} more" if len(scripts) > _NAMED else ""
+    return ", ".join(script.alias for script in scripts[:_NAMED]) + more
+
+
+def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
+    """Return the error for scripts that have the tags, but not all the variations of a request."""
+    best = max(scripts, key=lambda script: sum(known(script, [name]) for name in request.variations))
+    missing = next(name for name in request.variations if not known(best, [name]))
+    cause = f"asked for as _{missing} in {request.title()}"
+    if elsewhere := [script for script in scripts if known(script, [missing])]:
+        cause += f"\n_{missing} is one of {_names(elsewhere)}, which lacks another"
+    return UsageError(f"{best.title()} has no variation {missing!r}", cause=cause,
+                      remedy=nearest(missing, as_typed(best.variations), f"list them with: cm show script {best.alias}")
+                      or "it has no variations")

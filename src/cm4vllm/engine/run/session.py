@@ -10,23 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.redaction import Vault, secret_flags
-from cm4vllm.engine.cache.entries import Cache
-from cm4vllm.engine.cache.index import protect
 from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.format.meta import ScriptMeta, split_tags
-from cm4vllm.engine.run.request import Request, flag
-from cm4vllm.engine.run.task import Task
+from cm4vllm.engine.run.request import Request, Task, flag, with_usable_flags
+from cm4vllm.engine.run.scope import Outcome, Scope
 
 if TYPE_CHECKING:
-    from cm4vllm.engine.run.guardian import Guardian
     from cm4vllm.engine.run.hooks import Hooks
+    from cm4vllm.engine.run.native import Guardian
 
-__all__ = ["DEEPEST", "Session", "Stopped", "depends_on_itself"]
+__all__ = ["DEEPEST", "Session", "Stopped", "Store", "depends_on_itself"]
 
 #: Scripts under way at once; more of them go round in circles.
 DEEPEST = 40
@@ -42,18 +40,28 @@ class Stopped(KeyboardInterrupt):
         self.signum = signum
 
 
-class Session:
-    """State of a top-level run, shared with all runs inside it. `automation` is what hooks get as i['automation']."""
+class Store(Protocol):
+    """What keeps the results of scripts whose metas ask for it: the cache."""
 
-    def __init__(self, automation: Any, inputs: Mapping[str, Any]) -> None:
+    def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
+        """Return what was kept of a task, or run it and keep what it gives."""
+        ...
+
+
+class Session:
+    """State of a top-level run, shared with all runs inside it.
+
+    `automation` is what hooks get as i['automation']; without a `store` nothing is kept, and everything runs.
+    """
+
+    def __init__(self, automation: Any, inputs: Mapping[str, Any], store: Store | None = None) -> None:
         self.automation = automation
+        self.store = store
         self.vault = Vault()
         self._inputs = inputs
         self._typed = [str(word) for word in inputs.get("cmd") or ()]
         self.vault.learn_words(self._typed)
-        protect(automation.cmind)
         self.catalogue = Catalogue(automation.cmind)
-        self.cache = Cache(automation.cmind)
         self._guardian: Guardian | None = None
         self.started = time.monotonic()
         self.verbose = flag(inputs, "v", "verbose")
@@ -82,7 +90,7 @@ class Session:
     def guardian(self) -> Guardian:
         """What ends the native commands under way if this process is killed."""
         if self._guardian is None:
-            from cm4vllm.engine.run.guardian import Guardian  # a hit of the cache starts no command
+            from cm4vllm.engine.run.native import Guardian  # a hit of the cache starts no command
 
             self._guardian = Guardian()
         return self._guardian
@@ -208,8 +216,6 @@ class Session:
         text, stack = self.vault.clean(str(error)), self._failure[1]
         if len(stack) < 2 or self._failure[0] not in text:
             return text
-        from cm4vllm.engine.run.remedies import with_usable_flags
-
         return f"{with_usable_flags(text, stack)}\n  in:     {' > '.join(script.title() for script in stack)}"
 
     @contextmanager

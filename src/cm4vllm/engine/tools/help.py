@@ -11,8 +11,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import PHASES, Dependency, ScriptMeta
-from cm4vllm.engine.plan.code import code_of, runs_scripts
-from cm4vllm.engine.tools.asked import asked_scripts
+from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.tools.find import asked_scripts
 
 __all__ = ["describe", "script_help"]
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.engine.cache.digests import module_file
+from cm4vllm.common.errors import CmError, RecipeError, nearest
+from cm4vllm.common.progress import page
+from cm4vllm.engine.cache.identity import module_file
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.documents import lines_of
@@ -30,10 +31,11 @@ from cm4vllm.engine.format.meta import (
 )
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import definition, known, resolve
-from cm4vllm.engine.plan.code import code_of, runs_scripts
+from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
 from cm4vllm.engine.run.request import ENGINE_FLAGS, parse_tags
+from cm4vllm.engine.tools.find import asked_scripts
 
-__all__ = ["Finding", "Linter"]
+__all__ = ["Finding", "Linter", "lint_scripts"]
 
 #: What stands for the value of a dynamic variation that is tried out.
 _TRIAL = "1"
@@ -339,3 +341,31 @@ def _code(script: ScriptMeta) -> Iterator[Finding]:
             if key not in exported:
                 yield Finding(f"promised_env_keys: {key} is not one of new_env_keys; {_hint(key, exported)}",
                               (*place, "promised_env_keys"))
+
+
+def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
+    """Print what is wrong with the scripts asked for, with all of them without tags or name; 3 if anything is."""
+    catalogue = Catalogue(automation.cmind)
+    linter = Linter(catalogue)
+    try:
+        scripts = asked_scripts(catalogue, i) if i.get("artifact") or i.get("tags") else linter.every()
+    except CmError as error:
+        return {"return": error.exit_code, "error": str(error)}
+    folders = {script.path for script in scripts}
+    found = [one for one in linter.duplicates() if one.path in folders or not (i.get("artifact") or i.get("tags"))]
+    for script in scripts:
+        found += linter.findings(script)
+    data = [_as_json(one) for one in found]
+    if i.get("out") != "json":
+        for one in found:
+            page(str(one))
+        wrong = len({one.path.parent if one.path.suffix else one.path for one in found})
+        page(f"{len(scripts)} scripts, " + (f"{len(found)} findings in {wrong} of them" if found else "all clean"))
+    if not found:
+        return {"return": 0, "scripts": len(scripts), "findings": []}
+    told = RecipeError(f"lint found something in {len(found)} places", remedy="each line above names its place")
+    return {"return": told.exit_code, "error": str(told), "scripts": len(scripts), "findings": data}
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {"path": str(finding.path), "line": finding.line or None, "finding": finding.text}

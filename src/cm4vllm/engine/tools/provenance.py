@@ -9,20 +9,19 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.redaction import Vault
 from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.engine.run.request import Request, flag
 from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.shell_environment import shell_text
 
-__all__ = ["debug_script", "leave", "shell_text"]
+__all__ = ["leave"]
 
 _ENV_FILE = "tmp-env.sh"
-_DEBUG_FILE = "tmp-run-without-cm.sh"
 _VERSION_FILES = ("cm-run-script-versions.json", "version_info.json")
 
 
@@ -49,35 +48,6 @@ def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], pla
         session.tell(f"environment: {folder / _ENV_FILE}")
         if flag(i, "shell"):
             _shell(session, folder)
-
-
-def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ()) -> str:
-    """Return a shell file that sets the keys of `env`, each value quoted; secret ones are only named."""
-    lines = ["#!/bin/bash", *prefix]
-    for key in sorted(env):
-        value = env[key]
-        name, separator = key, ":"
-        if key.startswith("+"):
-            name = key[1:]
-            if not (name[:1].isalpha() or name[:1] == "_"):
-                separator, name = name[:1], name[1:]
-        if not name.isidentifier():
-            continue
-        if vault.is_secret(name) or vault.holds(value):
-            lines.append(f"# {name} is or holds a secret: set it yourself")
-            continue
-        text = shlex.quote(separator.join(map(str, value)) if isinstance(value, list) else str(value))
-        rest = f'"${{{name}:+{separator}${name}}}"' if key.startswith("+") else ""
-        lines.append(f"export {name}={text}{rest}")
-    return "\n".join(lines) + "\n"
-
-
-def debug_script(session: Session, script: str, env: Mapping[str, Any], folder: str, prefix: Iterable[str]) -> None:
-    """Write a shell file that runs a script's shell file without CM."""
-    path = Path(folder, _DEBUG_FILE)
-    write_text(path, shell_text(env, session.vault, prefix) + f"\ncd {shlex.quote(folder)}\n"
-                                                              f". {shlex.quote(script)}\n")
-    session.tell(f"to run it without CM: bash {path}")
 
 
 def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], folder: Path) -> None:

@@ -18,14 +18,15 @@ A step is a script that the code runs with `i["automation"].run`: `name`, `tags`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.meta import Bring, Dependency
+from cm4vllm.engine.format.meta import Bring, Dependency, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["CodePlan", "PlannedStep"]
+__all__ = ["CodePlan", "PlannedStep", "code_of", "has_plan", "may_end_early", "runs_scripts"]
 
 _KEYS = frozenset({"name", "tags", "env", "unknown", "only_if", "notes", "brings", "data"})
 
@@ -65,3 +66,30 @@ class CodePlan(Value):
     def of(cls, result: Mapping[str, Any]) -> CodePlan:
         """Read what a hook returned. Raises RecipeError."""
         return cls(env=result.get("env") or {}, steps=tuple(map(PlannedStep.of, result.get("steps") or ())))
+
+
+_PLAN = re.compile(r"^def plan\(", re.MULTILINE)
+_NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")
+
+
+def code_of(script: ScriptMeta) -> str:
+    """Return the text of customize.py; empty where there is none."""
+    try:
+        return (script.path / "customize.py").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def has_plan(code: str) -> bool:
+    """Tell whether there is a hook `plan`, which says what the others will do."""
+    return bool(_PLAN.search(code))
+
+
+def runs_scripts(code: str) -> bool:
+    """Tell whether a hook may run further scripts."""
+    return bool(_NESTED_RUN.search(code))
+
+
+def may_end_early(code: str) -> bool:
+    """Tell whether preprocess may return `skip`, which ends the script before run.sh and the later dependencies."""
+    return "skip" in code

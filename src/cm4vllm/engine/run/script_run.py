@@ -1,0 +1,177 @@
+"""One script that runs: its scope, and the calls of its hooks and shell files, which read and change that."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError, translated_os_errors
+from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.meta import PHASES
+from cm4vllm.engine.format.value import Value
+from cm4vllm.engine.run import dependencies
+from cm4vllm.engine.run.environment import as_text, merge_into
+from cm4vllm.engine.run.request import Task, flag
+from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.session import Session
+
+__all__ = ["ENGINE_FILES", "Run", "is_fake"]
+
+_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
+#: What a shell file leaves for the engine, and the engine for it.
+ENGINE_FILES = (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT)
+_BITS = str(8 * struct.calcsize("P"))
+
+#: What public hooks ask of the machine.
+OS_INFO: Mapping[str, Any] = {
+    "platform": "darwin" if sys.platform == "darwin" else "linux", "bits": _BITS, "python_bits": _BITS,
+    "bat_ext": ".sh", "set_env": 'export ${key}="${value}"', "env_separator": ":", "env_var": "${env_var}",
+    "bat_rem": "# ${rem}", "run_local_bat": ". ./${bat_file}", "run_bat": ". ${bat_file}",
+    "run_local_bat_from_python": 'bash -c ". ./${bat_file}"', "set_exec_file": 'chmod 755 "${file_name}"',
+    "start_script": ["#!/bin/bash", ""], "env": {},
+}
+
+
+
+class _Artifact:
+    """What hooks get as i['artifact']."""
+
+    def __init__(self, path: str, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.meta = meta
+        self.original_meta = meta
+
+
+def hook_input(run: Run) -> dict[str, Any]:
+    """Return what a hook is called with: `env` and `state` are the run's own, all else is a copy.
+
+    The dependencies in `meta` are those of this run, variations included: what a hook changes in those that are still
+    to come takes effect. `run_script_input` goes back to the helpers of i['automation'].
+    """
+    session, task, scope = run.session, run.task, run.scope
+    meta = copy.deepcopy({key: value for key, value in task.script.raw.items() if key not in PHASES})
+    meta.update({phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
+                 for phase in PHASES if scope.phases[phase] or phase in task.script.raw})
+    path = task.script.folder
+    run_state = session.run_state(task, scope.deps)
+    shared = {"path": path, "env": scope.env, "state": scope.state, "const": scope.const, "meta": meta,
+              "os_info": copy.deepcopy(dict(OS_INFO)), "recursion_spaces": "  " * (len(session.scripts) - 1),
+              "script_tags": list(task.script.tags), "variation_tags": list(task.variations.names),
+              "run_state": run_state}
+    return {**shared, "input": {**task.request.inputs, "run_state": run_state},
+            "artifact": _Artifact(path, meta), "automation": session.automation, "customize": meta.get("customize", {}),
+            "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run}}
+
+
+class Run(Value):
+    """What every step gets: the session, what is settled, and what changes."""
+
+    session: Session
+    task: Task
+    scope: Scope
+
+    @property
+    def is_fake(self) -> bool:
+        """Tell whether only dependencies are looked at: in fake runs, and of the script that is only prepared."""
+        return is_fake(self.session, self.task)
+
+    def hold_constants(self) -> None:
+        """Give constants their values back, as public scripts rely on; one with strict_input may overrule its flags."""
+        if not self.task.script.strict_input:
+            self.scope.env.update(self.scope.const)
+
+    def hook(self, name: str) -> Mapping[str, Any]:
+        """Call a hook of customize.py, and take in what it returned and left in the environment."""
+        hooks, scope = self.session.hooks_of(self.task.script), self.scope
+        if hooks.get(name) is None:
+            return {}
+        from cm4vllm.engine.run.hooks import reworded, working_in
+
+        # The folder of a cached script that failed is gone when its cleanup is called.
+        with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
+            given = hook_input(self)
+            with reworded(self.task.script, self.task.request):
+                result = hooks.call(name, given)
+        for key, value in scope.env.items():
+            if not isinstance(key, str):
+                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is no text",
+                                  cause=f"{key!r}", remedy=f"correct {self.task.script.folder}/customize.py")
+            if not isinstance(value, (str, list, dict)):
+                scope.env[key] = as_text(value)
+        scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
+        scope.extra_tags = tuple(dict.fromkeys((*scope.extra_tags, *(result.get("add_extra_cache_tags") or ()))))
+        dependencies.update_from(given["meta"], scope.phases)
+        self.session.vault.learn(scope.env)
+        return result
+
+    def detect_version(self) -> Mapping[str, Any]:
+        """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
+        hooks = self.session.hooks_of(self.task.script)
+        return hooks.call("detect_version", hook_input(self)) if hooks.get("detect_version") else {}
+
+    def native(self, name: str, env: dict[str, Any], folder: str) -> bool:
+        """Run a shell file of the script, and merge what it writes into `env` and the state.
+
+        An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
+        """
+        from cm4vllm.engine.run.native import find_native, run_native
+
+        session, script, scope = self.session, self.task.script, self.scope
+        path = find_native(script.folder, name, env)
+        if path is None:
+            return False
+        from cm4vllm.engine.run.shell_environment import (
+            debug_script,
+            git_environment,
+            process_environment,
+            read_assignments,
+            shell_keys,
+        )
+
+        out, state_out = os.path.join(folder, _ENV_OUT), os.path.join(folder, _STATE_OUT)
+        with translated_os_errors("run a script in", folder):
+            for leftover in (out, state_out):
+                with suppress(FileNotFoundError):
+                    os.unlink(leftover)
+            if scope.state:
+                with open(os.path.join(folder, _STATE_IN), "w") as file:
+                    file.write(json.dumps(session.vault.cleaned(scope.state), default=str))
+        prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
+        if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
+            session.tell(f"to run it without CM: bash {debug_script(session.vault, path, env, folder, prefix)}")
+        access = git_environment(env)
+        for value in access.values():
+            session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
+        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
+        run_native(path, given, folder, title=script.title(), log=session.log_of(script), guardian=session.guardian,
+                   output=session.output, clean=session.vault.clean, prefix=prefix)
+        try:
+            merge_into(env, read_assignments(out))
+        except OSError as error:
+            raise RecipeError(f"run.sh of {script.title()} left no readable {_ENV_OUT}", cause=str(error)) from error
+        session.vault.learn(env)
+        if os.path.exists(state_out):
+            scope.state = merged(scope.state, _native_state(state_out, script.title()))
+        return True
+
+
+def is_fake(session: Session, task: Task) -> bool:
+    """Tell whether a task is not run, only what it depends on."""
+    return session.fake or session.no_deps or flag(task.request.inputs, "prepare")
+
+
+def _native_state(path: str, title: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            state = json.loads(file.read())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not JSON", cause=str(error)) from error
+    if not isinstance(state, dict):
+        raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not a mapping")
+    return state

@@ -1,0 +1,128 @@
+"""Which scripts an action is about; `cm find script`; `cm test script`, which runs the test inputs that metas give.
+
+cmind's own search compares each artifact of its index with all before it, reads the metas that it finds with YAML's
+slow parser, and reads every meta of every repository when nothing has the tags. What is found here is the same,
+without that.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cm4vllm.common.errors import CmError, NotFoundError
+from cm4vllm.common.progress import page
+from cm4vllm.engine.cache.index import slim
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.meta import ScriptMeta, split_tags
+from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.selection import candidates
+
+__all__ = ["asked_scripts", "find_scripts", "test_scripts"]
+
+Result = dict[str, Any]
+
+
+def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result) -> Result:
+    """Return the scripts with all the tags, and without those that a dash precedes, as cmind's artifacts.
+
+    Without tags, or with a name or one of the flags of cmind's reindexing, `search` is asked: cmind's own.
+    """
+    given = i.get("tags") or ""
+    words = [str(word).strip() for word in (given.split(",") if isinstance(given, str) else given)]
+    wanted = {word for word in words if word and not word.startswith("-")}
+    if not wanted or i.get("parsed_artifact") or i.get("skip_index_search") or i.get("force_index_add"):
+        return search(i)
+    excluded = {word[1:] for word in words if word.startswith("-")}
+    found: list[Any] = []
+    catalogue = Catalogue(automation.cmind)
+    for folder, repo in _folders(catalogue, wanted):
+        try:
+            meta = catalogue.metas.read(folder)
+        except CmError as error:
+            return {"return": error.exit_code, "error": str(error)}
+        artifact = _artifact(automation.cmind, folder, repo)
+        artifact.original_meta, artifact.meta = meta, dict(meta)
+        if meta.get("_base"):
+            loaded: Result = artifact.load(ignore_inheritance=bool(i.get("ignore_inheritance")))
+            if loaded["return"]:
+                return loaded
+        if excluded.isdisjoint(tags := artifact.meta.get("tags") or ()) and wanted <= set(tags):
+            found.append(artifact)
+    catalogue.metas.keep()
+    slim(automation.cmind)
+    if i.get("out") == "con":
+        for artifact in found:
+            page(str(artifact.path))
+    return {"return": 0, "list": found}
+
+
+def _folders(catalogue: Catalogue, wanted: set[str]) -> list[tuple[str, str]]:
+    indexed = catalogue.indexed(wanted)
+    return indexed or [(one.path, one.repo) for one in catalogue.summaries if wanted <= set(one.tags)]
+
+
+def _artifact(cmind: Any, folder: str, repo: str) -> Any:
+    from cmind.artifact import Artifact
+
+    artifact = Artifact(cmind=cmind, path=folder)
+    if repo in cmind.repos.extra_info:
+        artifact.repo_path = cmind.repos.extra_info[repo].path
+        artifact.repo_meta = cmind.repos.extra_info[repo].meta
+    return artifact
+
+
+def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta]:
+    """Return the scripts that an action's input names: `--tags=a,b`, `alias`, `repo:alias`, `ali*`, or tags as words.
+
+    Without any, all scripts. Raises NotFoundError when nothing matches.
+    """
+    artifact = str(i.get("artifact") or "").strip()
+    if not artifact and not i.get("tags"):
+        return catalogue.all()
+    if i.get("tags") or " " in artifact:
+        return _fitting(catalogue, Request.of(i, ""))
+    repo, _, name = artifact.rpartition(":")
+    if "*" in name:
+        found = [script for script in catalogue.all() if fnmatch.fnmatchcase(script.alias, name)
+                 and (not repo or script.repo == repo)]
+        if not found:
+            raise NotFoundError(f"no scripts were found with the name {artifact!r}")
+        return found
+    try:
+        return _fitting(catalogue, Request.of(i, ""))
+    except NotFoundError:
+        if repo:
+            raise
+        return _fitting(catalogue, Request.of({"tags": name}, ""))
+
+
+def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
+    scripts = candidates(catalogue, request)
+    return [script for script in scripts if known(script, request.variations)] or scripts
+
+
+def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
+    """Run the test inputs of the scripts asked for, of all scripts without tags. The first failure ends it."""
+    catalogue = Catalogue(automation.cmind)
+    try:
+        named = split_tags(i.get("tags")) or i.get("artifact")
+        scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()
+    except CmError as error:
+        return {"return": error.exit_code, "error": str(error)}
+    done: list[str] = []
+    for script in scripts:
+        print(script.folder)
+        for given in _run_inputs(script):
+            result = automation.run({"quiet": True, **given, "artifact": script.uid})
+            if result["return"]:
+                return dict(result)
+            done.append(script.alias)
+    return {"return": 0, "scripts": [script.alias for script in scripts], "runs": done}
+
+
+def _run_inputs(script: ScriptMeta) -> list[dict[str, Any]]:
+    tests = script.raw.get("tests") or {}
+    return [dict(given) for given in tests.get("run_inputs") or []]

@@ -1,0 +1,114 @@
+"""The order of the packages and of the parts of the engine: each imports only what comes before it, without circles.
+
+Imports inside functions count as any other. What is imported for type checkers alone keeps to the order of the packages
+too, but makes no circle.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src" / "cm4vllm"
+PACKAGES = ("common", "engine", "rules", "hardware", "assets", "serving", "loadgen", "accuracy", "compliance",
+            "results", "submission", "report", "campaign")
+#: The parts of the engine; its front, `automation`, comes after them all.
+ENGINE = ("format", "run", "cache", "plan", "tools")
+#: Packages that know nothing of each other.
+STRANGERS = {("rules", "engine")}
+MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
+           for path in sorted(SRC.rglob("*.py"))}
+
+
+@cache
+def imported(name: str) -> frozenset[str]:
+    """Return the modules of the package that a module imports."""
+    return frozenset(imports_of(ast.parse(MODULES[name].read_text()), name))
+
+
+@cache
+def imported_to_run(name: str) -> frozenset[str]:
+    """Return the modules of the package that a module imports when it runs."""
+    tree = ast.parse(MODULES[name].read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return frozenset(imports_of(tree, name))
+
+
+def imports_of(tree: ast.AST, name: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cm4vllm":
+            base = node.module.removeprefix("cm4vllm").removeprefix(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".removeprefix(".")
+                found = inner if inner in MODULES else base
+                if found and found != name:
+                    yield found
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.removeprefix("cm4vllm.") for alias in node.names
+                        if alias.name.startswith("cm4vllm.") and alias.name.removeprefix("cm4vllm.") != name)
+
+
+def place(name: str) -> tuple[int, int]:
+    """Return where a module stands in the order: its package, and its part of the engine."""
+    package, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    return PACKAGES.index(package), ENGINE.index(part) if package == "engine" and part in ENGINE else len(ENGINE)
+
+
+def upward(name: str, others: frozenset[str]) -> list[str]:
+    """Return those of a module's imports that come after it, or that it may know nothing of."""
+    package = name.partition(".")[0]
+    return sorted(other for other in others
+                  if place(other) > place(name) or (package, other.partition(".")[0]) in STRANGERS)
+
+
+def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or in turn (Tarjan's algorithm)."""
+    found: list[list[str]] = []
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for other in sorted(edges.get(name, ())):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == number[name]:
+            at = stack.index(name)
+            group = stack[at:]
+            del stack[at:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in sorted(edges):
+        if name not in number:
+            visit(name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if "." in name])
+def test_a_module_imports_only_what_comes_before_it(name):
+    assert upward(name, imported(name)) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles({name: imported_to_run(name) for name in MODULES if name}) == []
+
+
+def test_the_checks_find_what_they_look_for():
+    assert upward("loadgen.logs", frozenset({"report.table", "common.errors"})) == ["report.table"]
+    assert upward("engine.format.meta", frozenset({"engine.run.request", "common.errors"})) == ["engine.run.request"]
+    assert upward("rules.terms", frozenset({"engine.format.meta"})) == ["engine.format.meta"]
+    assert circles({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()}) == [["b", "c"]]
+    lazy = "def f():\n    from cm4vllm.common.errors import CmError\n    from cm4vllm.common import files\n"
+    assert set(imports_of(ast.parse(lazy), "engine.x")) == {"common.errors", "common.files"}
