@@ -68,16 +68,14 @@ def test_unusable_values_are_refused(fields):
         job(**fields)
 
 
-def test_the_published_v41_command_is_understood_and_its_round_refused_with_the_reason():
+def test_the_published_v41_command_is_understood():
     env = {
         "CM_MLPERF_MODEL": "llama2-70b-99", "CM_MLPERF_ROUND": "v4.1", "CM_MLPERF_IMPLEMENTATION": "reference",
         "CM_MLPERF_LOADGEN_SCENARIO": "Server", "CM_MLPERF_LOADGEN_ALL_SCENARIOS": "yes", "CM_RERUN": "yes",
         "CM_MLPERF_INFERENCE_NUM_WORKERS": "12", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
     }
-    settings = read_settings(CampaignSettings, env)
-    with pytest.raises(UsageError, match="round v4.1 is not supported"):
-        Job.of(settings)
-    same = Job.of(CampaignSettings(num_workers=12, implementation="reference", scenario="Server", all_scenarios=True))
+    same = Job.of(read_settings(CampaignSettings, env))
+    assert (same.round.name, same.benchmark.name, same.settings.num_workers) == ("v4.1", "llama2-70b-99", 12)
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
         "--implementation", "_all-scenarios goes before --scenario",

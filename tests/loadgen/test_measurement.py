@@ -118,7 +118,7 @@ def test_a_rehearsal_is_measured_again_each_time(env, tmp_path):
     assert first.settings.rehearsal
 
 
-def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, monkeypatch):
+def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, monkeypatch, capsys):
     import cm4vllm.loadgen.measurement as module
 
     short = inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy")
@@ -140,6 +140,12 @@ def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, mo
         (path.parent / "mlperf_log_summary.txt").write_text("changed")
         measure(short)
         assert len(server.bodies) == 192
+        for older in ('{"schema": 0}', '{"notice": "written before records named a schema"}'):
+            path.write_text(older)
+            measured, _ = measure(short)
+            assert "is not kept" in capsys.readouterr().out
+            assert read_record(path, RunRecord) == measured
+        assert len(server.bodies) == 320
 
 
 def test_our_own_server_is_watched(env, tmp_path):

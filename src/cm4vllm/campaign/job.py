@@ -27,7 +27,7 @@ from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
 from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import now, read_record, write_record
+from cm4vllm.common.records import OtherSchema, now, read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.loadgen.logs import read_performance
@@ -166,7 +166,10 @@ class _Execution:
         folder = self.job.out / self._filled(place)
         if not (folder / RUN_FILE).exists():
             return None
-        settings = read_record(folder / RUN_FILE, RunRecord).settings
+        try:
+            settings = read_record(folder / RUN_FILE, RunRecord).settings
+        except OtherSchema:  # the run that follows says so, and measures again
+            return None
         return TargetQps(settings.target_qps, settings.target_qps_source) if read_performance(folder).valid else None
 
     def _holds(self, condition: Condition) -> bool:

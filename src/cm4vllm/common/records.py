@@ -1,10 +1,14 @@
-"""Records: typed files that one room writes and the next reads."""
+"""Records: typed files that one package writes and the next reads.
+
+A file names the schema of its record. A record of another schema is not read, even where its fields would fit: they may
+mean something else. What was written before records named their schema is read where it fits.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -12,31 +16,68 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.redaction import vault
 
-__all__ = ["Record", "now", "read_record", "write_record"]
+__all__ = ["OtherSchema", "Record", "now", "read_record", "write_record"]
+
+_SCHEMA = "schema"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all records: immutable, made with keywords, and read back strictly."""
+    """The base of all records: immutable, made with keywords, and read back strictly.
+
+    `SCHEMA` is raised when a field is removed, gets another type or meaning, or is added without a default
+    (tests/common/test_records.py compares the fields with those of the stored schema).
+    """
+
+    SCHEMA: ClassVar[int] = 1
 
 
 R = TypeVar("R", bound=Record)
 
 
+class OtherSchema(CmError):
+    """A file holds a record of another schema: an older or newer cm4vllm wrote it."""
+
+
 def write_record(path: Path, record: Record) -> None:
-    """Write `record` to `path` as indented JSON, whole or not at all; no secret of the run under way is in it."""
-    clean = vault().cleaned(msgspec.to_builtins(record), by_name=False)
+    """Write `record` with its schema to `path` as indented JSON, whole or not at all.
+
+    No secret of the run under way is in it.
+    """
+    clean = vault().cleaned({_SCHEMA: record.SCHEMA, **msgspec.to_builtins(record)}, by_name=False)
     write_bytes(path, msgspec.json.format(msgspec.json.encode(clean), indent=2) + b"\n")
 
 
 def read_record(path: Path, cls: type[R]) -> R:
-    """Read a record of type `cls`. Raises CmError when the file is missing or is not such a record."""
+    """Read a record of type `cls`.
+
+    Raises OtherSchema when another version of cm4vllm wrote it, CmError when the file is missing or is no such record.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=cls)
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise CmError(f"cannot read the {cls.__name__} {path}", cause=str(error.strerror)) from error
     except (ValueError, RecursionError) as error:
-        raise CmError(f"{path} is not a {cls.__name__}", cause=str(error),
-                      remedy="remove it and let the step that writes it run again") from error
+        raise _unreadable(path, cls, str(error)) from error
+    schema = fields.pop(_SCHEMA, None)
+    if schema not in (None, cls.SCHEMA):
+        raise OtherSchema(f"{path} is a {cls.__name__} of another version of cm4vllm",
+                          cause=f"its schema is {schema}, this version reads {cls.SCHEMA}", remedy=_AGAIN)
+    try:
+        return msgspec.convert(fields, cls, str_keys=True)
+    except (ValueError, RecursionError) as error:
+        if schema is None:
+            raise OtherSchema(f"{path} is not a {cls.__name__} of this version of cm4vllm",
+                              cause=f"it names no schema, as those of older versions, and {error}",
+                              remedy=_AGAIN) from error
+        raise _unreadable(path, cls, str(error)) from error
+
+
+_AGAIN = "read it with the version that wrote it; or remove it and let the step that writes it run again"
+
+
+def _unreadable(path: Path, cls: type[Record], cause: str) -> CmError:
+    return CmError(f"{path} is not a {cls.__name__}", cause=cause,
+                   remedy="remove it and let the step that writes it run again")
 
 
 def now() -> str:

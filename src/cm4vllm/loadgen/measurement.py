@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
-from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.progress import say, warn
+from cm4vllm.common.records import OtherSchema, Record, read_record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
@@ -125,7 +125,11 @@ def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
     path = folder / RUN_FILE
     if not path.exists():
         return None
-    record = read_record(path, RunRecord)
+    try:
+        record = read_record(path, RunRecord)
+    except OtherSchema as error:
+        warn(f"the result in {folder} is not kept: {error.cause}")
+        return None
     if record.settings_sha256 != settings_sha256(settings):
         return None
     if any(not (folder / name).exists() or sha256_of(folder / name) != digest for name, digest in record.files.items()):
