@@ -7,6 +7,7 @@ too, but makes no circle.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -112,3 +113,17 @@ def test_the_checks_find_what_they_look_for():
     assert circles({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()}) == [["b", "c"]]
     lazy = "def f():\n    from cm4vllm.common.errors import CmError\n    from cm4vllm.common import files\n"
     assert set(imports_of(ast.parse(lazy), "engine.x")) == {"common.errors", "common.files"}
+
+
+#: A module of rules/ by its own name, or the tables behind it; what others may ask is what the package itself offers.
+INSIDE_THE_RULES = re.compile(
+    r"cm4vllm\.rules\.\w|cm4vllm\.rules import (?:tables|words)\b|rules/data|files\(.cm4vllm\.rules")
+
+
+def test_other_packages_ask_the_rules_and_not_their_tables():
+    others = [path for name, path in MODULES.items() if name.partition(".")[0] != "rules"]
+    assert [str(path) for path in others if INSIDE_THE_RULES.search(path.read_text())] == []
+    for line in ("from cm4vllm.rules.tables import BENCHMARKS", "from cm4vllm.rules import tables",
+                 'files("cm4vllm.rules")'):
+        assert INSIDE_THE_RULES.search(line)
+    assert not INSIDE_THE_RULES.search("from cm4vllm.rules import Mode, terms")
