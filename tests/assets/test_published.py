@@ -4,12 +4,14 @@ import gzip
 import json
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import numpy
 import pandas
 import pytest
 
+from cm4vllm.assets import tables
 from cm4vllm.assets.published import read_published
 from cm4vllm.common.errors import DatasetError
 
@@ -127,3 +129,65 @@ def test_half_a_file_is_refused(tmp_path, name, data):
         read_published(tmp_path / name)
     assert caught.value.cause
     assert caught.value.remedy
+
+
+def laughs(depth: int) -> bytes:
+    """A list of ten lists, each of which is the same list of ten lists, and so on."""
+    value = ["ha"]
+    for _ in range(depth):
+        value = [value] * 10
+    return pickle.dumps([{"tok_input": value, "output": "a"}])
+
+
+def hashed(depth: int) -> bytes:
+    """A dict whose key is a tuple of tuples that are the same: to hash it takes 2 ** depth steps."""
+    return b"\x80\x04}K\x01" + b"2\x86" * depth + b"K\x01s."
+
+
+@pytest.mark.parametrize(("name", "data", "words"), [
+    ("laughs.pkl", laughs(12), "more values than a table of its size"),
+    ("hashed.pkl", hashed(64), "more time than a table of its size"),
+    ("zeros.pkl.gz", gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
+], ids=["laughs", "hashed", "zeros"])  # fmt: skip
+def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
+    monkeypatch.setattr(tables, "CPU_S", 2)
+    (tmp_path / name).write_bytes(data)
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(DatasetError) as caught:
+        read_published(tmp_path / name)
+    assert words in str(caught.value)
+    assert caught.value.remedy
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert end.ru_utime - begin.ru_utime < 6
+
+
+def test_one_that_takes_all_memory_is_refused_and_takes_no_more_than_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MEMORY_BYTES", 2**28)
+    empty = numpy.empty((5 * 10**7, 0), dtype=object)
+    (tmp_path / "wide.pkl").write_bytes(pickle.dumps([{"tok_input": empty, "output": "a"}]))
+    with pytest.raises(DatasetError, match="more memory than a table of its size"):
+        read_published(tmp_path / "wide.pkl")
+
+
+def test_a_parquet_file_of_one_value_without_end_is_refused(tmp_path, monkeypatch):
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr(tables, "MEMORY_BYTES", 2**28)
+    parquet.write_table(pyarrow.table({"tok_input": pyarrow.repeat(5, 3 * 10**7)}), tmp_path / "same.parquet")
+    assert (tmp_path / "same.parquet").stat().st_size < 10**6
+    with pytest.raises(DatasetError, match="more memory than a table of its size"):
+        read_published(tmp_path / "same.parquet")
+
+
+@pytest.mark.parametrize("value", [2**70, "half \udc80"])
+def test_a_value_that_no_dataset_has_is_refused(tmp_path, value):
+    (tmp_path / "odd.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "output": value}]))
+    with pytest.raises(DatasetError):
+        read_published(tmp_path / "odd.pkl")
+
+
+def test_a_list_that_many_rows_share_is_no_reason_to_refuse(tmp_path):
+    shared = list(range(100))
+    (tmp_path / "shared.pkl").write_bytes(pickle.dumps([{"tok_input": shared, "output": "a"} for _ in range(5000)]))
+    assert len(read_published(tmp_path / "shared.pkl")) == 5000

@@ -6,13 +6,11 @@ published row a scorer may need.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.unpickling import read_table
+from cm4vllm.assets.tables import rows_apart, unpacked
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import json_of
 
@@ -39,19 +37,14 @@ def read_published(path: Path) -> list[dict[str, Any]]:
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()
-    if kinds[-1] in ("pkl", "pickle"):
-        rows = read_table(_bytes(path), str(path))
-    elif kinds[-1] == "parquet":
-        rows = _parquet(path)
-    else:
-        rows = rows_of(path)
+    rows = rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)
     return [_renamed(row) for row in rows]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
     try:
-        value = json_of(_bytes(path))
+        value = json_of(unpacked(path))
     except FileNotFoundError as error:
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>") from error
     except (OSError, ValueError) as error:
@@ -63,17 +56,6 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _bytes(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path} is not a whole gzip file", cause=str(error),
-                           remedy="copy or download the dataset again") from error
-
-
 def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     values = {name: list(one.values()) if isinstance(one, dict) else one for name, one in columns.items()}
     if not all(isinstance(value, list) for value in values.values()):
@@ -81,18 +63,6 @@ def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]
     if len({len(value) for value in values.values()}) != 1:
         raise DatasetError(f"{path} has columns of different lengths", remedy="copy or download the dataset again")
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DatasetError(f"{path} is not a whole parquet file", cause=str(error),
-                           remedy="copy or download the dataset again") from error
-    return rows
 
 
 def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:

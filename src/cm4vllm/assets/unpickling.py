@@ -21,6 +21,10 @@ __all__ = ["read_table"]
 #: numpy's kinds of plain numbers and booleans: their bytes are read; objects come as lists.
 _PLAIN = "biuf"
 
+#: More values than this, and than so many for each byte, make no table: a pickle may refer to one list many times over,
+#: and that to another.
+VALUES, VALUES_PER_BYTE = 10**6, 20
+
 
 def read_table(data: bytes, name: str) -> list[dict[str, Any]]:
     """Return the rows of a pickled DataFrame, list of dicts, or dict of columns, as plain Python values.
@@ -28,12 +32,11 @@ def read_table(data: bytes, name: str) -> list[dict[str, Any]]:
     Raises DatasetError for a pickle that names anything else, and for one that is broken.
     """
     try:
-        value = _Unpickler(io.BytesIO(data)).load()
-        return _rows(value)
+        return _Rows(VALUES + VALUES_PER_BYTE * len(data)).of(_Unpickler(io.BytesIO(data)).load())
     except _Refused as error:
         raise DatasetError(f"{name} is not a table that can be read safely", cause=f"it asks for {error}",
                            remedy="have its publisher give it as JSON or parquet; nothing of it was run") from error
-    except DatasetError:
+    except (DatasetError, MemoryError):
         raise
     except Exception as error:  # a broken pickle raises nearly anything
         raise DatasetError(f"{name} is not a whole pickle of a table", cause=f"{type(error).__name__}: {error}"[:300],
@@ -90,7 +93,7 @@ class _Index:
     """A pandas Index, of which only the labels count."""
 
     def __init__(self, data: Any) -> None:
-        self.labels = list(data.values) if isinstance(data, _Array) else list(data)
+        self.labels: Sequence[Any] = data.values if isinstance(data, _Array) else data
 
 
 class _Manager:
@@ -99,16 +102,15 @@ class _Manager:
     def __init__(self, blocks: Iterable[tuple[_Array, Any, int]], axes: Sequence[_Index]) -> None:
         self.blocks, self.axes = list(blocks), list(axes)
 
-    def table(self) -> list[dict[str, Any]]:
-        names, count = self.axes[0].labels, len(self.axes[1].labels)
+    def columns(self) -> tuple[list[str], list[Any]]:
+        names, count = [str(name) for name in self.axes[0].labels], len(self.axes[1].labels)
         columns: dict[int, list[Any]] = {}
         for values, places, _ in self.blocks:
             where = range(len(names))[places] if isinstance(places, slice) else places.values
             columns.update(zip(where, values.rows(), strict=True))
         if len(columns) != len(names) or any(len(column) != count for column in columns.values()):
             raise ValueError("its columns do not fit its index")
-        order = [columns[number] for number in range(len(names))]
-        return [dict(zip(map(str, names), map(_plain, row), strict=True)) for row in zip(*order, strict=True)]
+        return names, [columns[number] for number in range(len(names))]
 
 
 class _Frame:
@@ -183,27 +185,41 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be na
         raise _Refused(f"the extension {code}")
 
 
-def _rows(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, _Frame):
-        if not isinstance(value.manager, _Manager):
-            raise ValueError("it is no DataFrame of pandas 1.3 or later")
-        return value.manager.table()
-    value = _plain(value)
-    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
-        return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
-    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return value
-    raise ValueError("it holds neither a DataFrame, nor rows, nor columns")
+class _Rows:
+    """Makes rows of plain Python values out of what was unpickled, as long as they are no more than `most`."""
 
+    def __init__(self, most: int) -> None:
+        self._left = most
 
-def _plain(value: Any) -> Any:
-    """Return a value made of plain Python types alone."""
-    if isinstance(value, _Array):
-        return _plain(value.rows() if len(value.shape) == 2 else value.values)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return value
-    raise _Refused(f"a value of the type {type(value).__name__.strip('_')}")
+    def of(self, value: Any) -> list[dict[str, Any]]:
+        if isinstance(value, _Frame):
+            if not isinstance(value.manager, _Manager):
+                raise ValueError("it is no DataFrame of pandas 1.3 or later")
+            names, columns = value.manager.columns()
+            plain = [self._plain(column) for column in columns]
+            return [dict(zip(names, row, strict=True)) for row in zip(*plain, strict=True)]
+        value = self._plain(value)
+        if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+            return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            return value
+        raise ValueError("it holds neither a DataFrame, nor rows, nor columns")
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value made of plain Python types alone."""
+        if isinstance(value, _Array):
+            return self._plain(value.rows() if len(value.shape) == 2 else value.values)
+        if isinstance(value, (list, tuple)):
+            self._count(len(value))
+            return [self._plain(item) for item in value]
+        if isinstance(value, dict):
+            self._count(len(value))
+            return {str(key): self._plain(item) for key, item in value.items()}
+        if isinstance(value, (str, int, float, bool, type(None))):
+            return value
+        raise _Refused(f"a value of the type {type(value).__name__.strip('_')}")
+
+    def _count(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise _Refused("more values than a table of its size can have")
