@@ -12,6 +12,7 @@ entry whose files were deleted or altered since is not used again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import write_json
+from cm4vllm.engine.cache import index
 from cm4vllm.engine.cache.identity import Identity
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
@@ -158,8 +160,6 @@ class Cache:
         key = identity.key()
         if key in self._held:
             raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
-        import fcntl  # what only reads takes no lock
-
         locks = os.path.join(self.root, ".locks")
         with translated_os_errors("lock the cache in", locks, "CM_REPOS"):
             os.makedirs(locks, exist_ok=True)
@@ -244,8 +244,6 @@ class Cache:
         Raises RecipeError when the state cannot be written as JSON.
         """
         from pathlib import Path
-
-        from cm4vllm.engine.cache import index
 
         named = {value for value in (*result["new_env"].values(), depends_on)
                  if isinstance(value, str) and value.startswith("/")}

@@ -7,15 +7,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
-from cm4vllm.engine.format.meta_store import KeptMetas
-
-if TYPE_CHECKING:
-    from cm4vllm.engine.format.meta_store import Summary
+from cm4vllm.engine.format.meta_store import KeptMetas, Summary, summaries
 
 __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
@@ -59,8 +56,6 @@ class Catalogue:
     @cached_property
     def summaries(self) -> list[Summary]:
         """What every readable script is called; of two with one UID the first in the order of the repositories."""
-        from cm4vllm.engine.format.meta_store import summaries  # most runs find what they need in the index
-
         found: dict[str, Summary] = {}
         for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
             if one.automation_uid == SCRIPT_AUTOMATION[1]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.engine.format.documents import merged
-from cm4vllm.engine.format.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, split_tags
+from cm4vllm.engine.format.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, amendments_of, split_tags
 from cm4vllm.engine.format.shapes import require_shapes
 from cm4vllm.engine.format.variations import Resolution
 from cm4vllm.engine.format.versions import ANY, Wanted
@@ -116,8 +116,6 @@ def _as_tags(value: Any) -> Any:
 
 
 def _changes(raw: Iterable[Any]) -> tuple[Amendment, ...]:
-    from cm4vllm.engine.format.meta import amendments_of
-
     return tuple(amendment for one in raw if one for amendment in amendments_of(one))
 
 

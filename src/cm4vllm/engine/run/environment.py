@@ -14,8 +14,9 @@ From the weakest to the strongest:
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -133,24 +134,15 @@ def unresolved(value: Any) -> bool:
 
 def matching(keys: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the keys that are among the patterns, or match one with `*`, `?` or `[`."""
-    exact, prefixes, globs = _sorted_out(tuple(patterns))
-    return [key for key in keys if key in exact or key.startswith(prefixes)
-            or any(fits(key) is not None for fits in globs)]
+    exact, globs = _compiled(tuple(patterns))
+    return [key for key in keys if key in exact or (globs is not None and globs.match(key))]
 
 
 @cache
-def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], tuple[Callable[[str], Any], ...]]:
-    """Return the patterns that are keys, the beginnings of those that end in their only `*`, and matchers of others."""
+def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
+    """Return the patterns that are keys, and one expression for all others."""
     wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
-    plain = [pattern for pattern in wild if not any(sign in pattern[:-1] for sign in "*?[") and pattern[-1] == "*"]
-    globs = [pattern for pattern in wild if pattern not in plain]
-    if globs:
-        import fnmatch
-
-        matchers = tuple(re.compile(fnmatch.translate(pattern)).match for pattern in globs)
-    else:
-        matchers = ()
-    return frozenset(patterns) - set(wild), tuple(pattern[:-1] for pattern in plain), matchers
+    return frozenset(patterns) - set(wild), re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
 
 
 def without(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
