@@ -23,7 +23,7 @@ def preprocess(i):
         command=campaign.command,
         commit=campaign.commit,
         division=Division.parse(env.get("CM_MLPERF_SUBMISSION_DIVISION") or campaign.division),
-        extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out)},
+        extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out, published=True)},
     ))
     say(f"submission tree: {tree}")
     env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
@@ -15,6 +16,7 @@ from cm4vllm.report.verdict import Kind, findings
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.metrics import ServerMetrics
+from cm4vllm.submission.records import CheckerRecord
 
 Change = Callable[..., None]
 
@@ -136,6 +138,15 @@ def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(
 def test_a_checkers_verdict_on_earlier_runs_does_not_count(out: Path) -> None:
     assert load(out).checker is not None
     os.utime(out / "checker.json", (1_600_000_000, 1_600_000_000))
+    assert load(out).checker is None
+
+
+def test_a_checkers_verdict_on_another_tree_does_not_count(out: Path, change: Change) -> None:
+    (out / "submission").mkdir()
+    (out / "submission" / "a").write_text("as checked")
+    change(out / "checker.json", CheckerRecord, tree_sha256=sha256_of_tree(out / "submission"))
+    assert load(out).checker is not None
+    (out / "submission" / "a").write_text("changed since")
     assert load(out).checker is None
 
 

@@ -224,6 +224,15 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
     assert "Official checker Not run." in text
 
 
+def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_run_them(real_runs: Path) -> None:
+    page = Page(summary_html(real_runs, published=True))
+    assert "checker passed" not in page.text and "submission_checker: passed" not in page.text
+    assert ('python -m submission_checker.main --input="${SUBMISSION:?}" --version=v6.1 --submitter=not-stated '
+            "# at commit b66003e1") in page.text
+    assert "Official checker" in Page(summary_html(real_runs)).text.partition("Results")[0]
+    assert "Official checker" not in page.text.partition("Results")[0]
+
+
 def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(out: Path, change: Change) -> None:
     checker = load(out).checker
     assert checker is not None

@@ -62,6 +62,14 @@ def test_the_record_and_the_logs_are_kept(tree, inference):
         assert str(tree.parent) not in "".join([*run.argv, *run.errors, *run.warnings])
 
 
+def test_a_tree_that_names_somebody_is_not_checked_but_refused(tree, inference, monkeypatch):
+    monkeypatch.setenv("USER", "jdoe" + "4711x")
+    next(tree.glob("*/*/results/*/summary.html")).write_text("<p>by jdoe" + "4711x</p>")
+    with pytest.raises(SubmissionError, match="names this machine's user"):
+        check_submission(tree, "Nobody", ROUND, inference)
+    assert not (tree.parent / "checker.json").exists()
+
+
 def test_a_short_run_that_calls_itself_a_result_is_refused(campaign, inference):
     asked = campaign(rehearsal=False)
     tree = build_tree(asked)

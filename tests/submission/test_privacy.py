@@ -12,17 +12,21 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import write_text
 from cm4vllm.rules import Scenario
+from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
 from cm4vllm.submission.system import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 
-ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42"}
+ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}
+#: A user whom no file of the repository names, this one included.
+PERSON = "jdoe" + "4711x"
 
 
 @pytest.fixture
 def root(tmp_path):
     """A machine with a name and serial numbers."""
     for name, text in {
+        "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 node07b.lab.example node07b  # us\n10.9.8.7 other\n",
         "proc/sys/kernel/hostname": "vllm.us-east1-a.compute.internal\n", "etc/hostname": "gpuhost-0815x\n",
         "sys/class/dmi/id/product_serial": "S4M7RX2C04L\n", "sys/class/dmi/id/board_serial": "To be filled by O.E.M.\n",
         "sys/block/nvme0n1/device/serial": "S64GNG0R912345  \n", "etc/machine-id": "3d1219c7c4c5404aaa1f6d2a48adfda0\n",
@@ -45,11 +49,22 @@ def root(tmp_path):
     ("disk S64GNG0R912345", "disk [serial]"),
     ("GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053 is used", "[serial] is used"),
     ("--api_server=http://gpu07.lab.example:8000/v1", "--api_server=http://[server]:8000/v1"),
+    ("connect to gpu07 failed", "connect to [server] failed"),
+    ("GPU07.other.example is up.", "[server] is up."),
+    ("gpuhost-0815x.lab.example: ready", "[host]: ready"),
+    ("uname: Linux vllm 6.1.0-9-amd64", "uname: Linux [host] 6.1.0-9-amd64"),
+    ("ssh jdoe42@vllm", "ssh [user]@[host]"), ("http://vllm:8000/v1", "http://[host]:8000/v1"),
+    ("listening on vllm:8000", "listening on [host]:8000"),
+    ("ip-203-0-113-9 and ::ffff:203.0.113.9", "ip-[server] and [server]"),
+    ("9.113.0.203.in-addr.arpa", "[server]"), ("::FFFF:CB00:7109 answers", "[server] answers"),
+    ("node07b on 10.9.8.7", "[host] on 10.9.8.7"), ("node07b.lab.example", "[host]"),
+    ("wrote /data/jdoe42/x/results/a.log", "wrote [folder]/a.log"),
+    ("token s3cr3t-w0rd used", "token (secret) used"), ("S3CR3T-W0RD", "(secret)"),
     ("http://203.0.113.9:8000", "http://[server]:8000"),
 ])  # fmt: skip
 def test_what_is_private_is_found_and_scrubbed(root, line, clean):
     words = private_words(root, ENV, servers=["gpu07.lab.example", "203.0.113.9", "127.0.0.1", "localhost"],
-                          serials=["GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053"])
+                          serials=["GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053"], folders=["/data/jdoe42/x/results"])
     assert first_private(line, words) is not None
     assert scrubbed(line, words) == clean
     assert first_private(clean, words) is None
@@ -57,10 +72,12 @@ def test_what_is_private_is_found_and_scrubbed(root, line, clean):
 
 @pytest.mark.parametrize("line", [
     "served by vLLM 0.32.0", "/home/jdoe421/x", "To be filled by O.E.M.", "the machine at 127.0.0.1:8000", "localhost",
-    "nvidia-cublas 12.8.4.1", "1203.0.113.99", "jdoe", "",
+    "nvidia-cublas 12.8.4.1", "1203.0.113.99", "jdoe", "", "vLLM: 8000 tokens", "a benchmark of vllm",
+    "vllm.entrypoints",
+    "other", "https://docs.vllm.ai/en/latest", "pip install vllm", "/data/x",
 ])  # fmt: skip
 def test_what_is_not_private_stays(root, line):
-    words = private_words(root, ENV, servers=["203.0.113.9", "127.0.0.1", "localhost"])
+    words = private_words(root, ENV, servers=["203.0.113.9", "127.0.0.1", "localhost"], folders=["/data"])
     assert first_private(line, words) is None
     assert scrubbed(line, words) == line
 
@@ -100,21 +117,55 @@ def test_a_file_and_a_name_of_a_file_are_refused_with_their_place(root, tmp_path
         refuse_private(tree, words)
 
 
+def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
+    words = private_words(root, ENV)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for content, what in (("x s3cr3t-w0rd x\n", "the value of HF_TOKEN"),
+                          ("key hf_" + "aB3" * 11 + "\n", "what has the form of a key")):
+        (tree / "console.txt").write_text(content)
+        with pytest.raises(SubmissionError, match=r"console.txt, line 1, holds a secret") as refused:
+            refuse_private(tree, words)
+        assert refused.value.cause.startswith(what)
+        assert not any(word in str(refused.value) for word in ("s3cr3t", "aB3"))
+
+
+def test_what_others_have_already_may_name_a_machine_that_is_called_the_same(root, tmp_path):
+    words, tree = private_words(root, ENV), tmp_path / "tree"
+    tree.mkdir()
+    (tree / "example.md").write_text("for example on gpuhost-0815x\n")
+    with pytest.raises(SubmissionError, match="names this machine's host"):
+        refuse_private(tree, words)
+    with pytest.raises(SubmissionError, match="names this machine's host"):
+        refuse_private(tree, words, {"example.md": False})
+    refuse_private(tree, words, {"example.md": True})
+    (tree / "example.md").write_text("s3cr3t-w0rd\n")
+    with pytest.raises(SubmissionError, match="holds a secret"):
+        refuse_private(tree, words, {"example.md": True})
+
+
+def test_the_login_of_the_model_hub_is_a_secret(root, tmp_path):
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hub-login-of-jdoe\n")
+    words = private_words(root, {"HOME": str(tmp_path)})
+    assert first_private("used hub-login-of-jdoe", words).kind == "secret"
+
+
 def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypatch):
-    monkeypatch.setenv("USER", "jdoe42")
+    monkeypatch.setenv("USER", PERSON)
     asked = campaign()
     address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
                     if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
     write_text(asked.out / "system/machine.json", '{"gpus": [{"uuid": "GPU-4039dfe4-0c97", "x": 1}]}')
     for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
-        rewrite(run, lambda record: record["settings"]["model"].update(source="the folder /mnt/jdoe42/llama"))
-    ours = f"GPU-4039dfe4-0c97 run by jdoe42 in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
+        rewrite(run, lambda record: record["settings"]["model"].update(source=f"the folder /mnt/{PERSON}/llama"))
+    ours = f"GPU-4039dfe4-0c97 run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
     asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
                                 readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
                                 extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"))
     tree = build_tree(asked)
-    refuse_private(tree, private_words())
-    private = ["jdoe42", "GPU-4039dfe4-0c97", address, str(Path.home()) + "/x", str(asked.out)]
+    inspect_tree(tree)
+    private = [PERSON, "GPU-4039dfe4-0c97", address, str(Path.home()) + "/x", str(asked.out)]
     for path in tree.rglob("*"):
         if path.is_file() and "src/cm4vllm" not in path.as_posix():
             for word in filter(None, private):
@@ -124,29 +175,29 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypat
 
 @pytest.mark.parametrize("where", ["user.conf", "accuracy.txt", "system.json"])
 def test_evidence_is_refused_rather_than_changed(campaign, rewrite, monkeypatch, where):
-    monkeypatch.setenv("USER", "jdoe42")
+    monkeypatch.setenv("USER", PERSON)
     asked = campaign()
     if where == "system.json":
-        rewrite(asked.out / "system/system.json", lambda system: system.update(hw_notes="the box of jdoe42"))
+        rewrite(asked.out / "system/system.json", lambda system: system.update(hw_notes=f"the box of {PERSON}"))
     elif where == "user.conf":
         for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
-            rewrite(run, lambda record: record["settings"].update(user_conf="# of jdoe42\n"))
+            rewrite(run, lambda record: record["settings"].update(user_conf=f"# of {PERSON}\n"))
     else:
         scores = next((asked.out / "runs").glob("*/*/Offline/accuracy/accuracy.txt"))
-        scores.write_text(scores.read_text() + "scored by jdoe42\n")
+        scores.write_text(scores.read_text() + f"scored by {PERSON}\n")
     with pytest.raises(SubmissionError, match="names this machine's user") as refused:
         build_tree(asked)
-    assert "jdoe42" in refused.value.cause
+    assert PERSON in refused.value.cause
     assert not (asked.out / "submission").exists()
 
 
 def test_a_statement_that_names_the_user_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("USER", "jdoe42")
-    (tmp_path / "system.yaml").write_text("hw_notes: under the desk of jdoe42\n")
+    monkeypatch.setenv("USER", PERSON)
+    (tmp_path / "system.yaml").write_text(f"hw_notes: under the desk of {PERSON}\n")
     with pytest.raises(UsageError, match="hw_notes names this machine's user"):
         write_system(SystemSettings(folder=str(tmp_path), system_file=str(tmp_path / "system.yaml")))
     with pytest.raises(UsageError, match="system_name names this machine's user"):
-        write_system(SystemSettings(folder=str(tmp_path), name="box-of-jdoe42"))
+        write_system(SystemSettings(folder=str(tmp_path), name=f"box-of-{PERSON}"))
 
 
 def test_machine_facts_hold_no_name_and_no_address(tmp_path):

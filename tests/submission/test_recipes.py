@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from cm4vllm.common.records import write_record
+from cm4vllm.campaign import job as module
+from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.results.records import CampaignRecord
+from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.records import CheckerRecord
+from cm4vllm.submission.sources import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
 
 ROOT = Path(__file__).parents[2]
@@ -22,18 +30,20 @@ CM = Path(sys.executable).with_name("cm")
 @pytest.fixture
 def cm(tmp_path):
     """Run a recipe in a CM home of its own; give its exit code, its output, and its new environment."""
-    home = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
-    home.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
+    def home():
+        env = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
+        env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
+        return env
 
     def run(tags, *flags):
         saved = tmp_path / "result.json"
         saved.unlink(missing_ok=True)
         done = subprocess.run([CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags],
-                              cwd=tmp_path, env=home, capture_output=True, text=True, timeout=120, check=False)
+                              cwd=tmp_path, env=home(), capture_output=True, text=True, timeout=120, check=False)
         new_env = json.loads(saved.read_text()).get("new_env", {}) if done.returncode == 0 else {}
         return done.returncode, done.stdout + done.stderr, new_env
 
-    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home(), check=True, capture_output=True)
     return run
 
 
@@ -92,6 +102,43 @@ def test_from_records_to_a_checked_tree(cm, results, inference):
     code, output, _ = cm(*check)
     assert code == 61
     assert "is missing README.md" in output
+
+
+def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inference, monkeypatch, capsys):
+    person = "jdoe" + "4711x"
+    monkeypatch.setenv("USER", person)
+    campaign = read_record(results / "campaign.json", CampaignRecord)
+    typed = (f"cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/{person}/x --env.HF_TOKEN=s3cret-1 "
+             "--extra_args='--hf-token s3cret-2'")
+    write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
+    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    assert code == 0, output
+    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
+    code, output, _ = cm("truncate,mlperf,inference,accuracy,log", f"--submission_dir={tree}")
+    assert code == 0, output
+    code, output, _ = cm("run,mlperf,inference,submission,checker", f"--submission_dir={tree}", "--submitter=Nobody",
+                         f"--inference_src={inference.path}")
+    assert code == 0, output
+    checked = sha256_of_tree(tree)
+    assert read_record(results / "checker.json", CheckerRecord).tree_sha256 == checked
+
+    job = SimpleNamespace(out=results, modes=tuple(Mode), rehearsal=True)
+    assert module._report(job, SimpleNamespace(failure=None, env={"CM_SUT_NAME": system_folder(results)})).checker
+    assert "submission_checker" in capsys.readouterr().out
+    assert sha256_of_tree(tree) == checked
+    for path in tree.rglob("*"):
+        if path.is_file():
+            content = path.read_text(errors="replace")
+            assert person not in content, path
+            assert "s3cret-" not in content or f"/src/{PROGRAM_FOLDER}/tests/" in str(path), path
+    for page in (*tree.glob("*/*/results/*/*/*/README.md"), next(tree.glob("*/*/src/tiny-llama/README.md")),
+                 next(tree.glob("*/*/results/*/summary.html"))):
+        shown = html.unescape(page.read_text())
+        for word in ('--output_dir="${OUTPUT_DIR:?}"', '--env.HF_TOKEN="${HF_TOKEN:?}"', "--hf-token '${HF_TOKEN:?}'"):
+            assert word in shown, page
+    assert "refused" in (results / "summary.html").read_text()
+    published = next(tree.glob("*/*/results/*/summary.html")).read_text()
+    assert "was written before the official submission checkers" in published and "refused" not in published
 
 
 def test_without_records_there_is_no_tree(cm, results):

@@ -87,7 +87,7 @@ def test_the_source_page_names_version_command_and_commit(campaign):
     build_tree(asked)
     page = (asked.out / "submission" / "open" / asked.submitter / "src" / asked.model / "README.md").read_text()
     assert f"cm4vllm {cm4vllm.__version__}, commit 0123abc" in page
-    assert "cm run script --output_dir=~/r" in page
+    assert '\ncm run script \\\n    --output_dir="${OUTPUT_DIR:?}"\n' in page
 
 
 def test_the_program_in_the_tree_is_a_cm_repository_that_imports(campaign):

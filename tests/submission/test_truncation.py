@@ -32,6 +32,19 @@ def test_a_long_log_is_cut_to_its_ends_and_its_digest_written(campaign):
     assert log.with_name("accuracy.txt").read_text().endswith(f"\nhash={digest}\n")
 
 
+def test_truncation_reads_the_whole_tree_once_more(campaign, monkeypatch):
+    asked = campaign()
+    tree = build_tree(asked)
+    monkeypatch.setenv("SOME_TOKEN", "s3cret-" + "of-" + "the-truncation")
+    page = next(tree.glob("*/*/results/*/summary.html"))
+    page.write_text("<p>s3cret-" + "of-" + "the-truncation</p>")
+    with pytest.raises(SubmissionError, match=r"summary.html, line 1, holds a secret") as refused:
+        truncate_tree(tree, asked.submitter)
+    assert "the value of SOME_TOKEN" in refused.value.cause
+    page.write_text("<p></p>")
+    truncate_tree(tree, asked.submitter)
+
+
 def test_the_whole_logs_stay_with_the_runs(campaign):
     asked = campaign()
     tree = build_tree(asked)

@@ -26,10 +26,10 @@ from cm4vllm.campaign.steps import Check, Condition, MeasuredTarget, Need, Step
 from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
 from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
 from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, now, read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.common.version import commit_of_this_repository
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
@@ -227,10 +227,7 @@ def _report(job: Job, execution: _Execution) -> Report:
     if set(job.modes) != set(Mode):
         say("no submission tree: it needs an accuracy and a performance run of each scenario")
     report = load(job.out)
-    page = summary_html(job.out)
-    write_text(job.out / "summary.html", page)
-    for copy in (job.out / "submission").glob(f"*/*/results/{execution.env.get('CM_SUT_NAME')}/summary.html"):
-        write_text(copy, page)
+    write_text(job.out / "summary.html", summary_html(job.out))
     print(final_table(report), flush=True)
     if execution.failure is not None:
         raise execution.failure

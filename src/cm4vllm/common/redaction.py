@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, TextIO, cast
 
 __all__ = ["HIDDEN", "PLACEHOLDER", "Vault", "is_secret_name", "redacted_words", "secret_flags",
-           "variable", "vault"]
+           "variable", "vault", "without_keys"]
 
 #: What stands in the place of a secret in a text.
 HIDDEN = "(secret)"
@@ -105,10 +105,14 @@ def _holds_key(text: str) -> bool:
     return any(beginning in text for beginning in _BEGINNINGS) and bool(_keys().search(text))
 
 
+def without_keys(text: str, hidden: str = HIDDEN) -> str:
+    """Return a text without keys of well-known services and private keys, which nothing else looks like."""
+    return _keys().sub(lambda _: hidden, text) if _holds_key(text) else text
+
+
 def _without_forms(text: str, hidden: str = HIDDEN) -> str:
     """Return a text without what has the form of a secret."""
-    if _holds_key(text):
-        text = _keys().sub(lambda _: hidden, text)
+    text = without_keys(text, hidden)
     if "://" in text and "@" in text:
         text = _in_url().sub(lambda _: hidden, text)
     if "?" in text and "=" in text:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.loadgen.records import RunRecord
@@ -158,7 +159,7 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
         out=out, folder=folder, submission=submission, benchmark=benchmark_terms(first.round, first.benchmark),
         findings=tuple(found), machine=_optional(out / "system" / "machine.json", MachineFacts),
         started_server=_optional(out / "server" / "server.json", ServerRecord),
-        checker=_checker(out / CHECKER_FILE, submission),
+        checker=_checker(out, submission),
         system={key: str(value) for key, value in described.description.items()} if described else {},
     )
 
@@ -167,8 +168,12 @@ def _optional(path: Path, cls: type[R]) -> R | None:
     return read_record(path, cls) if path.exists() else None
 
 
-def _checker(path: Path, submission: Submission) -> CheckerRecord | None:
-    """Return the checkers' verdict, unless it is older than a run: then it is on results that are no more."""
+def _checker(out: Path, submission: Submission) -> CheckerRecord | None:
+    """Return the checkers' verdict, unless it is older than a run or on another tree: then it is on what is no more."""
+    path, tree = out / CHECKER_FILE, out / "submission"
     record = _optional(path, CheckerRecord)
     last = max(datetime.fromisoformat(run.ended_at).timestamp() for run in submission.runs)
-    return None if record is None or path.stat().st_mtime < last else record
+    if record is None or path.stat().st_mtime < last:
+        return None
+    changed = record.tree_sha256 and tree.is_dir() and sha256_of_tree(tree) != record.tree_sha256
+    return None if changed else record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cm4vllm.report.model import Report, load
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
 from cm4vllm.report.versions import versions
+from cm4vllm.rules import round_terms
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 
 __all__ = ["MAX_BYTES", "render", "summary_html"]
@@ -24,17 +26,23 @@ MAX_BYTES = 200_000
 MAX_FINDINGS = 40
 
 
-def summary_html(out: Path, *, system: str = "", model: str = "") -> str:
-    """Return the page of the campaign whose results are in `out`. Raises what report.model.load raises."""
-    return render(load(out, system=system, model=model))
+def summary_html(out: Path, *, system: str = "", model: str = "", published: bool = False) -> str:
+    """Return the page of the campaign whose results are in `out`. Raises what report.model.load raises.
+
+    `published` makes the page that goes into a submission, before anybody has checked that.
+    """
+    return render(load(out, system=system, model=model), published=published)
 
 
-def render(report: Report) -> str:
+def render(report: Report, *, published: bool = False) -> str:
     """Return the page of a report: HTML without scripts and without anything to load."""
+    if published:
+        report = dataclasses.replace(report, checker=None)
     return _template().render(
         report=report, run=report.run, settings=report.run.settings, server=report.server,
-        headline=headline(report), findings=findings(report), missing=missing(report),
-        missing_scenarios=missing_scenarios(report), groups=_groups(report),
+        published=published, checkers=round_terms(report.round).checkers,
+        headline=headline(report, published=published), findings=findings(report, published=published),
+        missing=missing(report), missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
         charts=charts, traces=_traces(report), client_headroom=client_headroom, w=wording,
         max_findings=MAX_FINDINGS,

@@ -32,11 +32,11 @@ class Finding:
     text: str
 
 
-def headline(report: Report) -> str:
-    """Return the verdict in one sentence."""
+def headline(report: Report, *, published: bool = False) -> str:
+    """Return the verdict in one sentence; that of a `published` page leaves the checker's to its reader."""
     if report.rehearsal:
         return "A rehearsal, not a result"
-    found = findings(report)
+    found = findings(report, published=published)
     bad = list(dict.fromkeys(f.subject for f in found if f.kind is Kind.BAD))
     if bad:
         return f"Not a valid submission: see {', '.join(bad)}"
@@ -50,13 +50,13 @@ def headline(report: Report) -> str:
     return f"A valid result{where}"
 
 
-def findings(report: Report) -> list[Finding]:
-    """Return the verdict's lines: scenario by scenario, then the checker."""
+def findings(report: Report, *, published: bool = False) -> list[Finding]:
+    """Return the verdict's lines: scenario by scenario, then the checker where the page is not a `published` one."""
     found: list[Finding] = []
     for measurement in report.results:
         found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
     found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
-    return [*found, _checker(report)]
+    return found if published else [*found, _checker(report)]
 
 
 def missing_scenarios(report: Report) -> list[Scenario]:

@@ -15,11 +15,14 @@ from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
+from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import round_terms
+from cm4vllm.submission.inspection import inspect_tree
+from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.submission.source import Source, extract_checker
 
@@ -53,14 +56,15 @@ _SUMS = tuple(re.compile(pattern) for pattern in (
 
 
 def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
-    """Check a tree, write checker.json and checker/*.log beside it, and judge.
+    """Check a tree, write checker.json and checker/*.log beside it, and judge; the tree stays as it is.
 
     Raises CheckerFailed when a result does not pass, and for a rehearsal when the checkers find what a short run does
-    not explain; the tree itself says which it is. SubmissionError when there is no tree.
+    not explain; the tree itself says which it is. SubmissionError when there is no tree, and as inspect_tree does.
     """
     if not tree.is_dir():
         raise SubmissionError(f"no submission in {tree}",
                               remedy="build it first: --tags=generate,mlperf,inference,submission")
+    inspect_tree(tree)
     logs = tree.parent / "checker"
     with step("official submission checkers"):
         record = run_checkers(tree, submitter, round_name, source, logs)
@@ -71,9 +75,9 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
-    # In either layout user.conf and the measurements' JSON lie at this depth, and nothing else of their kind.
-    files = [file for file in tree.glob(f"*/{submitter}/*/*/*/*/*") if file.suffix in (".conf", ".json")
-             and file.name != MLPERF_CONF]
+    folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in LAYOUTS.values()}
+    files = [file for folder in folders for file in tree.glob(f"*/{submitter}/{folder}/*")
+             if file.suffix in (".conf", ".json") and file.name != MLPERF_CONF]
     return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace") for file in files)
 
 
@@ -91,7 +95,7 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
                              logs.absolute()))
         commits.append(commit)
     return CheckerRecord(commit=", ".join(dict.fromkeys(commits)), round=round_name,
-                         passed=all(run.passed for run in runs), runs=runs)
+                         passed=all(run.passed for run in runs), runs=runs, tree_sha256=sha256_of_tree(tree))
 
 
 def unexpected_findings(record: CheckerRecord) -> list[str]:

@@ -1,4 +1,4 @@
-"""What may not be published: the names of this machine and of its user, its addresses, its serial numbers.
+"""What may not be published: names of this machine and its user, addresses, serial numbers, secrets.
 
 Two measures. A text that we word ourselves (README, page, command line) is scrubbed: the home folder becomes `~`, what
 else is private a marker such as [host]. What is evidence or the user's own statement (logs, user.conf, scores, the
@@ -6,15 +6,15 @@ system description) is never changed: a private word in it refuses the whole tre
 
 A name that is also a common word is searched for only where it can be nothing but a name: a user called `max` or a host
 called `vllm` would else refuse every tree. Common is a word of less than three letters or of this program's own text.
+The program's files are published as they are: what its repository holds already names nobody on this machine.
 """
 
 from __future__ import annotations
 
 import getpass
-import ipaddress
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,22 +23,30 @@ from pathlib import Path
 import psutil
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.hosts import address_spellings, is_address, is_loopback
+from cm4vllm.common.program import program_files
+from cm4vllm.common.redaction import HIDDEN, Vault, vault, without_keys
 from cm4vllm.hardware.kernel_files import text
-from cm4vllm.submission.sources import program_files
 
 __all__ = ["PrivateWord", "first_private", "private_words", "refuse_private", "scrubbed"]
 
 _NO_NAMES = frozenset({"localhost", "localhost.localdomain", "(none)", "none", "not specified", "default string",
                        "to be filled by o.e.m.", "system serial number", "chassis serial number", "0", ""})
+#: Where the hub's client keeps what a login gave it.
+_HUB_LOGIN = ".cache/huggingface/token"
 
 
 @dataclass(frozen=True)
 class PrivateWord:
-    """One word of one kind: home folder, user, host, address, serial; `pattern` matches it where it may not stand."""
+    """One word of one kind: home folder, folder, user, host, address, serial, server, secret.
+
+    `pattern` matches it where it may not stand. `name` is what a secret is called, which is all that is said of it.
+    """
 
     kind: str
     word: str
     pattern: re.Pattern[str]
+    name: str = ""
 
     @property
     def names_somebody(self) -> bool:
@@ -47,55 +55,97 @@ class PrivateWord:
 
     @property
     def marker(self) -> str:
-        return "~" if self.kind == "home folder" else f"[{self.kind}]"
+        return {"home folder": "~", "secret": HIDDEN}.get(self.kind, f"[{self.kind}]")
+
+    @property
+    def shown(self) -> str:
+        """How an error names it."""
+        return f"the value of {self.name}" if self.kind == "secret" else repr(self.word)
 
 
-def private_words(root: Path = Path("/"), environ: Mapping[str, str] | None = None,
-                  servers: Collection[str] = (), serials: Collection[str] = ()) -> list[PrivateWord]:
+def private_words(
+    root: Path = Path("/"), environ: Mapping[str, str] | None = None, *, servers: Collection[str] = (),
+    serials: Collection[str] = (), folders: Collection[str] = (),
+) -> list[PrivateWord]:
     """Return the private words of this machine, the longest first, so that a folder goes before a name in it.
 
-    `servers` are host names and addresses of servers elsewhere, `serials` what else tells one device from all others.
+    `servers` are host names and addresses of servers elsewhere, `serials` what else tells one device from all others,
+    `folders` those of the results and of CM; one that others may well have too, such as /data, is nobody's.
+    The secrets are those of the run under way and of `environ`.
     """
     env = os.environ if environ is None else environ
-    homes = {home.rstrip("/") for home in (env.get("HOME", ""), str(Path.home()))}
-    found = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])"))
-             for home in homes - {""}]
+    homes = {home.rstrip("/") for home in (env.get("HOME", ""), str(Path.home()))} - {""}
+    found = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes]
+    found += [PrivateWord("folder", one, re.compile(rf"{re.escape(one)}(?![\w-])"))
+              for one in {folder.rstrip("/") for folder in folders} - homes if one.count("/") > 2]
     found += [word for name in _user_names(env) for word in _name("user", name)]
     found += [word for name in _host_names(root) for word in _name("host", name)]
-    found += [PrivateWord("address", one, _standing(one)) for one in _addresses()]
+    found += [word for one in _addresses() for word in _address("address", one)]
     found += [PrivateWord("serial", one, _standing(one)) for one in {*_serials(root), *serials} if len(one) > 3]
     for server in servers:
-        is_address = bool(re.fullmatch(r"[\d.]+|.*:.*", server))
-        if not _is_local(server):
-            found += [PrivateWord("server", server, _standing(server))] if is_address else _name("server", server)
-    return sorted(found, key=lambda one: (-len(one.word), one.kind))
+        if not is_loopback(server):
+            short = {server, server.partition(".")[0]}
+            found += (_address("server", server) if is_address(server)
+                      else [word for name in short for word in _name("server", name)])
+    found += _secrets(env, homes)
+    return sorted(dict.fromkeys(found), key=lambda one: (-len(one.word), one.kind))
 
 
 def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
-    """Return a text of ours with a marker in the place of each private word."""
+    """Return a text of ours with a marker in the place of each private word, and without what looks like a secret."""
     for one in words:
         content = one.pattern.sub(one.marker, content)
-    return content
+    return vault().clean(content)
 
 
-def refuse_private(folder: Path, words: Collection[PrivateWord]) -> None:
-    """Raise SubmissionError where a file below `folder`, or the name of one, holds a private word."""
+def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mapping[str, bool] | None = None) -> None:
+    """Raise SubmissionError where a file below `folder`, or the name of one, holds a private word or a secret.
+
+    Every file is read. `program` are paths of the program's files, each with whether it is public already: a name or an
+    address in such a file, which is this machine's too, is an example's.
+    """
+    secrets = [one for one in words if one.kind == "secret"]
     for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if found := first_private(str(inside), words):
+        inside = path.relative_to(folder).as_posix()
+        public = (program or {}).get(inside)
+        sought = secrets if public else words
+        if found := first_private(inside, sought):
             _refuse(f"the name of {inside}", found)
         if path.is_file():
-            with path.open(errors="replace") as file:
-                for number, line in enumerate(file, 1):
-                    if found := first_private(line, words):
-                        _refuse(f"{inside}, line {number},", found)
+            # Code is full of what has the form of a password: in it, keys alone are told by their form.
+            clean = Vault({}).clean if public is None else str if public else without_keys
+            _refuse_content(inside, path.read_text(errors="replace"), sought, clean)
+
+
+def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:
+    lower = content.lower()
+    present = [one for one in words if one.word.lower() in lower]
+    if not present and clean(content) == content:
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if found := first_private(line, present):
+            _refuse(f"{inside}, line {number},", found)
+        if clean(line) != line:
+            _refuse_secret(f"{inside}, line {number},")
+    if found := first_private(content, [one for one in present if "\n" in one.word]):
+        _refuse(inside, found)
 
 
 def _refuse(where: str, found: PrivateWord) -> None:
+    if found.kind == "secret":
+        _refuse_secret(where, found.shown)
     raise SubmissionError(
-        f"no submission: {where} names this machine's {found.kind}", cause=f"{found.word!r} would be published",
+        f"no submission: {where} names this machine's {found.kind}", cause=f"{found.shown} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
                "anew with --rerun",
+    )
+
+
+def _refuse_secret(where: str, what: str = "what has the form of a key, a token or a password") -> None:
+    raise SubmissionError(
+        f"no submission: {where} holds a secret", cause=f"{what} would be published",
+        remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
+               "where it is in use: files of this run hold it; logs are made anew with --rerun",
     )
 
 
@@ -106,19 +156,27 @@ def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | No
                 None)
 
 
-def _standing(word: str) -> re.Pattern[str]:
-    """Return a pattern for a word that is no part of a longer one."""
-    return re.compile(rf"(?<![^\W_])(?<!\d\.){re.escape(word)}(?![^\W_]|\.\d)", re.IGNORECASE)
+def _standing(word: str, after: str = "") -> re.Pattern[str]:
+    """Return a pattern for a word that is no part of a longer one; `after` is a pattern of what goes with it."""
+    return re.compile(rf"(?<![^\W_])(?<!\d\.){re.escape(word)}{after}(?![^\W_]|\.\d)", re.IGNORECASE)
+
+
+def _address(kind: str, address: str) -> list[PrivateWord]:
+    return [PrivateWord(kind, spelled, _standing(spelled)) for spelled in address_spellings(address)]
 
 
 def _name(kind: str, name: str) -> list[PrivateWord]:
-    """Return a name as it may not stand: anywhere, or for a common word only as a folder of a user, or before an @."""
-    if not _is_common(name):
-        return [PrivateWord(kind, name, _standing(name))]
-    if kind != "user":
-        return []
+    """Return a name as it may not stand: anywhere, or for a common word only where nothing else can be meant."""
     quoted = re.escape(name)
-    as_name = rf"(?<=/home/){quoted}(?!\w)|(?<=/Users/){quoted}(?!\w)|\b{quoted}(?=@\w)"
+    if not _is_common(name):
+        # With its domain: what follows a host's short name belongs to it.
+        domain = "" if kind == "user" or "." in name else r"(?:\.[a-z][a-z0-9-]*)*"
+        return [PrivateWord(kind, name, _standing(name, domain))]
+    if kind == "user":
+        as_name = rf"(?<=/home/){quoted}(?!\w)|(?<=/Users/){quoted}(?!\w)|\b{quoted}(?=@\w)"
+    else:
+        as_name = rf"(?<=[\w\]]@){quoted}(?![\w-])|(?<=://){quoted}(?=[:/?#\s\"']|$)|(?<![\w.-]){quoted}(?=:\d{{4,5}}\b)"
+        as_name += rf"|(?<=Linux ){quoted}(?= \d)|(?<=hostname[=: ]){quoted}(?![\w-])"
     return [PrivateWord(kind, name, re.compile(as_name))]
 
 
@@ -129,7 +187,21 @@ def _is_common(name: str) -> bool:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    return frozenset(word for content in program_files().values() for word in re.findall(r"[^\W_]+", content.lower()))
+    """Return the words of the program's public text, its tests left out: those are full of made-up names."""
+    texts = (file.path.read_text(errors="replace") for file in program_files()
+             if file.published and not file.name.startswith("tests/"))
+    return frozenset(word for content in texts for word in re.findall(r"[^\W_]+", content.lower()))
+
+
+def _secrets(env: Mapping[str, str], homes: Collection[str]) -> list[PrivateWord]:
+    """Return the secrets of the run, of an environment, and of a login to the model hub."""
+    known = Vault(env)
+    for home in homes:
+        known.note("the model hub's login", text(Path(home) / _HUB_LOGIN))
+    values = {**known.values, **vault().values}
+    # A password that is an ordinary word stands in any text, and is not told by that.
+    return [PrivateWord("secret", value, re.compile(re.escape(value), re.IGNORECASE), name)
+            for value, name in values.items() if not (value.isalpha() and value.lower() in _vocabulary())]
 
 
 def _user_names(env: Mapping[str, str]) -> set[str]:
@@ -140,22 +212,21 @@ def _user_names(env: Mapping[str, str]) -> set[str]:
 
 
 def _host_names(root: Path) -> set[str]:
-    names = {text(root / "proc/sys/kernel/hostname"), text(root / "etc/hostname")}
+    names = {text(root / "proc/sys/kernel/hostname"), text(root / "etc/hostname"), *_names_in_hosts(root)}
     names |= {name.partition(".")[0] for name in names}
-    return {name for name in names if name.lower() not in _NO_NAMES}
+    return {name for name in names if name.lower() not in _NO_NAMES and not is_loopback(name)}
+
+
+def _names_in_hosts(root: Path) -> set[str]:
+    """Return the names that /etc/hosts gives this machine's own addresses, its full name among them."""
+    own = _addresses() | {"127.0.1.1"}
+    lines = (line.partition("#")[0].split() for line in text(root / "etc/hosts").splitlines())
+    return {name for words in lines if words and words[0] in own for name in words[1:]}
 
 
 def _addresses() -> set[str]:
     found = {address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return {one for one in found if not _is_local(one) and set(one) - set("0:")}
-
-
-def _is_local(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host.lower() in _NO_NAMES
-    return address.is_loopback or address.is_unspecified
+    return {one for one in found if not is_loopback(one) and set(one) - set("0:")}
 
 
 def _serials(root: Path) -> set[str]:

@@ -1,62 +1,66 @@
-"""The tree's src/: what ran, said in one page, and the program itself, whole enough to run it again."""
+"""The program in a tree: what ran, said in one page, and the program itself, as it runs from there."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import cm4vllm
+from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.program import MANIFEST, commit_of_this_repository, program_files
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["program_files", "source_files"]
+__all__ = ["PROGRAM_FOLDER", "source_page", "write_program"]
 
-_FOLDER = "cm4vllm"
-_SUFFIXES = frozenset({".py", ".yaml", ".sh", ".md", ".toml", ".txt", ".html", ".j2", ".typed"})
-_REPOSITORY = ("cmr.yaml", "requirements.txt", "pyproject.toml", "README.md", "Makefile", "automation", "script")
-
-
-def source_files(model: str, command: str, commit: str, run: RunRecord) -> dict[str, str]:
-    """Return the files below src/ by their path: <model>/README.md and the CM repository cm4vllm/."""
-    files = {f"{model}/README.md": _page(model, command, commit, run)}
-    return files | {f"{_FOLDER}/{path}": text for path, text in program_files().items()}
+#: The program's folder in that which the tree's layout gives programs.
+PROGRAM_FOLDER = "cm4vllm"
 
 
-def _page(model: str, command: str, commit: str, run: RunRecord) -> str:
+def write_program(folder: Path) -> list[str]:
+    """Copy the program to `folder` with a MANIFEST of its files; return the names of those that no commit holds."""
+    lines = [f"# cm4vllm {cm4vllm.__version__}, commit {commit_of_this_repository() or 'unknown'}"]
+    changed = []
+    for file in program_files():
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path, target)
+        shutil.copymode(file.path, target)
+        lines.append(f"{sha256_of(target)}  {file.name}")
+        if not file.published:
+            changed.append(file.name)
+    write_text(folder / MANIFEST, "\n".join(lines) + "\n")
+    return changed
+
+
+def source_page(model: str, command: str, commit: str, run: RunRecord) -> str:
+    """Return README.md of the model's folder beside the program; `command` is the published one."""
     settings, versions = run.settings, run.versions
     notice = f"> **{run.notice}**\n\n" if run.notice else ""
     origin = f", commit {commit}" if commit else ", not from a checkout"
     listed = "\n".join(f"- {name} {version}" for name, version in sorted(versions.items()))
     return f"""# {model}: what ran
 
-{notice}The runs were made by cm4vllm {cm4vllm.__version__}{origin}, with this command:
+{notice}The runs were made by cm4vllm {cm4vllm.__version__}{origin}. All of it lies beside this page, in
+`../{PROGRAM_FOLDER}`, which is a repository of Collective Mind (CM); `{MANIFEST}` in it lists its files. To run it from
+there, in an environment of its own:
 
-    {command}
+```bash
+pip install -r ../{PROGRAM_FOLDER}/requirements.txt
+cm add repo --path="$(realpath ../{PROGRAM_FOLDER})"
+```
 
-The program lies beside this page in `../{_FOLDER}`, which is a CM repository: `cm add repo --path=<that folder>` makes
-the command known. `src/cm4vllm/loadgen` is the system under test that LoadGen drives; it sends each sample's tokens to
+This command made the runs. Variables stand for what is known only where it was typed: paths, servers, secrets.
+
+```bash
+{command}
+```
+
+`../{PROGRAM_FOLDER}/src/cm4vllm/loadgen` is the system under test that LoadGen drives; it sends each sample's tokens to
 vLLM {settings.server.version} over HTTP, and reports the tokens that come back.
 
 LoadGen {run.loadgen_version}, round {settings.round}, with:
 
 {listed or "- no further packages recorded"}
 
-The settings of each run are in its `user.conf`, `measurements.json` and `README.md` below `results/`.
+The settings of each run are in its `user.conf`, its measurements and its `README.md`.
 """
-
-
-def program_files() -> dict[str, str]:
-    """Return the texts of the CM repository that runs, by their path in it."""
-    package = Path(cm4vllm.__file__).resolve().parent
-    # In a checkout the repository is two folders up; a wheel carries it inside the package.
-    root = package if (package / "cmr.yaml").is_file() else package.parents[1]
-    files = {f"src/{_FOLDER}/{path.relative_to(package).as_posix()}": path
-             for path in _texts(package) if root != package or path.relative_to(package).parts[0] not in _REPOSITORY}
-    for name in _REPOSITORY:
-        top = root / name
-        for path in _texts(top) if top.is_dir() else [top] if top.is_file() else []:
-            files[path.relative_to(root).as_posix()] = path
-    return {name: path.read_text() for name, path in sorted(files.items()) if path.stat().st_size}
-
-
-def _texts(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.suffix in _SUFFIXES
-            and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)]

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import json_of, staged_folder, write_json, write_text
+from cm4vllm.common.progress import warn
 from cm4vllm.hardware.description import KEYS, folder_name
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.calibration import calibration_page
+from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
 from cm4vllm.submission.layouts import layout_named
 from cm4vllm.submission.measurements import measurements
-from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private, scrubbed
+from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
-from cm4vllm.submission.sources import source_files
-from cm4vllm.submission.system import MACHINE_FILE, SYSTEM_FILE
+from cm4vllm.submission.sources import PROGRAM_FOLDER, source_page, write_program
+from cm4vllm.submission.system import SYSTEM_FILE
 
 __all__ = ["TreeAsked", "build_tree", "system_folder"]
 
-_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 _DESCRIBE = "describe the system again: --tags=get,sut,description"
 
 
@@ -70,7 +70,7 @@ def build_tree(asked: TreeAsked) -> Path:
                               cause=f"the runs were served by vLLM {settings.server.version}",
                               remedy="measure again with --rerun, or correct `framework` in the system file")
     submission = asked.out / "submission"
-    private = _private(asked.out, runs)
+    private = words_of(asked.out)
     with staged_folder(submission) as staging:
         home = staging / asked.division / asked.submitter
         write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.notice))
@@ -81,25 +81,19 @@ def build_tree(asked: TreeAsked) -> Path:
             _logs(layout.results_of(*place), run)
             _settings(layout.settings_of(*place), run, asked.readmes[run.scenario], private,
                       measurements_file=layout.measurements.format(system=name), mlperf_conf=layout.mlperf_conf)
-        command = scrubbed(asked.command, private)
         calibration = calibration_page(settings.model, runs[0].performance.notice)
         write_text(home / layout.calibration, scrubbed(calibration, private))
-        for path, text in source_files(asked.model, command, asked.commit, runs[0].performance).items():
-            write_text(home / layout.program / path, text)
+        command = published_command(asked.command, hosts=servers_of(asked.out))
+        page = source_page(asked.model, command, asked.commit, runs[0].performance)
+        write_text(home / layout.program / asked.model / "README.md", scrubbed(page, private))
+        changed = write_program(home / layout.program / PROGRAM_FOLDER)
         for path, text in (asked.extra_files or {}).items():
             write_text(home / _inside(path), scrubbed(text, private))
-        refuse_private(staging, private)
+        inspect_tree(staging, private)
+    if changed:
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        warn(f"the program in the submission is not that of its commit: {', '.join(changed[:5])}{more} differ")
     return submission
-
-
-def _private(out: Path, runs: list[ScenarioRuns]) -> list[PrivateWord]:
-    """Return what may not be published of this machine, of its GPUs and of the servers that the runs asked."""
-    records = [record for run in runs for record in (run.performance, run.accuracy)]
-    endpoints = {endpoint for record in records for endpoint in record.settings.server.endpoints}
-    servers = {urlsplit(endpoint).hostname or "" for endpoint in endpoints}
-    machine = out / "system" / MACHINE_FILE
-    facts = machine.read_text() if machine.is_file() else ""
-    return private_words(servers=servers - {""}, serials=set(_UUID.findall(facts)))
 
 
 def system_folder(out: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of, write_bytes
+from cm4vllm.submission.inspection import inspect_tree
 
 __all__ = ["truncate_log", "truncate_tree"]
 
@@ -22,13 +23,16 @@ _HASH_LINE = re.compile(rb"^hash=(\w+)$", re.MULTILINE)
 def truncate_tree(submission: Path, submitter: str = "") -> list[Path]:
     """Cut all accuracy logs under `submission`, those of `submitter` alone when it is named; return the ones now cut.
 
-    Raises SubmissionError when there is none, and as truncate_log does.
+    This is the last that is written to a tree: every file of it is read once more after it. Raises SubmissionError when
+    there is no log, as truncate_log does, and as inspect_tree does.
     """
     logs = sorted(submission.glob(f"*/{submitter or '*'}/results/*/*/*/accuracy/mlperf_log_accuracy.json"))
     if not logs:
         raise SubmissionError(f"no accuracy log of {submitter or 'anyone'} in {submission}",
                               remedy="build the tree first: --tags=generate,mlperf,inference,submission")
-    return [log for log in logs if truncate_log(log)]
+    cut = [log for log in logs if truncate_log(log)]
+    inspect_tree(submission)
+    return cut
 
 
 def truncate_log(log: Path) -> bool:

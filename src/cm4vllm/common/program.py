@@ -1,0 +1,164 @@
+"""The program itself: its commit, where that can be pulled from, and its files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.hosts import is_address, is_loopback
+from cm4vllm.common.processes import run
+
+__all__ = ["MANIFEST", "ProgramFile", "commit_of_this_repository", "program_files", "url_of_this_repository"]
+
+#: Lists a published copy's files in the form of sha256sum, after a line that names the commit.
+MANIFEST = "MANIFEST.sha256"
+_PACKAGE = "cm4vllm"
+#: What of an installed package is the repository's own top level; the rest is src/cm4vllm.
+_TOP = ("cmr.yaml", "requirements.txt", "automation", "script")
+#: The parts of a checkout without git and without a list of files.
+_PARTS = ("cmr.yaml", "pyproject.toml", "Makefile", "README.md", "requirements.txt", "requirements-test.txt",
+          "automation", "script", "src", "docs", "tests", "benchmarks")
+
+
+@dataclass(frozen=True)
+class ProgramFile:
+    """One file of the program: `name` is its path in the repository, `path` where it lies.
+
+    `published` says that it is, byte for byte, what the commit, the installed package or the published copy holds.
+    """
+
+    name: str
+    path: Path
+    published: bool
+
+
+def commit_of_this_repository() -> str:
+    """Return the git commit that this code is of, with `+changes` when files differ; empty where nothing tells it."""
+    root = _root()
+    if (root / ".git").exists():
+        commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
+        return "" if not commit else commit.strip() + ("+changes" if changes else "")
+    if not (root / MANIFEST).is_file():
+        return ""
+    said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(), re.MULTILINE)
+    if not said:
+        return ""
+    return said[1] if said[1].endswith("+changes") or _is_unchanged(root) else f"{said[1]}+changes"
+
+
+def url_of_this_repository() -> str:
+    """Return the https address that others can pull this repository from; empty where git names none that is public."""
+    root = _root()
+    url = (_git(root, "config", "--get", "remote.origin.url") or "").strip() if (root / ".git").exists() else ""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "https" or parts.username or parts.port or "." not in host or is_address(host):
+        return ""
+    private = (".local", ".internal", ".lan", ".corp", ".intranet", ".home.arpa")
+    return "" if is_loopback(host) or host.endswith(private) else url
+
+
+def program_files() -> list[ProgramFile]:
+    """Return the files of this program, by their path in the repository; hidden ones are left out.
+
+    They are those that git lists, that a published copy's MANIFEST lists, that the installed package's RECORD lists, or
+    those of a checkout without git. Raises CmError where they cannot be told.
+    """
+    root = _root()
+    files = _of_git(root) or _of_manifest(root) or _of_package(root) or _of_folder(root)
+    if not any(file.name == "cmr.yaml" for file in files):
+        raise CmError(f"the files of the program in {root} cannot be listed", cause="no cmr.yaml is among them",
+                      remedy="run it from a git checkout, or install it with pip")
+    return sorted(files, key=lambda file: file.name)
+
+
+def _root() -> Path:
+    """Return the repository's folder: two above the package, or the package itself where it was installed."""
+    package = Path(__file__).resolve().parents[1]
+    return package if (package / "cmr.yaml").is_file() else package.parents[1]
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        # Another user's checkout, as in a container, is read all the same: nothing of it is run.
+        done = run(["git", "-c", "safe.directory=*", "-C", root, *words])
+    except FileNotFoundError:
+        return None
+    return done.output if done.ok else None
+
+
+def _of_git(root: Path) -> list[ProgramFile]:
+    listed = _git(root, "ls-files", "-z", "--cached") if (root / ".git").exists() else None
+    if listed is None:
+        return []
+    changes = _git(root, "diff", "-z", "--name-only", "--no-ext-diff", "HEAD")
+    changed = set((listed if changes is None else changes).split("\0"))  # without a commit nothing is published
+    return [ProgramFile(name, root / name, name not in changed) for name in listed.split("\0")
+            if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)]
+
+
+def _of_manifest(root: Path) -> list[ProgramFile]:
+    return [ProgramFile(name, root / name, _digest(root / name) == digest) for digest, name in _listed(root)
+            if (root / name).is_file()]
+
+
+def _is_unchanged(root: Path) -> bool:
+    return all((root / name).is_file() and _digest(root / name) == digest for digest, name in _listed(root))
+
+
+def _listed(root: Path) -> Iterator[tuple[str, str]]:
+    if (root / MANIFEST).is_file():
+        for line in (root / MANIFEST).read_text().splitlines():
+            digest, _, name = line.partition("  ")
+            if name and not line.startswith("#") and ".." not in PurePosixPath(name).parts:
+                yield digest, name
+
+
+def _of_package(root: Path) -> list[ProgramFile]:
+    try:
+        package = metadata.distribution(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        return []
+    files = []
+    for listed in package.files or ():
+        inside, path = PurePosixPath(*listed.parts[1:]), Path(str(listed.locate()))
+        if listed.parts[0] != _PACKAGE or not path.is_file() or path.resolve() != root / inside or listed.hash is None:
+            continue
+        name = str(inside) if inside.parts[0] in _TOP else f"src/{_PACKAGE}/{inside}"
+        if not _is_hidden(name):
+            files.append(ProgramFile(name, path, listed.hash.value == _record_digest(path)))
+    return files
+
+
+def _of_folder(root: Path) -> list[ProgramFile]:
+    parts = (root / part for part in _PARTS)
+    found = (path for part in parts for path in ([part] if part.is_file() else part.rglob("*")))
+    names = ((path.relative_to(root).as_posix(), path) for path in found if path.is_file())
+    return [ProgramFile(name, path, False) for name, path in names if not _is_hidden(name)]
+
+
+def _is_hidden(name: str) -> bool:
+    """Tell whether a submission may not hold a file: the official checkers refuse hidden names and __pycache__."""
+    return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+
+
+def _is_inside(root: Path, path: Path) -> bool:
+    """Tell whether a file, or what a link names, lies in the repository."""
+    return path.resolve().is_relative_to(root)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _record_digest(path: Path) -> str:
+    """Return a digest as a wheel's RECORD has it (the specification of binary distributions)."""
+    import base64
+
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()

@@ -1,0 +1,63 @@
+"""The last check of what is about to leave: every file of a tree is read, and nothing is written to it afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.program import program_files
+from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.submission.layouts import LAYOUTS
+from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
+from cm4vllm.submission.sources import PROGRAM_FOLDER
+from cm4vllm.submission.system import MACHINE_FILE
+
+__all__ = ["inspect_tree", "servers_of", "words_of"]
+
+_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
+
+
+def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
+    """Read every file of a submission tree. Raises SubmissionError where one names this machine, or holds a secret.
+
+    `words` are those of the campaign that made it, which are looked for beside it otherwise.
+    """
+    folders = {f"*/*/{layout.program}/{PROGRAM_FOLDER}" for layout in LAYOUTS.values()}
+    program = [path for folder in folders for path in tree.glob(f"{folder}/**/*") if path.is_file()]
+    public = _public_digests()
+    refuse_private(tree, words_of(tree.parent) if words is None else words,
+                   {path.relative_to(tree).as_posix(): sha256_of(path) in public for path in program})
+
+
+def words_of(out: Path) -> list[PrivateWord]:
+    """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
+    machine = out / "system" / MACHINE_FILE
+    facts = machine.read_text() if machine.is_file() else ""
+    folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
+    return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
+
+
+def servers_of(out: Path) -> set[str]:
+    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself."""
+    found = (_hosts(json.loads(record.read_bytes())) for record in out.glob(f"runs/*/*/*/*/{RUN_FILE}"))
+    return {host for hosts in found for host in hosts if not is_loopback(host)}
+
+
+def _hosts(record: Any) -> set[str]:
+    """Return the hosts of the servers that a run's record names, its Ray cluster's among them."""
+    server = record["settings"]["server"]
+    addresses = [server["endpoint"], *server.get("replicas", []), f"//{server.get('env', {}).get('RAY_ADDRESS', '')}"]
+    return {urlsplit(address).hostname or "" for address in addresses} - {""}
+
+
+@cache
+def _public_digests() -> frozenset[str]:
+    """Return the digests of the program's files that others can have already."""
+    return frozenset(sha256_of(file.path) for file in program_files() if file.published)

@@ -1,0 +1,142 @@
+"""The program in a tree's src/: all of it, and it runs from there as a stranger would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.program import MANIFEST
+from cm4vllm.submission.sources import write_program
+from cm4vllm.submission.tree import build_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Prints what a copy of the program says of itself, in the Python that has it first on its path.
+SAYS = """
+import json, cm4vllm
+from cm4vllm.common.program import commit_of_this_repository, program_files
+print(json.dumps([cm4vllm.__file__, commit_of_this_repository(), [[f.name, f.published] for f in program_files()]]))
+"""
+
+
+def says(source: Path) -> tuple[str, str, dict[str, bool]]:
+    done = subprocess.run([sys.executable, "-c", SAYS], env={**os.environ, "PYTHONPATH": str(source)}, text=True,
+                          capture_output=True, check=True, cwd=source)
+    where, commit, files = json.loads(done.stdout)
+    return where, commit, dict(files)
+
+
+def tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    write_program(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory) -> Path:
+    """A Python with all that cm4vllm needs, and without cm4vllm."""
+    folder = tmp_path_factory.mktemp("stranger") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    # Of a folder that a .pth file names, no .pth file is read: a checkout that is installed so is not found.
+    site = next((folder / "lib").glob("python3*/site-packages"))
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "python"
+
+
+def test_the_program_is_what_git_lists_byte_for_byte(copy):
+    names = tracked()
+    assert sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()) == sorted(
+        [*names, MANIFEST])
+    for name in names:
+        assert (copy / name).read_bytes() == (ROOT / name).read_bytes(), name
+        assert os.access(copy / name, os.X_OK) == os.access(ROOT / name, os.X_OK), name
+    for name in ("automation/script/_cm.json", "src/cm4vllm/report/templates/summary.css", "src/cm4vllm/py.typed",
+                 "src/cm4vllm/engine/tools/templates/python/_cm.yaml.in",
+                 "src/cm4vllm/assets/digests/mixtral-8x7b-instruct.md5"):
+        assert (copy / name).is_file(), name
+
+
+def test_a_copy_lists_itself_and_knows_its_commit(copy):
+    where, commit, files = says(copy / "src")
+    assert where == str(copy / "src" / "cm4vllm" / "__init__.py")
+    assert sorted(files) == tracked() and all(files.values())
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert commit.removesuffix("+changes") == head.strip()
+
+
+def test_a_copy_that_was_changed_says_so(copy, tmp_path):
+    changed = shutil.copytree(copy, tmp_path / "changed")
+    (changed / "README.md").write_text("other\n")
+    (changed / "Makefile").unlink()
+    _, commit, files = says(changed / "src")
+    assert commit.endswith("+changes")
+    assert files["README.md"] is False and "Makefile" not in files and files["cmr.yaml"] is True
+
+
+def test_an_archive_without_git_and_manifest_is_listed_too(copy, tmp_path):
+    archive = shutil.copytree(copy, tmp_path / "archive")
+    (archive / MANIFEST).unlink()
+    (archive / "src/cm4vllm/__pycache__").mkdir(exist_ok=True)
+    (archive / "src/cm4vllm/__pycache__/x.pyc").write_text("")
+    (archive / ".venv").mkdir()
+    (archive / ".venv/secret.py").write_text("")
+    _, commit, files = says(archive / "src")
+    assert commit == ""
+    assert sorted(files) == tracked()
+
+
+def test_an_installed_package_is_listed_by_its_record(tmp_path, stranger):
+    wheel = subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+                           capture_output=True, text=True, check=False)
+    assert wheel.returncode == 0, wheel.stdout + wheel.stderr
+    subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", tmp_path / "site",
+                    "--no-compile", *tmp_path.glob("*.whl")], check=True, capture_output=True)
+    _, commit, files = says(tmp_path / "site")
+    assert commit == "" and all(files.values())
+    parts = ("cmr.yaml", "requirements.txt", "automation/", "script/", "src/cm4vllm/")
+    assert sorted(files) == [name for name in tracked() if name.startswith(parts)]
+    code = ("import sys, pathlib\nfrom cm4vllm.submission.sources import write_program\n"
+            "write_program(pathlib.Path(sys.argv[1]))")
+    subprocess.run([sys.executable, "-c", code, tmp_path / "copy"], check=True,
+                   env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    runs_from(tmp_path / "copy", stranger, tmp_path / "CM")
+
+
+def runs_from(program: Path, python: Path, home: Path) -> str:
+    """Register a program's folder in a new CM home and plan the main job, as the page beside it says; return it."""
+    home.mkdir()
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "CM_REPOS": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    for words in (["add", "repo", f"--path={program}"],
+                  ["run", "script", "--tags=run-mlperf,inference,_vllm", "--plan"]):
+        done = subprocess.run([python, "-m", "cmind.cli", *words], env=env, cwd=home, text=True, capture_output=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "not found" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_main_job_can_be_planned_with_the_program_of_a_tree(campaign, stranger, tmp_path):
+    asked = campaign()
+    tree = build_tree(asked)
+    program = tree / "open" / asked.submitter / "src" / "cm4vllm"
+    plan = runs_from(program, stranger, tmp_path / "CM")
+    assert re.search(r"generate,mlperf,inference,submission", plan)
+    where = subprocess.run([stranger, "-c", "import importlib.util as u; print(u.find_spec('cm4vllm'))"], text=True,
+                           capture_output=True, check=True, cwd=tmp_path).stdout
+    assert where.strip() == "None", "the stranger has a cm4vllm of another place"
