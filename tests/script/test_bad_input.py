@@ -29,7 +29,8 @@ from cm4vllm.common.errors import (
         ("--execution_mode=vaild", "", ["vaild", "valid"]),
         ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
-        ("--quiet", ",_r4.1", ["v4.1", "not supported", "layout"]),
+        ("--quiet", ",_r4.1", ["llama3.1-8b is not in round v4.1", "llama2-70b-99"]),
+        ("--model=gptj-99", ",_r4.1", ["gptj-99 cannot be run yet", "beam search"]),
     ],
 )
 def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):
@@ -90,10 +91,13 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("words", PUBLISHED)
-def test_the_published_command_lines_are_understood_and_refused_only_for_their_round(cm, words):
-    done = cm("run", "script", *words)
-    done.refused_with(UsageError.exit_code, "round v4.1 is not supported", "_r6.1")
-    assert "the built-in client replaces" in done.output
+def test_the_published_command_lines_are_planned_to_their_end(cm, words):
+    done = cm("run", "script", *words, "--plan")
+    assert done.code == 0, done.output
+    for step in ("get,mlperf,inference,loadgen,_r4.1", "get,dataset,_mlcommons", "Offline performance",
+                 "Server accuracy", "generate,mlperf,inference,submission", "run,mlperf,inference,submission,checker"):
+        assert step in done.output
+    assert "tiny" not in done.output
 
 
 def test_an_unreachable_server(cm):

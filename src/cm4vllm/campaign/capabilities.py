@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from cm4vllm.accuracy.scoring import SCORERS
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import BenchmarkTerms, Division, RoundTerms, Scenario, benchmark_names, benchmark_terms, round_names
-from cm4vllm.rules import round_terms as _round
+from cm4vllm.rules import (
+    BenchmarkTerms,
+    Division,
+    Mode,
+    RoundTerms,
+    Scenario,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    terms,
+)
 from cm4vllm.submission.layouts import LAYOUTS
 
 __all__ = ["require_round", "require_runnable", "runnable_benchmarks"]
@@ -21,7 +30,7 @@ def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
 def require_round(round_: RoundTerms) -> None:
     """Raise UsageError for a round that this version cannot run, whatever the benchmark."""
     if round_.layout not in LAYOUTS:
-        newest = _round(round_names()[-1]).name
+        newest = round_names()[-1]
         raise UsageError(
             f"round {round_.name} is not supported",
             cause="its submission tree has a layout that is not built yet",
@@ -53,8 +62,14 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
     lacks = []
     if not benchmark.loadgen:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
+    elif (beams := _beams(benchmark)) > 1:
+        lacks.append(f"it is decoded by beam search with {beams} beams, which the client does not ask a server for")
     if benchmark.scorer not in SCORERS:
         lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
     if not set(benchmark.scenarios) & set(_SCENARIOS) or benchmark.category != "datacenter":
         lacks.append(f"its category is {benchmark.category}, and it needs {', '.join(benchmark.required[0].all_of)}")
     return lacks
+
+
+def _beams(benchmark: BenchmarkTerms) -> int:
+    return terms(benchmark.round, benchmark.name, benchmark.scenarios[0], Mode.ACCURACY).generation.beams
