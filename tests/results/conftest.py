@@ -26,7 +26,7 @@ def tree(neural_magic: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """The logs of a short real run of each scenario of LoadGen, with token latencies and without."""
+    """The logs of short real runs: each scenario, with token latencies and without, and one accuracy run."""
     root = tmp_path_factory.mktemp("scenarios")
     program = Path(__file__).with_name("any_scenario.py")
     folders, processes = {}, []
@@ -37,6 +37,10 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
             processes.append(subprocess.Popen([sys.executable, program, folder, scenario, name],
                                               stdout=subprocess.DEVNULL))
             folders[scenario, kind] = folder
+    accuracy = folders["Offline", "accuracy"] = root / "accuracy"
+    accuracy.mkdir()
+    processes.append(subprocess.Popen([sys.executable, program, accuracy, "Offline", NAMES["samples"], "AccuracyOnly"],
+                                      stdout=subprocess.DEVNULL))
     for process in processes:
         assert process.wait(timeout=120) == 0
     return folders

@@ -8,6 +8,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
 from cm4vllm.results.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.model import Figure, Figures, Source, Submission
+from cm4vllm.results.reading import PROBLEMS
 
 OUT = Path("/results")
 
@@ -65,3 +66,11 @@ def test_figures_are_read_by_name_and_cannot_be_changed() -> None:
     assert str(figures["ttft_p99"].source) == "log: key"
     with pytest.raises(TypeError):
         figures["tpot_p99"] = figures["ttft_p99"]  # type: ignore[index]
+
+
+def test_the_page_of_the_checks_lists_each_with_its_rule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    for check in CHECKS.values():
+        assert f"| `{check.code}` | {check.rule.text} | {check.rule.source} |" in page
+    for code in PROBLEMS:
+        assert f"`{code}`" in page

@@ -15,6 +15,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Figure, Result, Submission
+from cm4vllm.results.reading import Reader
 from cm4vllm.results.trees import read_tree
 
 H100 = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
@@ -214,11 +215,15 @@ METRICS = {
 def test_any_scenario_is_read_with_tokens_and_without(
     any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
 ) -> None:
+    accuracy = any_scenario["Offline", "accuracy"]
     for (scenario, kind), logs in any_scenario.items():
+        if kind == "accuracy":
+            continue
         folder = tmp_path / "closed" / "Someone" / "results" / "System" / kind / scenario
         shutil.copytree(logs, folder / "performance" / "run_1")
-        shutil.copytree(logs, folder / "accuracy")
+        shutil.copytree(accuracy, folder / "accuracy")
     submission = only(read_tree(tmp_path))
+    assert [str(one) for one in submission.problems if one.code != "FILE-MISSING"] == []
     assert submission.round == "v6.1"
     assert len(submission.results) == 8
     for result in submission.results:
@@ -230,6 +235,38 @@ def test_any_scenario_is_read_with_tokens_and_without(
         assert performance.samples == log["result_query_count"] * log["generated_samples_per_query"]
         assert performance.loadgen_valid is (log["result_validity"] == "VALID")
         assert bool(performance.reasons) is not performance.loadgen_valid
+
+
+@pytest.mark.parametrize(("text", "scores"), [
+    ("accuracy=76.078%, good=38039, total=50000\n", {"accuracy": 76.078}),
+    ("mAP=37.358%\n", {"mAP": 37.358}),
+    ("AUC=80.166%, accuracy=96.6%, good=1\n", {"AUC": 80.166, "accuracy": 96.6}),
+    ('{"exact_match": 82.92, "f1": 90.35}\n', {"exact_match": 82.92, "f1": 90.35}),
+    ("Accuracy: mean = 0.86112, kidney = 0.9, tumor = 0.8\n", {"Accuracy": 0.86112}),
+    ("Word Error Rate: 2.07%, accuracy=97.93%\n", {"accuracy": 97.93}),
+    ("{'FID_SCORE': '23.66', 'CLIP_SCORE': '31.78'}\n", {"FID_SCORE": 23.66, "CLIP_SCORE": 31.78}),
+    ("{'rouge1': 44.5, 'gen_len': 28437684}\nhash=ab12\n", {"rouge1": 44.5, "gen_len": 28437684}),
+    ("{'rouge1': np.float64(44.5)}\n", {"rouge1": 44.5}),
+    ("no scores here\n", {}), ("", {}),
+])  # fmt: skip
+def test_scores_are_read_as_each_reference_script_prints_them(
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path, text: str, scores: dict[str, float],
+) -> None:
+    folder = tmp_path / "accuracy"
+    shutil.copytree(any_scenario["Server", "samples"], folder)
+    (folder / "accuracy.txt").write_text(text)
+    accuracy = Reader(tmp_path).accuracy(folder, None)
+    assert accuracy and {name: figure.value for name, figure in accuracy.figures.items()} == scores
+    assert accuracy.hash == ("ab12" if "hash" in text else "")
+
+
+def test_an_accuracy_log_of_several_parts_of_the_samples_is_one_log(
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+) -> None:
+    folder = any_scenario["Offline", "accuracy"]
+    assert (folder / "mlperf_log_detail.txt").read_text().count('"power_begin"') == 4
+    reader = Reader(folder)
+    assert reader.accuracy(folder, None) and reader.problems == []
 
 
 def test_the_official_sample_of_a_closed_v6_tree_is_read(tmp_path: Path) -> None:

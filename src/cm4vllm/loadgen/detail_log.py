@@ -23,10 +23,9 @@ DETAIL_LOG = "mlperf_log_detail.txt"
 
 _PREFIX = b":::MLLOG "
 #: What one run logs at most once: a second one is that of a second run, appended.
-_ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "power_", "result_", "early_stopping_",
-         "num_errors")  # fmt: skip
+_ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "result_", "early_stopping_", "num_errors")
 #: What it may log again, for each part of a dataset that does not fit into memory: the last one counts.
-_KEPT = ("generated_", "qsl_reported_", "sut_name")
+_KEPT = ("generated_", "power_", "qsl_reported_", "sut_name")
 #: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
 _COUNTS_ERRORS = (5, 0, 16)
 _UNDEFINED = ("nan", "inf", "-inf")

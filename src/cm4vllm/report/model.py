@@ -14,7 +14,7 @@ from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.checks import findings
-from cm4vllm.results.findings import Finding, refuse
+from cm4vllm.results.findings import refuse
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.results.run_folders import chosen_folder, read_runs
@@ -39,15 +39,14 @@ class Invalid:
 class Report:
     """The checked results of one system's runs of one model, and what is known beside them.
 
-    `out` is the campaign's folder, `folder` the one of these runs: runs/<system>/<model>. `findings` are those that are
-    no errors. None and {} stand for what was not recorded.
+    `out` is the campaign's folder, `folder` the one of these runs: runs/<system>/<model>. None and {} stand for
+    what was not recorded.
     """
 
     out: Path
     folder: Path
     submission: Submission
     benchmark: BenchmarkTerms
-    findings: tuple[Finding, ...] = ()
     machine: MachineFacts | None = None
     started_server: ServerRecord | None = None
     checker: CheckerRecord | None = None
@@ -151,13 +150,12 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
     """
     folder = chosen_folder(out, system=system, model=model)
     submission = read_runs(out, folder)
-    found = findings(submission)
-    refuse(found, out)
+    refuse(findings(submission), out)
     first = submission.runs[0].settings.terms
     described = submission.system(folder.parent.name)
     return Report(
         out=out, folder=folder, submission=submission, benchmark=benchmark_terms(first.round, first.benchmark),
-        findings=tuple(found), machine=_optional(out / "system" / "machine.json", MachineFacts),
+        machine=_optional(out / "system" / "machine.json", MachineFacts),
         started_server=_optional(out / "server" / "server.json", ServerRecord),
         checker=_checker(out, submission),
         system={key: str(value) for key, value in described.description.items()} if described else {},

@@ -20,7 +20,7 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
 
-__all__ = ["ACCURACY_TEXT", "Reader", "terms_of"]
+__all__ = ["ACCURACY_TEXT", "PROBLEMS", "Reader", "terms_of"]
 
 #: The name of the file that the checkers read the scores from.
 ACCURACY_TEXT = "accuracy.txt"
@@ -28,7 +28,8 @@ ACCURACY_TEXT = "accuracy.txt"
 _MAX_TEXT = 4 * 2**20
 
 _LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
-_RULES = {
+#: What cannot be read, by code.
+PROBLEMS = {
     "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
     "FILE-UNREADABLE": Rule("a file is in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
@@ -39,7 +40,7 @@ _RULES = {
 
 #: Scores as the reference scripts print them: first those of a dictionary, then each on a line of its own.
 _IN_DICTIONARY = re.compile(r"""["']([A-Za-z][\w-]*)["']:\s*["']?(?:np\.\w+\()?(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\b""")
-_ON_A_LINE = re.compile(r"^\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?([\d.]+)%?")
+_ON_A_LINE = re.compile(r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?([\d.]+)%?")
 _HASH = re.compile(r"^hash=(\w+)\s*$")
 _SCORE_UNITS = {"gen_len": "characters", "gen_num": "samples", "gen_tok_len": "tokens",
                 "tokens_per_sample": "tokens/sample"}
@@ -69,7 +70,7 @@ class Reader:
         """Note something that could not be read."""
         self.problems.append(Finding(
             code=code, severity=severity, what=what, file=self.name(path), field="", value=value, expected="",
-            rule=_RULES[code], remedy=remedy,
+            rule=PROBLEMS[code], remedy=remedy,
         ))
 
     def performance(self, folder: Path, terms: rules.Terms | None, run: RunRecord | None = None) -> Performance | None:

@@ -26,7 +26,7 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
             yield part, part.run, part.record
 
 
-@check("SCORES-LOG", "scores are those of the log beside them", source="cm4vllm, docs/development.md",
+@check("SCORES-LOG", "scores are those of the log beside them", source="docs/results.md",
        remedy="score the run again: --tags=process,mlperf,accuracy")
 def scores_of_this_log(submission: Submission) -> Iterator[Fault]:
     for part, run, record in _scored(submission):

@@ -12,7 +12,7 @@ from cm4vllm.rules import Division, ExecutionMode
 
 __all__: list[str] = []
 
-_DESIGN = "cm4vllm, docs/development.md"
+_DESIGN = "docs/results.md"
 
 
 @check("CAMPAIGN-DIFFERS", "the command, its record, the runs and the system description are of one campaign",

@@ -17,7 +17,7 @@ __all__ = ["Part", "parts", "record_file"]
 
 Part = Performance | Accuracy
 
-_DESIGN = "cm4vllm, docs/development.md"
+_DESIGN = "docs/results.md"
 _AGAIN = "remove the run's folder and run it again"
 _TOGETHER = "run them again with --rerun=yes, or each into an --output_dir of its own"
 
