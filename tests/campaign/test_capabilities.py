@@ -1,0 +1,61 @@
+"""What can be run: each cell is decided by the rules and what is built, and docs/rules.md shows the same table."""
+
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.campaign.capabilities import require_runnable, runnable_benchmarks
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import Division, benchmark_names, benchmark_terms, round_names, round_terms
+
+DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
+
+
+def runs(round_name, name):
+    """Return the scenarios of a benchmark that can be run in the open division."""
+    benchmark, found = benchmark_terms(round_name, name), []
+    for scenario in benchmark.scenarios:
+        try:
+            require_runnable(round_terms(round_name), benchmark, (scenario,), Division.OPEN)
+        except UsageError:
+            continue
+        found.append(str(scenario))
+    return found
+
+
+def table():
+    names = [name for name in benchmark_names() if any(runs(r, name) for r in round_names() if _has(r, name))]
+    lines = ["| benchmark | " + " | ".join(round_names()) + " |", "|---" * (len(round_names()) + 1) + "|"]
+    for name in names:
+        cells = [", ".join(runs(r, name)) if _has(r, name) else "-" for r in round_names()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _has(round_name, name):
+    return name in benchmark_names(round_name)
+
+
+def test_the_documented_table_is_what_can_be_run():
+    assert table() in DOCS.read_text()
+
+
+@pytest.mark.parametrize(("round_name", "name", "words"), [
+    ("v4.1", "gptj-99", "beam search"),
+    ("v6.1", "deepseek-r1", "scorer"),
+    ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
+    ("v6.1", "llama3.1-8b-edge", "its category is edge"),
+])
+def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
+    assert name not in runnable_benchmarks(round_name)
+    benchmark = benchmark_terms(round_name, name)
+    with pytest.raises(UsageError, match="cannot be run yet") as refused:
+        require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1], Division.OPEN)
+    assert words in refused.value.cause
+
+
+@pytest.mark.parametrize("division", [Division.CLOSED, Division.NETWORK])
+def test_another_division_is_refused(division):
+    benchmark = benchmark_terms("v6.1", "llama3.1-8b")
+    with pytest.raises(UsageError, match=f"the {division} division is not supported"):
+        require_runnable(round_terms("v6.1"), benchmark, benchmark.scenarios[:1], division)
