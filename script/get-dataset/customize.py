@@ -3,6 +3,14 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.assets.datasets import DatasetSettings, check
+    from cm4vllm.common.settings import read_settings
+
+    check(read_settings(DatasetSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings, provide
     from cm4vllm.common.settings import read_settings

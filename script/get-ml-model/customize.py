@@ -3,6 +3,14 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.assets.models import ModelSettings, check
+    from cm4vllm.common.settings import read_settings
+
+    check(read_settings(ModelSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide, tokenizer_sha256
     from cm4vllm.common.settings import read_settings

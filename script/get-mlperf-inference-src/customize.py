@@ -3,6 +3,14 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.submission.source import open_source
+
+    if given := i["env"].get("CM_MLPERF_INFERENCE_SOURCE_DIR"):
+        open_source(Path(given).expanduser().absolute())
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.submission.source import open_source
 

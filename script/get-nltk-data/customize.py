@@ -3,6 +3,15 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.accuracy.sentences import check_given
+    from cm4vllm.common.files import given_path
+
+    if given := i["env"].get("CM_NLTK_DATA_SOURCE"):
+        check_given(given_path(given))
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.accuracy.sentences import MODEL, install_model
     from cm4vllm.common.files import given_path

@@ -1,6 +1,13 @@
 """Starts a vLLM server or checks one that runs already, tells which ones of ours run, or stops one."""
 
 
+def plan(i):
+    from cm4vllm.serving.launch import require_usable
+
+    require_usable(i["env"])
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import LaunchSettings, act

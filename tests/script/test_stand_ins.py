@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.common.errors import DatasetError, ModelError, UsageError
+from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, UsageError
 
 
 @pytest.mark.parametrize(("flags", "tags", "wanted"), [
@@ -38,6 +38,31 @@ def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
     done.refused_with(error.exit_code, word)
     assert message_of(planned) == message_of(done)
     assert not (cm.cwd / "mlperf-results").exists()
+
+
+@pytest.mark.parametrize(("words", "error", "word"), [
+    (["--tags=get,ml-model,_path./nowhere/model"], ModelError, "/nowhere/model"),
+    (["--tags=get,ml-model,_hf.a/b/c"], UsageError, "a/b/c"),
+    (["--tags=get,ml-model", "--model=nobody"], UsageError, "nobody"),
+    (["--tags=get,dataset,_path./nowhere/data.json"], DatasetError, "/nowhere/data.json"),
+    (["--tags=get,dataset,_mlcommons", "--model=llama9"], UsageError, "llama9"),
+    (["--tags=get,nltk-data", "--nltk_data=/nowhere/data.zip"], SourceUnavailable, "/nowhere/data.zip"),
+    (["--tags=get,mlperf,inference,src", "--inference_src=/nowhere"], SourceUnavailable, "/nowhere"),
+    (["--tags=run,vllm-server", "--api_server=http://127.0.0.1:many"], UsageError, "many"),
+    (["--tags=run,vllm-server", "--port=99999"], UsageError, "99999"),
+])
+def test_the_plan_of_a_recipe_refuses_what_its_run_refuses(cm, words, error, word):
+    planned = cm("plan", "script", "--quiet", *words)
+    planned.refused_with(error.exit_code, word)
+    if "--port=99999" in words:
+        return  # its run may have to install vLLM first
+    done = cm("run", "script", "--quiet", *words)
+    done.refused_with(error.exit_code, word)
+    assert message_of(planned) == message_of(done)
+
+
+def test_a_server_is_stopped_by_a_port_that_is_taken(cm):
+    assert cm("plan", "script", "--tags=run,vllm-server,_stop", "--port=22").code == 0
 
 
 def message_of(done):

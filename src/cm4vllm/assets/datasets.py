@@ -22,7 +22,7 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_terms
 
-__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "check_file", "provide", "rows_of"]
+__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "check", "check_file", "provide", "rows_of"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
@@ -133,6 +133,13 @@ def _converted(path: Path, source: str, settings: DatasetSettings, samples: int,
         source_sha256=sha256_of(path), samples=len(rows),
         max_input_tokens=max(len(row["tok_input"]) for row in rows),
     )  # fmt: skip
+
+
+def check(settings: DatasetSettings) -> None:
+    """Raise what `provide` raises for these settings before it asks any network. Raises DatasetError, UsageError."""
+    samples = benchmark_terms(settings.round, settings.benchmark).samples
+    if settings.source == "path":
+        check_file(given_path(settings.location), None if settings.calibration else samples)
 
 
 def check_file(path: Path, samples: int | None) -> None:

@@ -22,7 +22,8 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
-__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check_source", "check_unchanged", "provide", "tokenizer_sha256"]
+__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check", "check_source", "check_unchanged", "provide",
+           "tokenizer_sha256"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -66,6 +67,11 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     record = sources[source]()
     write_record(folder / MODEL_FILE, record)
     return record
+
+
+def check(settings: ModelSettings) -> None:
+    """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
+    check_source(f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}")
 
 
 def check_source(variation: str) -> None:

@@ -150,6 +150,8 @@ def require_usable(env: Mapping[str, Any]) -> None:
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
     """
     settings, keys = read_settings(LaunchSettings, env), env_keys(arguments.ServerSettings)
+    if settings.action != "start":
+        return
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
     chosen = read_settings(arguments.ServerSettings, given | {keys["model"]: "any", keys["name"]: "any"})
     preset = preset_named(settings.preset) if settings.preset else None

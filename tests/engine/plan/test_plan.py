@@ -331,6 +331,13 @@ def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
     assert "step s: use" in tree
 
 
+def test_a_hook_that_only_refuses_leaves_open_what_the_code_sets(home):
+    home.script("teller", {"new_env_keys": ["CM_TOLD"]}, customize="def plan(i): return {'return': 0}\n")
+    home.script("other")
+    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}}]})
+    assert find(planned(home, "top"), "other")["why"]["only_if"] == ["depends on CM_TOLD, which teller tells"]
+
+
 REFUSED = """
 def plan(i):
     from cm4vllm.common.errors import UsageError

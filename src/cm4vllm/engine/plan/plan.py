@@ -280,9 +280,8 @@ class _Planner:
         certain = certain and node.status is not Status.OPEN
         self.dependencies(node, frame, "deps", certain=certain)
         source = code_of(frame.script)
-        if has_plan(source):
-            self.code(node, frame, certain=certain)
-        elif source:
+        is_known = has_plan(source) and self.code(node, frame, certain=certain)
+        if source and not is_known:
             if runs_scripts(source):
                 node.notes.append("its customize.py may run further scripts, which it does not name beforehand")
             frame.blur()
@@ -293,7 +292,7 @@ class _Planner:
             frame.blur()
         for phase in ("posthook_deps", "post_deps"):
             self.dependencies(node, frame, phase, certain=certain, only_if=early_end)
-        return frame.exports(runs_code=(bool(source) and not has_plan(source)) or runs_shell)
+        return frame.exports(runs_code=(bool(source) and not is_known) or runs_shell)
 
     def kept_exports(self, node: Node, frame: PlannedTask) -> Exports:
         if node.entry is not None:
@@ -302,14 +301,18 @@ class _Planner:
 
     # --- what its own code does --------------------------------------------------------------------------------------
 
-    def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> None:
-        """Take in what the hook `plan` of a script says of its code. Raises what the run would raise there."""
+    def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
+        """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes.
+
+        Raises what the run would raise there.
+        """
         hooks = self.session.hooks_of(frame.script)
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
             said = CodePlan.of(hooks.call("plan", {"env": frame.known_env, "input": dict(frame.request.inputs)}))
         merge_into(frame.env, said.env)
         for step in said.steps:
             self.step(node, frame, step, certain=certain)
+        return said.is_whole
 
     def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
         """Add the node of a script that the code runs, and take what it hands back."""

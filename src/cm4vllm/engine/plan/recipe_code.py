@@ -5,7 +5,8 @@
 
 The hook gets `i["env"]`, the keys whose values are known before the run, and `i["input"]`, the flags. It changes
 nothing on the machine, and raises what `preprocess` raises for the same input. What it returns is all that the recipe's
-code changes: a key that it does not name keeps the value that it has.
+code changes: a key that it does not name keeps the value that it has. One that returns neither `env` nor `steps` only
+refuses: what the code changes stays unknown.
 
 A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
 
@@ -57,15 +58,20 @@ class PlannedStep(Value):
 
 
 class CodePlan(Value):
-    """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order."""
+    """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order.
 
+    `is_whole` is False where the hook says nothing of that.
+    """
+
+    is_whole: bool
     env: Mapping[str, Any]
     steps: tuple[PlannedStep, ...]
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> CodePlan:
         """Read what a hook returned. Raises RecipeError."""
-        return cls(env=result.get("env") or {}, steps=tuple(map(PlannedStep.of, result.get("steps") or ())))
+        return cls(is_whole="env" in result or "steps" in result, env=result.get("env") or {},
+                   steps=tuple(map(PlannedStep.of, result.get("steps") or ())))
 
 
 _PLAN = re.compile(r"^def plan\(", re.MULTILINE)
