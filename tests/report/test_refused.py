@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
@@ -15,7 +15,6 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.reading import ACCURACY_TEXT
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.pairs import PairScores, score_pairs
-from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
@@ -29,7 +29,6 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
 __all__ = [
-    "ACCURACY_TEXT",
     "SCORERS",
     "Scorer",
     "accuracy_text",
@@ -38,9 +37,6 @@ __all__ = [
     "score_run",
     "scorer_of",
 ]
-
-#: The name of the file that the checker reads the scores from.
-ACCURACY_TEXT = "accuracy.txt"
 
 
 @dataclass(frozen=True)

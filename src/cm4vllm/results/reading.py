@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm import rules
-from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import figures
@@ -20,10 +20,8 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
 
-__all__ = ["ACCURACY_TEXT", "PROBLEMS", "Reader", "terms_of"]
+__all__ = ["PROBLEMS", "Reader", "terms_of"]
 
-#: The name of the file that the checkers read the scores from.
-ACCURACY_TEXT = "accuracy.txt"
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.records import ACCURACY_FILE
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.records import parts, record_file
 from cm4vllm.results.model import Accuracy, Submission
-from cm4vllm.results.reading import ACCURACY_TEXT
 from cm4vllm.rules import Mode
 
 __all__: list[str] = []
