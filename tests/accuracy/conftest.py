@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.records import write_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, terms
@@ -77,7 +77,7 @@ class AccuracyRun:
     def change(self, **settings):
         """Change settings in run.json."""
         path = self.folder / "run.json"
-        record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        record = read_record(path, RunRecord)
         changed = msgspec.structs.replace(record.settings, **settings)
         write_record(path, msgspec.structs.replace(record, settings=changed))
 
