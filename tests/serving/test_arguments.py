@@ -82,8 +82,8 @@ def test_chunked_prefill_can_be_switched_on_and_off():
 
 
 def test_further_words_are_split_as_a_shell_does_and_run_by_none():
-    words = argv(extra="--block-size=16 --override '{\"a\": 1}' $(touch x)")
-    assert words[-5:] == ["--block-size=16", "--override", '{"a": 1}', "$(touch", "x)"]
+    words = argv(extra="--block-size=16 --hf-overrides '{\"a\": 1}' $(touch x)")
+    assert words[-5:] == ["--block-size=16", "--hf-overrides", '{"a": 1}', "$(touch", "x)"]
 
 
 @pytest.mark.parametrize("extra", ["--enable-prefix-caching", "--enable_prefix_caching", "--generation-config=auto",
@@ -94,7 +94,8 @@ def test_words_that_would_spoil_the_result_are_refused(extra):
     assert caught.value.cause
 
 
-@pytest.mark.parametrize("extra", ["--hf-token s3cret-1 --seed 3", "--hf_token=s3cret-1 --seed 3"])
+@pytest.mark.parametrize("extra", ["--hf-token s3cret-1 --seed 3", "--hf_token=s3cret-1 --seed 3",
+                                   "--hf-tok s3cret-1 --seed 3"])
 def test_a_token_goes_to_the_server_in_its_environment_and_in_no_command_line(extra):
     settings = ServerSettings(model="/m", name="n", extra=extra)
     words = server_argv(Path("python"), settings)
@@ -153,3 +154,9 @@ def test_a_dataset_that_is_longer_than_the_models_context_is_refused(model):
 def test_another_model_than_the_recorded_one_is_left_alone(model):
     given = {KEYS["model"]: "owner/other"}
     assert completed(given, model(), 0) == given
+
+
+@pytest.mark.parametrize("given", [{"model": "--speculative-config={}"}, {"name": "-sc"}])
+def test_a_name_that_vllm_would_take_for_an_option_is_refused(given):
+    with pytest.raises(UsageError, match="not the name of a model"):
+        server_argv(Path("/venv/bin/python"), ServerSettings(**{"model": "/m", "name": "n", **given}), 8000)

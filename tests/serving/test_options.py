@@ -24,6 +24,19 @@ def test_every_option_is_found_by_each_of_its_names(options):
     assert not options["--no-enforce-eager"].takes_value
     assert "bfloat16" in options["--dtype"].choices
     assert options["--api-key"].takes_value
+    listed = {line.split()[0] for line in HELP.read_text().splitlines() if line.startswith("  -")}
+    assert {name.rstrip(",") for name in listed} <= set(options)
+
+
+@pytest.mark.parametrize(("line", "choices"), [
+    ("  --parser {a,b} or name registered in --parser-plugin", ()),
+    ("  --traces {all,model,None} [{all,model,None} ...]", ()),
+    ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
+])
+def test_words_after_the_choices_belong_to_the_value(line, choices):
+    words = line.partition("   ")[0].replace("--parser-plugin", "").split()
+    names = [word.rstrip(",") for word in words if word.startswith("-")]
+    assert parse_help(line) == {name: Option(name, True, choices) for name in names}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):

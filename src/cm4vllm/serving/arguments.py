@@ -14,6 +14,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.serving.fixed_options import refuse_fixed, written_in_full
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.records import Api
@@ -22,14 +23,6 @@ __all__ = ["ServerSettings", "completed", "niceness", "ray_env", "secret_env", "
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
-#: Options that the rules or the measurement rest on: giving them another value would make results that do not count.
-_FIXED = {
-    "--enable-prefix-caching": "the rules forbid it: answers may not be reused between queries",
-    "--generation-config": "sampling is as the benchmark says, not as the model's own configuration says",
-    "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
-    "--speculative-config": "speculative decoding is not declared in what is submitted",
-}
-_OURS = ("--model", "--port", "--host", "--served-model-name", "--uds")
 #: The option of vLLM that holds a secret, and the variable that vLLM's hub client reads instead.
 _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 
@@ -120,6 +113,10 @@ def server_argv(
 
     Raises UsageError for words that cannot be given.
     """
+    for flag, value in (("--model", settings.model), ("--served_model_name", settings.name)):
+        if value.startswith("-"):
+            raise UsageError(f"{value!r} is not the name of a model", cause="vLLM would take it for an option",
+                             remedy=f"give {flag} a hub id or a folder, as ./{value}")
     ours = [
         "--served-model-name", settings.name, "--host", settings.host, "--port", str(port),
         "--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log",
@@ -173,13 +170,7 @@ def _extra(text: str) -> tuple[list[str], dict[str, str]]:
         raise UsageError(f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read", cause=str(error),
                          remedy="quote it as for a shell") from error
     words, secrets = _without_token(given)
-    for word in words:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in _FIXED:
-            raise UsageError(f"{option} cannot be given to the server", cause=_FIXED[option], remedy="leave it out")
-        if option in _OURS:
-            raise UsageError(f"{option} cannot be given in --extra_args", cause="it has an input of its own",
-                             remedy="use --model, --host, --port or --served_model_name")
+    refuse_fixed(words)
     if (shown := redacted_words(words)) != words:
         hidden = next(one for one, word in zip(shown, words, strict=True) if one != word)
         raise UsageError(f"a secret in --extra_args: {hidden}", cause="every user of the machine can read the server's "
@@ -193,7 +184,7 @@ def _without_token(words: list[str]) -> tuple[list[str], dict[str, str]]:
     given = iter(words)
     for word in given:
         option, equals, value = word.partition("=")
-        if option.replace("_", "-") != _TOKEN_OPTION:
+        if written_in_full(word, [_TOKEN_OPTION]) != _TOKEN_OPTION or len(option) < len("--hf-t"):
             left.append(word)
         elif token := value if equals else next(given, ""):
             secrets[_TOKEN_VARIABLE] = token

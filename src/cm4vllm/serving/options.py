@@ -25,7 +25,7 @@ __all__ = ["HELP_FILE", "Option", "Options", "fitted", "parse_help", "read_optio
 HELP_FILE = "serve-help.txt"
 
 _ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
-_NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\{[^}]*\}|\[[^\]]*\]|[^\s,][^,]*))?(?:, |$)")
+_NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
 _HELP = "`vllm serve --help=all` lists what it knows"
 _LEVEL = re.compile(r"-O\d")
 _NUMBER = re.compile(r"-[\d.]")
@@ -68,7 +68,8 @@ def parse_help(text: str) -> dict[str, Option]:
             continue
         for name in _NAME.finditer(entry[1]):
             value = name["value"] or ""
-            choices = tuple(value.strip("{}").split(",")) if value.startswith("{") else ()
+            # Choices with words after them, as "or a name that is registered", are not all.
+            choices = tuple(value[1:-1].split(",")) if re.fullmatch(r"\{[^}]*\}", value) else ()
             found[name["name"]] = Option(name["name"], bool(value), choices)
     return found
 

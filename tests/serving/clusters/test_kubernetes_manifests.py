@@ -63,13 +63,13 @@ def test_the_number_of_replicas_is_fixed():
 
 def test_llm_d_is_told_once_what_its_own_fields_say():
     document, = objects(CM_KUBERNETES_KIND="llm-d", CM_VLLM_SERVER_TP_SIZE="2", CM_KUBERNETES_IMAGE="",
-                        CM_VLLM_SERVER_EXTRA_ARGS="""--override-generation-config '{"a b": 1}'""")
+                        CM_VLLM_SERVER_EXTRA_ARGS="""--hf-overrides '{"a b": 1}'""")
     words = next(shlex.split(each["value"]) for each in container(document)["env"]
                  if each["name"] == "VLLM_ADDITIONAL_ARGS")
     assert document["spec"]["parallelism"] == {"tensor": 2}
     assert document["spec"]["model"] == {"uri": "hf://owner/Model-7B.v1", "name": "Model-7B.v1"}
     assert not {"--tensor-parallel-size", "--port", "--host", "--served-model-name", "2"} & set(words)
-    assert words[-2:] == ["--override-generation-config", '{"a b": 1}']
+    assert words[-2:] == ["--hf-overrides", '{"a b": 1}']
     assert "image" not in container(document)
 
 

@@ -1,0 +1,59 @@
+"""Options of `vllm serve` that nobody may give: the result rests on the values that they have here.
+
+vLLM 0.32 takes an option in many forms: `--a-b`, `--a_b`, `--a-b=1`, parts of a JSON value (`--a-b.part 1`), short
+names, any beginning of a name that fits no other (argparse), and a whole file of options. All are refused alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cm4vllm.common.errors import UsageError
+
+__all__ = ["refuse_fixed", "written_in_full"]
+
+_REUSE = "answers may not be reused between queries: the rules forbid it"
+_SAMPLING = "sampling is as the benchmark says"
+_SPECULATION = "speculative decoding is not declared in what is submitted"
+_INPUT = "it has an input of its own: {}"
+
+#: Full names of others that begin a fixed one.
+_OTHERS = ("--watermark",)
+#: Each fixed option with the reason.
+_FIXED: Mapping[str, str] = {
+    "--enable-prefix-caching": _REUSE, "--kv-transfer-config": _REUSE,
+    "--kv-offloading-size": _REUSE, "--kv-offloading-backend": _REUSE,
+    "--generation-config": _SAMPLING, "--override-generation-config": _SAMPLING, "--logits-processors": _SAMPLING,
+    "--watermark-config": _SAMPLING,
+    "--speculative-config": _SPECULATION, "-sc": _SPECULATION,
+    "--spec-method": _SPECULATION, "--spec-model": _SPECULATION, "--spec-tokens": _SPECULATION,
+    "--speculative-model": _SPECULATION, "--num-speculative-tokens": _SPECULATION,
+    "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
+    "--config": "the options in a file are neither checked nor recorded: write them in --extra_args",
+    "--model": _INPUT.format("--model"), "--served-model-name": _INPUT.format("--served_model_name"),
+    "--host": _INPUT.format("--host"), "--port": _INPUT.format("--port"),
+    "--uds": "the server listens at --host and --port",
+}  # fmt: skip
+
+
+def refuse_fixed(words: Iterable[str]) -> None:
+    """Raise UsageError for the first word that gives a fixed option, in whatever form."""
+    for word in words:
+        name = written_in_full(word, _FIXED)
+        if name:
+            raise UsageError(f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name],
+                             remedy="leave it out")
+
+
+def written_in_full(word: str, names: Iterable[str]) -> str:
+    """Return which of the options `names` a word gives, empty where it is none of them.
+
+    A beginning counts as the option that it begins: that of another, as `--conf` of `--config-format`, can be written
+    in full.
+    """
+    if not word.startswith("-") or word in ("-", "--"):
+        return ""
+    head = word.partition("=")[0].partition(".")[0].removesuffix("+")
+    if head.startswith("--"):
+        head = head.replace("_", "-")
+    return next((name for name in names if name.startswith(head)), "") if head not in _OTHERS else ""
