@@ -25,6 +25,7 @@ from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, plac
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import Options, fitted, read_options
+from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probe import base_urls, probe
 from cm4vllm.serving.records import Api, ServerRecord
@@ -163,7 +164,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
     on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
-        server.free_port(part.host, part.port)
+        free_port(part.host, part.port)
 
 
 def _require_no_replicas(settings: LaunchSettings) -> None:

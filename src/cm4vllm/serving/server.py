@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Container, Iterable, Sequence
@@ -36,11 +34,12 @@ from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans, supervisor_spec
+from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.probe import Site, check_completion, probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "free_port", "start", "start_all", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -117,7 +116,7 @@ def _started(
     python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str],
 ) -> _Starting:
     """Start the process of a server, whose address is none of `others`: those may not listen yet."""
-    while (endpoint := f"http://{_reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
+    while (endpoint := f"http://{reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
         if settings.port:
             raise UsageError(f"{endpoint} is given to two servers", remedy="leave --port out")
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
@@ -208,7 +207,7 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
     while True:
         if starting.supervisor.poll() is not None:
             raise _died(folder, endpoint, settings)
-        if _listens(endpoint):
+        if listens(endpoint):
             try:
                 check_completion(Site(endpoint, access=own_access()), settings.name, streamed=True,
                                  timeout_s=max(1, deadline - time.monotonic()))
@@ -277,67 +276,6 @@ def _packages(python: Path) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(name): str(version) for name, version in found.items()}
-
-
-# --- port ------------------------------------------------------------------------------------------------------------
-
-
-def free_port(host: str, port: int) -> int:
-    """Return `port` if nobody listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError."""
-    if not 0 <= port <= 65535:
-        raise UsageError(f"there is no port {port}", remedy="give --port a number from 1 to 65535, or leave it out")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"{host!r} is not an address of this machine", cause=error.strerror or str(error),
-                         remedy="leave --host out") from error
-    with socket.socket(family, kind) as probe_socket:
-        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe_socket.bind(address)
-        except PermissionError as error:
-            raise UsageError(f"port {port} is not open to you", cause=error.strerror or "",
-                             remedy="give --port a number from 1024 to 65535, or leave it out") from error
-        except OSError as error:
-            holder = port_holder(port)
-            raise PortInUse(
-                f"port {port} is in use", cause=holder or error.strerror or "another program listens there",
-                remedy="leave --port out to have a free one chosen, end that program, or measure it with "
-                f"--api_server=http://{_reachable(host)}:{port}",
-            ) from error
-        return int(probe_socket.getsockname()[1])
-
-
-def port_holder(port: int) -> str:
-    """Return 'process 12 (name)' for who listens on a TCP port, empty where /proc does not show it."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
-                    inodes.add(f"socket:[{fields[9]}]")
-    for folder in Path("/proc").iterdir():
-        if inodes and folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
-                    return f"process {folder.name} ({(folder / 'comm').read_text().strip()}) listens there"
-    return ""
-
-
-def _reachable(host: str) -> str:
-    """Return the address to call a server that listens on `host`."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
-    return f"[{host}]" if ":" in host else host
-
-
-def _listens(endpoint: str) -> bool:
-    found = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
-    try:
-        with socket.create_connection((found[1], int(found[2])) if found else ("", 0), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 # --- end -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Ports of this machine: free ones for servers, and who holds one that is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import socket
+from pathlib import Path
+
+from cm4vllm.common.errors import PortInUse, UsageError
+
+__all__ = ["free_port", "listens", "port_holder", "reachable"]
+
+#: Below are those of well-known services.
+_LEAST_PORT = 10_000
+_TRIES = 50
+
+
+def free_port(host: str, port: int) -> int:
+    """Return `port` if nobody listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError.
+
+    A free one is none that the kernel gives to others meanwhile: a server listens many seconds after it was started.
+    """
+    if not 0 <= port <= 65535:
+        raise UsageError(f"there is no port {port}", remedy="give --port a number from 1 to 65535, or leave it out")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"{host!r} is not an address of this machine", cause=error.strerror or str(error),
+                         remedy="leave --host out") from error
+    if not port and (chosen := _beside_ephemeral(family, str(address[0]))):
+        return chosen
+    with socket.socket(family, kind) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind(address)
+        except PermissionError as error:
+            raise UsageError(f"port {port} is not open to you", cause=error.strerror or "",
+                             remedy="give --port a number from 1024 to 65535, or leave it out") from error
+        except OSError as error:
+            holder = port_holder(port)
+            raise PortInUse(
+                f"port {port} is in use", cause=holder or error.strerror or "another program listens there",
+                remedy="leave --port out to have a free one chosen, end that program, or measure it with "
+                f"--api_server=http://{reachable(host)}:{port}",
+            ) from error
+        return int(probe_socket.getsockname()[1])
+
+
+def _beside_ephemeral(family: socket.AddressFamily, host: str) -> int:
+    """Return a free port below those that the kernel chooses from (ip(7), ip_local_port_range), 0 for none."""
+    try:
+        first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+    for port in _some(range(_LEAST_PORT, first_ephemeral)):
+        with socket.socket(family, socket.SOCK_STREAM) as probe_socket, contextlib.suppress(OSError):
+            probe_socket.bind((host, port))
+            return port
+    return 0
+
+
+def _some(ports: range) -> list[int]:
+    return random.sample(ports, k=min(_TRIES, len(ports)))
+
+
+def port_holder(port: int) -> str:
+    """Return 'process 12 (name)' for who listens on a TCP port, empty where /proc does not show it."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
+                    inodes.add(f"socket:[{fields[9]}]")
+    for folder in Path("/proc").iterdir():
+        if inodes and folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
+                    return f"process {folder.name} ({(folder / 'comm').read_text().strip()}) listens there"
+    return ""
+
+
+def reachable(host: str) -> str:
+    """Return the address to call a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
+    return f"[{host}]" if ":" in host else host
+
+
+def listens(endpoint: str) -> bool:
+    """Whether something accepts connections at http://host:port."""
+    found = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
+    try:
+        with socket.create_connection((found[1], int(found[2])) if found else ("", 0), timeout=1):
+            return True
+    except OSError:
+        return False
