@@ -7,6 +7,12 @@ def plan(i):
     return {"return": 0, **plan_job(i["env"])}
 
 
+def values(i):
+    from cm4vllm.campaign.entry import input_values
+
+    return {"return": 0, "values": input_values(i["env"])}
+
+
 def preprocess(i):
     from cm4vllm.campaign.entry import command_line, run_job
     from cm4vllm.common.errors import CmError

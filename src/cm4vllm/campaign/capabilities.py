@@ -17,7 +17,7 @@ from cm4vllm.rules import (
 )
 from cm4vllm.submission.layouts import LAYOUTS
 
-__all__ = ["require_round", "require_runnable", "runnable_benchmarks"]
+__all__ = ["require_round", "require_runnable", "runnable_benchmarks", "runnable_scenarios"]
 
 _SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
 
@@ -25,6 +25,11 @@ _SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
 def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
     """Return the benchmarks of a round that can be run."""
     return tuple(name for name in benchmark_names(round_name) if not _missing(benchmark_terms(round_name, name)))
+
+
+def runnable_scenarios(benchmark: BenchmarkTerms) -> tuple[Scenario, ...]:
+    """Return the scenarios of a benchmark that can be run."""
+    return tuple(scenario for scenario in benchmark.scenarios if scenario in _SCENARIOS)
 
 
 def require_round(round_: RoundTerms) -> None:
@@ -48,7 +53,7 @@ def require_runnable(
                          remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can")
     if unknown := [scenario for scenario in scenarios if scenario not in _SCENARIOS]:
         raise UsageError(f"the {unknown[0]} scenario cannot be run yet",
-                         remedy=f"run one of {', '.join(s for s in benchmark.scenarios if s in _SCENARIOS)}")
+                         remedy=f"run one of {', '.join(runnable_scenarios(benchmark))}")
     if division is not Division.OPEN:
         raise UsageError(
             f"the {division} division is not supported",

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.campaign.capabilities import runnable_benchmarks, runnable_scenarios
 from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.records import STEPS_FILE, StepsRecord
@@ -19,8 +20,9 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
+from cm4vllm.rules import benchmark_terms, round_terms
 
-__all__ = ["command_line", "plan_job", "prepared", "run_job"]
+__all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
 
 
 def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
@@ -42,6 +44,16 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     steps = with_durations(schedule(job), _durations(job.out / STEPS_FILE))
     return {"env": {**changed, **common_inputs(job), **_results(job)},
             "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]}
+
+
+def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what the inputs take whose values MLPerf's rules say, for the round and benchmark of `env`."""
+    settings = read_settings(CampaignSettings, env)
+    round_ = round_terms(settings.round)
+    values = {"model": list(runnable_benchmarks(round_.name))}
+    if settings.model in values["model"]:
+        values["scenario"] = [str(one) for one in runnable_scenarios(benchmark_terms(round_.name, settings.model))]
+    return values
 
 
 def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:

@@ -201,13 +201,13 @@ class Interrupted(CmError):
 
 
 def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
-    """Return a hint that names the choice that was probably meant, or lists them when none is near.
+    """Return a hint that names the choices that were probably meant, or lists them when none is near.
 
     `listing` is a sentence that says how to see all of them; it stands in place of a list of more than a few.
     """
     known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
-    if meant := _meant(word, known):
-        return f"did you mean {meant!r}?"
+    if meant := [repr(choice) for choice in _meant(word, known)]:
+        return f"did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
     if len(known) > _LISTED and listing:
         return listing
     return f"known: {', '.join(known)}" if known else ""
@@ -218,24 +218,26 @@ _LISTED = 12
 #: The similarity (difflib's ratio) from which one word is taken for a misspelling of another: `vlm` and `vllm` have
 #: 0.86, `wokers` and `workers` 0.92; `replay` and `ray` 0.67, `rehearsal` and `preset` 0.53.
 _SIMILAR = 0.75
+#: How many are named where several may be meant.
+_NAMED = 3
 #: The shortest word that counts as the beginning of another.
 _BEGINNING = 3
 
 
-def _meant(word: str, known: Sequence[str]) -> str:
-    """Return the choice that `word` misspells or begins, or of which it is one part; empty when there is none."""
+def _meant(word: str, known: Sequence[str]) -> list[str]:
+    """Return the choice that `word` misspells, else the few that it begins or is one part of."""
     import difflib  # only errors need it, and every start would pay for it
 
     given = word.lower()
     plain = {choice.lower(): choice for choice in reversed(known)}
     if close := difflib.get_close_matches(given, plain, n=1, cutoff=_SIMILAR):
-        return plain[close[0]]
+        return [plain[close[0]]]
     if len(given) < _BEGINNING:
-        return ""
-    begun = [choice for choice in plain if choice.startswith(given)]
-    having = [choice for choice in plain
-              if difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)]
-    return plain[min(begun or having, key=lambda choice: (len(choice), choice))] if begun or having else ""
+        return []
+    near = [choice for choice in plain if choice.startswith(given)
+            or difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)]
+    near.sort(key=lambda choice: (not choice.startswith(given), len(choice), choice))
+    return [plain[choice] for choice in near[:_NAMED]]
 
 
 def _mount_point(path: str | os.PathLike[str]) -> str:

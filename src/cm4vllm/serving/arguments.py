@@ -113,7 +113,7 @@ def server_argv(
 
     Raises UsageError for words that cannot be given.
     """
-    for flag, value in (("--model", settings.model), ("--served_model_name", settings.name)):
+    for flag, value in (("--vllm_model_name", settings.model), ("--served_model_name", settings.name)):
         if value.startswith("-"):
             raise UsageError(f"{value!r} is not the name of a model", cause="vLLM would take it for an option",
                              remedy=f"give {flag} a hub id or a folder, as ./{value}")

@@ -30,7 +30,7 @@ _FIXED: Mapping[str, str] = {
     "--speculative-model": _SPECULATION, "--num-speculative-tokens": _SPECULATION,
     "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
     "--config": "the options in a file are neither checked nor recorded: write them in --extra_args",
-    "--model": _INPUT.format("--model"), "--served-model-name": _INPUT.format("--served_model_name"),
+    "--model": _INPUT.format("--vllm_model_name"), "--served-model-name": _INPUT.format("--served_model_name"),
     "--host": _INPUT.format("--host"), "--port": _INPUT.format("--port"),
     "--uds": "the server listens at --host and --port",
 }  # fmt: skip

@@ -113,7 +113,7 @@ KNOWN_FAILURES = (
         r"Repository Not Found",
         r"RepositoryNotFoundError",
     ),
-        "correct --model: there is neither such a folder nor such a hub id",
+        "correct --vllm_model_name: there is neither such a folder nor such a hub id",
     ),
     KnownFailure("weights", (
         r"SafetensorError",

@@ -250,7 +250,7 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     given = arguments.completed(given, model, _longest(settings))
     name = given.get(keys["model"], "")
     if not name:
-        raise UsageError("no model to serve", remedy="give --model, a hub id or a folder")
+        raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
     server_settings = read_settings(arguments.ServerSettings, given)
     if settings.device not in ("", server_settings.device):

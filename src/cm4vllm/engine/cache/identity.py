@@ -25,7 +25,7 @@ _DESCRIPTIVE = frozenset({
     "alias", "uid", "automation_alias", "automation_uid", "tags", "tags_help", "name", "category", "category_sort",
     "developers", "copyright", "input_description", "print_env_at_the_end", "print_files_if_script_error", "warnings",
     "docker", "docker_input_mapping", "gui", "tests", "sort", "variation_groups_order", "cache", "can_force_cache",
-    "min_cm_version", "strict_input", "variations",
+    "min_cm_version", "strict_input", "variations", "inputs", "inputs_of", "input_defaults", "examples",
 })
 _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})
 

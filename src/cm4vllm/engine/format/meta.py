@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.format.documents import merged, read_meta
+from cm4vllm.engine.format.inputs import with_inputs
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
@@ -283,6 +284,8 @@ class ScriptMeta(Value):
     env_at_the_end: Mapping[str, str]
     warnings: tuple[str, ...]
     tags_help: str
+    purpose: str
+    examples: tuple[str, ...]
     unknown: tuple[str, ...]
     raw: Raw
 
@@ -326,13 +329,14 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "valid_variation_combinations", "clean_files", "clean_output_files", "print_files_if_script_error",
     "print_env_at_the_end", "warnings", "tags_help", "category", "category_sort", "name", "developers",
     "docker_input_mapping", "env_key_mappings", "tests", "gui", "required_disk_space", "min_cm_version", "customize",
-    "variation_groups_order", "copyright", "shell_env_keys", "secret_env_keys",
+    "variation_groups_order", "copyright", "shell_env_keys", "secret_env_keys", "inputs", "inputs_of", "input_defaults",
+    "examples",
 }
 
 
 def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) -> ScriptMeta:
     """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
-    raw = read(folder)
+    raw = with_inputs(read(folder), folder, read)
     try:
         return _script(raw, folder, repo)
     except (AttributeError, TypeError, ValueError) as error:
@@ -361,6 +365,7 @@ def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
         clean_output_files=_texts(raw.get("clean_output_files")),
         clean_files=_texts(raw.get("clean_files")), files_on_error=_texts(raw.get("print_files_if_script_error")),
         env_at_the_end=raw.get("print_env_at_the_end") or {}, warnings=_texts(raw.get("warnings")),
-        tags_help=str(raw.get("tags_help") or ""),
+        tags_help=str(raw.get("tags_help") or ""), purpose=str(raw.get("name") or ""),
+        examples=_texts(raw.get("examples")),
         unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)), raw=raw,
     )

@@ -21,7 +21,7 @@ _PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 _MAPPINGS = frozenset({
     "env", "default_env", "const", "state", "const_state", "adr", "add_deps_recursive", "ad", "add_deps", "docker",
     "variations", "versions", "input_mapping", "input_description", "default_variations", "print_env_at_the_end",
-    "env_key_mappings", "tests", "update_tags_from_env_with_prefix",
+    "env_key_mappings", "tests", "inputs", "inputs_of", "input_defaults", "update_tags_from_env_with_prefix",
 })
 _LISTS = frozenset({*_PHASES, "brings", "update_meta_if_env", "invalid_variation_combinations",
                     "valid_variation_combinations", "extra_cache_tags_from_env"})
@@ -33,7 +33,7 @@ _WORDS = frozenset({
     "tags", "names", "base", "new_env_keys", "new_state_keys", "made_by", "promised_env_keys", "local_env_keys",
     "clean_env_keys_post_deps", "shell_env_keys", "secret_env_keys", "clean_files", "clean_output_files",
     "print_files_if_script_error", "warnings", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
-    "skip_inherit_variation_groups", "extra_cache_tags",
+    "skip_inherit_variation_groups", "extra_cache_tags", "examples",
 })
 _CONDITIONS = frozenset({"enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env"})
 #: Mappings whose keys become environment keys or flags, and whose values are plain.
@@ -60,12 +60,23 @@ def wrong_shapes(raw: Mapping[str, Any]) -> Found:
         if isinstance(named, Mapping):
             for name, part in named.items():
                 yield from _inner(part, (kind, name))
+    yield from _inputs(raw.get("inputs"))
     description = raw.get("input_description")
     for key, entry in description.items() if isinstance(description, Mapping) else ():
         if not isinstance(entry, (Mapping, str, type(None))):
             yield ("input_description", key), _must("a mapping or a text", entry)
     inputs = (raw.get("tests") or {}).get("run_inputs") if isinstance(raw.get("tests") or {}, Mapping) else None
     yield from _entries(inputs, ("tests", "run_inputs"), lambda *_: iter(()))
+
+
+def _inputs(inputs: Any) -> Found:
+    for flag, entry in inputs.items() if isinstance(inputs, Mapping) else ():
+        if not isinstance(entry, Mapping):
+            yield ("inputs", flag), _must("a mapping", entry)
+        elif not isinstance(entry.get("key"), str):
+            yield ("inputs", flag, "key"), _must("the name of an environment key", entry.get("key"))
+        elif entry.get("values") is not None and not isinstance(entry["values"], list):
+            yield ("inputs", flag, "values"), _must("a list", entry["values"])
 
 
 def _inner(part: Any, place: Place) -> Found:

@@ -25,7 +25,7 @@ from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.costs import Brought, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
-from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_plan, may_end_early, runs_scripts
+from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
 from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
@@ -280,7 +280,7 @@ class _Planner:
         certain = certain and node.status is not Status.OPEN
         self.dependencies(node, frame, "deps", certain=certain)
         source = code_of(frame.script)
-        is_known = has_plan(source) and self.code(node, frame, certain=certain)
+        is_known = has_hook(source, "plan") and self.code(node, frame, certain=certain)
         if source and not is_known:
             if runs_scripts(source):
                 node.notes.append("its customize.py may run further scripts, which it does not name beforehand")

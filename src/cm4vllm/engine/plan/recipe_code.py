@@ -27,7 +27,7 @@ from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.meta import Bring, Dependency, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["CodePlan", "PlannedStep", "code_of", "has_plan", "may_end_early", "runs_scripts"]
+__all__ = ["CodePlan", "PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]
 
 _KEYS = frozenset({"name", "tags", "env", "unknown", "only_if", "notes", "brings", "data"})
 
@@ -74,7 +74,6 @@ class CodePlan(Value):
                    steps=tuple(map(PlannedStep.of, result.get("steps") or ())))
 
 
-_PLAN = re.compile(r"^def plan\(", re.MULTILINE)
 _NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")
 
 
@@ -86,9 +85,9 @@ def code_of(script: ScriptMeta) -> str:
         return ""
 
 
-def has_plan(code: str) -> bool:
-    """Tell whether there is a hook `plan`, which says what the others will do."""
-    return bool(_PLAN.search(code))
+def has_hook(code: str, name: str) -> bool:
+    """Tell whether there is a hook of this name."""
+    return bool(re.search(rf"^def {name}\(", code, re.MULTILINE))
 
 
 def runs_scripts(code: str) -> bool:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import PHASES, Dependency, ScriptMeta
-from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
+from cm4vllm.engine.run.hooks import Hooks
+from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.tools.find import asked_scripts
 
 __all__ = ["describe", "script_help"]
@@ -44,25 +49,51 @@ def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         page(_GENERAL)
         return {"return": 0, "skip_delayed_help": True}
     try:
-        scripts = asked_scripts(Catalogue(automation.cmind), i)
+        catalogue = Catalogue(automation.cmind)
+        scripts = asked_scripts(catalogue, i)
     except CmError as error:
         return {"return": error.exit_code, "error": str(error), "skip_delayed_help": True}
-    page("\n\n".join(describe(script) for script in scripts))
+    page("\n\n".join(describe(script, _values(catalogue, script, i)) for script in scripts))
     return {"return": 0, "skip_delayed_help": True}
 
 
-def describe(script: ScriptMeta) -> str:
-    """Return a page about a script: tags, inputs, variations by group, dependencies and what it gives."""
+def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the values that inputs take, where only code can say: the hook `values` of who describes the input.
+
+    It gets the environment of the script as it is asked for, so that a variation may decide about them.
+    """
+    request = Request.of({"tags": i.get("tags") or list(script.tags), "artifact": script.uid}, "")
+    try:
+        env = Scope.of(Task.of(script, request)).env
+    except CmError:
+        env = {}  # variations that this script has not: its page is shown all the same
+    found: dict[str, list[str]] = {}
+    for alias in dict.fromkeys(str(entry.get("of") or script.alias) for entry in script.input_description.values()
+                               if isinstance(entry, Mapping)):
+        teller = script if alias == script.alias else catalogue.script(str(script.path.with_name(alias)), script.repo)
+        if has_hook(code_of(teller), "values"):
+            with suppress(CmError):  # what cannot be known is left out of a page
+                answer = Hooks(teller).call("values", {"env": {**env}})
+                found |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
+    return found
+
+
+def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
+    """Return a page about a script: purpose, examples, inputs, variations by group, dependencies and what it gives.
+
+    `values` are what inputs take, beside those that the meta says.
+    """
     typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
     head = [f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
-            f"  cm run script --tags={typed}", "",
+            *([f"  {script.purpose}"] if script.purpose else []), "",
+            *(f"  cm run script --tags={example}" for example in script.examples or [typed]), "",
             f"  path      {script.path}", f"  tags      {', '.join(script.tags)}",
             f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}"]
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
         head.append(f"  versions  {script.layer.default_version or 'any'}{f' (known: {listed})' if listed else ''}")
     more = runs_scripts(code_of(script))
-    parts = [("inputs", _inputs(script)), ("variations", _variations(script)),
+    parts = [("inputs", _inputs(script, values)), ("variations", _variations(script)),
              ("depends on", _dependencies(script, PHASES)),
              ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
              ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
@@ -71,22 +102,34 @@ def describe(script: ScriptMeta) -> str:
                                                   for line in ("", f"  {title}", *(f"  {line}" for line in lines)))])
 
 
-def _inputs(script: ScriptMeta) -> list[str]:
-    keys = sorted({*script.input_mapping, *script.input_description})
-    return _columns((f"--{key}", _input_text(script, key)) for key in keys)
+#: How the values of a type are shown.
+_PLACEHOLDERS = {"integer": "=N", "number": "=X.Y", "switch": "=yes|no", "path": "=PATH"}
 
 
-def _input_text(script: ScriptMeta, key: str) -> str:
-    described = script.input_description.get(key)
-    text = described if isinstance(described, str) else str((described or {}).get("desc", ""))
-    default = described.get("default") if isinstance(described, dict) else None
-    if default is None:
-        default = script.layer.default_env.get(script.input_mapping.get(key, ""))
-    if choices := (described.get("choices") if isinstance(described, dict) else None):
-        text += f" ({', '.join(map(str, choices))})"
+def _inputs(script: ScriptMeta, values: Mapping[str, Sequence[str]]) -> list[str]:
+    rows = []
+    for flag in sorted({*script.input_mapping, *script.input_description}):
+        described = script.input_description.get(flag)
+        entry = described if isinstance(described, Mapping) else {"desc": described or ""}
+        placeholder = _PLACEHOLDERS.get(str(entry.get("type") or ""), "")
+        rows.append((f"--{flag}{placeholder}", _input_text(script, flag, entry, values.get(flag, ()))))
+    return _columns(rows)
+
+
+def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
+    key = script.input_mapping.get(flag, "")
     # The mapping tells what an input is about where nobody described it.
-    text = text or f"sets {script.input_mapping.get(key, '')}"
-    return text + (f" (default: {default})" if default not in (None, "") else "")
+    text = str(entry.get("desc") or "") or f"sets {key}"
+    if entry.get("same_as") in script.input_mapping:
+        return f"the same as --{entry['same_as']}"
+    default = entry.get("default")
+    if default is None:
+        default = script.layer.default_env.get(key)
+    choices = [str(choice) for choice in (*(entry.get("choices") or ()), *values)]
+    notes = [f"{'one of' if len(choices) > 1 else 'only'} {', '.join(choices)}" if choices else "",
+             f"default: {default}" if default not in (None, "") else "",
+             f"for example {entry['example']}" if entry.get("example") else ""]
+    return text + (f" ({'; '.join(filter(None, notes))})" if any(notes) else "")
 
 
 def _variations(script: ScriptMeta) -> list[str]:

@@ -16,6 +16,7 @@ from cm4vllm.engine.cache.identity import module_file
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.documents import lines_of
+from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES
 from cm4vllm.engine.format.meta import (
     BRING_KEYS,
     DEPENDENCY_KEYS,
@@ -63,12 +64,15 @@ class Linter:
 
     catalogue: Catalogue
     _found: dict[tuple[str, ...], list[ScriptMeta]] = field(default_factory=dict)
+    #: Which scripts describe an environment key, by repository and key.
+    _described: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def findings(self, script: ScriptMeta) -> list[Finding]:
         """Return what is wrong with a script, in the order of its meta; nothing for a clean one."""
         try:
             found = [*_shapes(script), *_identity(script), *_keys(script), *_groups(script), *_reachable(script),
-                     *_code(script), *self._dependencies(script), *self._amendments(script)]
+                     *_code(script), *_inputs(script), *self._inputs(script), *self._dependencies(script),
+                     *self._amendments(script)]
         except (AttributeError, TypeError, ValueError) as error:
             found = [Finding(f"a part of the meta has the wrong shape: {error}")]
         meta = next((path for name in ("_cm.yaml", "_cm.json") if (path := script.path / name).is_file()), script.path)
@@ -99,6 +103,20 @@ class Linter:
                 found.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=Path(path)))
             first.setdefault(uid, path)
         return found
+
+    def _inputs(self, script: ScriptMeta) -> Iterator[Finding]:
+        """Yield the inputs that another script of the repository describes as well."""
+        own = script.raw.get("inputs") or {}
+        if own and not self._described:
+            for path, repo in self.catalogue.folders():
+                with contextlib.suppress(CmError):
+                    for entry in (self.catalogue.script(path, repo).raw.get("inputs") or {}).values():
+                        self._described.setdefault((repo, str(entry.get("key"))), []).append(Path(path).name)
+        for flag, entry in own.items():
+            tellers = self._described.get((script.repo, str(entry.get("key"))), [])
+            if len(tellers) > 1:
+                yield Finding(f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
+                              "describes it, the others refer to that by inputs_of", ("inputs", flag))
 
     # --- what a script says of others --------------------------------------------------------------------------------
 
@@ -218,6 +236,29 @@ def _identity(script: ScriptMeta) -> Iterator[Finding]:
     for key in script.input_mapping:
         if "-" in key:
             yield Finding(f"input {key!r} cannot be typed: cm turns - into _", ("input_mapping", key))
+
+
+def _inputs(script: ScriptMeta) -> Iterator[Finding]:
+    for flag, entry in (script.raw.get("inputs") or {}).items():
+        place: Place = ("inputs", flag)
+        for key in entry:
+            if key not in INPUT_KEYS:
+                yield Finding(f"input {flag!r}: unknown key {key!r}; {_hint(key, INPUT_KEYS)}", (*place, key))
+        if entry.get("type", "text") not in INPUT_TYPES:
+            hint = _hint(str(entry["type"]), INPUT_TYPES)
+            yield Finding(f"input {flag!r}: there is no type {entry['type']!r}; {hint}", place)
+        if not entry.get("help"):
+            yield Finding(f"input {flag!r} has no help", place)
+    typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
+    for number, example in enumerate(script.examples):
+        tags, *flags = example.split(" --")
+        names, _, variations, _ = parse_tags(tags)
+        if not set(names) <= set(script.tags) or not known(script, variations):
+            yield Finding(f"example {example!r} does not name this script", ("examples", number))
+        for flag in (word.partition("=")[0] for word in flags):
+            if flag not in typed:
+                yield Finding(f"example {example!r}: there is no input --{flag}; {_hint(flag, typed)}",
+                              ("examples", number))
 
 
 def _keys(script: ScriptMeta) -> Iterator[Finding]:

@@ -95,15 +95,15 @@ def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> P
 
 def _check(pod: PodSettings) -> None:
     for what, value in (("name", pod.object_name), ("namespace", pod.namespace),
-                        ("hf_token_secret", pod.hf_token_secret), ("claim of --model", pod.claim[0])):
+                        ("hf_token_secret", pod.hf_token_secret), ("claim of --vllm_model_name", pod.claim[0])):
         if value and not _LABEL.fullmatch(value):
             raise UsageError(f"{value!r} cannot be the {what} of a Kubernetes object",
                              cause="it has to be 1 to 63 lower-case letters, digits and dashes")
     if pod.model.startswith("pvc://") and not pod.claim[0]:
-        raise UsageError(f"--model={pod.model} names no claim", remedy="write it as pvc://CLAIM/PATH")
+        raise UsageError(f"--vllm_model_name={pod.model} names no claim", remedy="write it as pvc://CLAIM/PATH")
     if pod.model.startswith(("/", ".")):
         raise UsageError(f"a pod does not see the folder {pod.model}",
-                         remedy="give a hub id, or put the model on a volume and give --model=pvc://CLAIM/PATH")
+                         remedy="give a hub id, or put the model on a volume and give --vllm_model_name=pvc://CLAIM/PATH")
     if pod.kind != "llm-d" and not pod.image:
         raise UsageError("no container image is given", cause="the result has to say which vLLM it measured",
                          remedy="--image=REGISTRY/NAME:TAG, for instance vLLM's own image of the release you want")

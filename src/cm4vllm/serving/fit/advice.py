@@ -112,7 +112,7 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
         catalogue().model(settings.model)  # raises, with the nearest name
     if not settings.model_record:
         raise UsageError("no model to advise on",
-                         remedy="give --model: a name of the catalogue, a folder or a config.json")
+                         remedy="give --vllm_model_name: a name of the catalogue, a folder or a config.json")
     record = read_record(Path(settings.model_record), ModelRecord)
     return json_object(Path(record.path) / "config.json"), Path(record.path), record.name, record.weight_data_types
 

@@ -1,0 +1,89 @@
+"""An input is described once; other scripts refer to it, and --help shows it with its values."""
+
+import pytest
+
+from cm4vllm.common.errors import RecipeError
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.tools.help import describe
+
+DEFINED = {"inputs": {
+    "size": {"key": "CM_SIZE", "type": "integer", "help": "how many", "default": "1"},
+    "kind": {"key": "CM_KIND", "values": ["a", "b"], "help": "which", "example": "a", "also": ["sort_of"]},
+}}
+
+
+@pytest.fixture
+def metas(home):
+    """Write two scripts, of which the second refers to the first; give the function that loads one."""
+    home.script("defines", DEFINED, run='echo "$CM_SIZE $CM_KIND" > seen\n')
+    home.script("refers", {"inputs_of": {"defines": ["size", "sort_of"]}, "input_defaults": {"size": "9"}},
+                run='echo "$CM_SIZE $CM_KIND" > seen\n')
+    return lambda name: load_script(str(home.repo / "script" / name), "synthetic")
+
+
+def test_a_referred_input_is_that_of_the_script_that_defines_it(metas):
+    script = metas("refers")
+    assert script.input_mapping == {"size": "CM_SIZE", "sort_of": "CM_KIND"}
+    assert script.input_description["size"]["desc"] == "how many"
+    assert script.input_description["size"]["default"] == "9"
+    assert script.input_description["size"]["of"] == "defines"
+    assert metas("defines").input_mapping == {"size": "CM_SIZE", "kind": "CM_KIND", "sort_of": "CM_KIND"}
+
+
+@pytest.mark.parametrize("tags", ["defines", "refers"])
+def test_flags_of_both_forms_reach_the_script(home, metas, tags):
+    assert home.run(tags, size="5", sort_of="b")["return"] == 0
+    assert (home.work / "seen").read_text() == "5 b\n"
+
+
+def test_the_public_form_counts_beside_it(home):
+    public = {"input_mapping": {"old": "CM_OLD"}, "input_description": {"old": "a text"}}
+    folder = home.script("both", {**DEFINED, **public})
+    script = load_script(str(folder), "")
+    assert script.input_mapping.keys() == {"old", "size", "kind", "sort_of"}
+    assert script.input_description["old"] == "a text"
+
+
+@pytest.mark.parametrize(("meta", "text"), [
+    ({"inputs_of": {"nobody": ["size"]}}, "which is not beside it"),
+    ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
+    ({"input_defaults": {"size": "1"}, "inputs": {}}, "which is no input of this script"),
+])
+def test_a_reference_to_nothing_is_an_error_of_the_recipe(home, metas, meta, text):
+    folder = home.script("wrong", meta)
+    with pytest.raises(RecipeError) as caught:
+        load_script(str(folder), "")
+    assert text in str(caught.value)
+    result = home.run("wrong")
+    assert (result["return"], text in result["error"]) == (3, True)
+
+
+def test_an_entry_of_the_cache_does_not_depend_on_how_an_input_is_described(home):
+    home.script("one", {"cache": True, "input_mapping": {"size": "CM_SIZE"}}, run="echo run >> ../runs\n")
+    home.run("one", size="3")
+    home.script("other", {"inputs": {"size": {"key": "CM_SIZE", "help": "how many"}}})
+    meta = {"uid": "000000000000001a", "cache": True, "inputs_of": {"other": ["size"]}}
+    home.script("one", meta, run="echo run >> ../runs\n")
+    home.run("one", size="3")
+    assert len(home.entries()) == 1
+
+
+def test_help_shows_type_values_default_and_example(metas):
+    page = [" ".join(line.split()) for line in describe(metas("defines"), {"size": ["1", "2"]}).splitlines()]
+    assert "--size=N how many (one of 1, 2; default: 1)" in page
+    assert "--kind which (one of a, b; for example a)" in page
+    assert "--sort_of the same as --kind" in page
+    page = [" ".join(line.split()) for line in describe(metas("refers")).splitlines()]
+    assert "--size=N how many (default: 9)" in page
+    assert "--sort_of which (one of a, b; for example a)" in page
+
+
+def test_help_asks_the_script_that_defines_an_input_for_its_values(home, metas, capsys):
+    home.script("defines", {**DEFINED, "variations": {"big": {"env": {"CM_BIG": "yes"}}}}, customize="""
+def values(i):
+    return {"return": 0, "values": {"size": [8, 16] if i["env"].get("CM_BIG") else [1]}}
+""")
+    for words, text in ((("show", "script", "refers"), "only 1"),
+                        (("show", "script", "--tags=defines,_big"), "one of 8, 16")):
+        assert home.act(*words)["return"] == 0
+        assert text in capsys.readouterr().out

@@ -1,0 +1,140 @@
+"""The inputs of the recipes: described once, as the code behind them reads them, and as the docs name them."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from cm4vllm.campaign.entry import input_values, prepared
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.settings import env_keys
+from cm4vllm.engine.format.conditions import is_no
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.run.request import ENGINE_FLAGS
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [load_script(str(path.parent), "cm4vllm") for path in sorted((ROOT / "script").glob("*/_cm.yaml"))]
+MAIN = next(script for script in SCRIPTS if script.alias == "run-mlperf-inference-app")
+DESCRIBED = {entry["key"]: (script, flag, entry) for script in SCRIPTS
+             for flag, entry in (script.raw.get("inputs") or {}).items()}
+#: A whole number is one of those that a float takes, a path is a text.
+READ_ALL_THE_SAME = {("integer", float), ("path", str), ("text", Path)}
+#: What a type of the code is called in a meta.
+TYPES = {int: "integer", float: "number", bool: "switch", str: "text", Path: "path"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.alias)
+def test_a_recipe_has_a_purpose_examples_and_inputs_of_one_form(script):
+    assert script.purpose
+    assert script.examples
+    described = yaml_of(script)
+    assert "input_mapping" not in described and "input_description" not in described
+
+
+def yaml_of(script: ScriptMeta) -> dict[str, Any]:
+    import yaml
+
+    return dict(yaml.safe_load((script.path / "_cm.yaml").read_text()))
+
+
+# --- the code behind them ---------------------------------------------------------------------------------------------
+
+@cache
+def settings() -> list[tuple[str, str, Any, Any]]:
+    """Return field, environment key, type and default of all settings that code reads from the environment."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+                 and re.search(r"Annotated\[.*Key\(", ast.unparse(node))]
+        if not names:
+            continue
+        module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
+        for cls in (getattr(module, name) for name in names if name != "Key"):
+            hints, defaults = get_type_hints(cls), dict(zip(cls.__struct_fields__[::-1],
+                                                            cls.__struct_defaults__[::-1], strict=False))
+            found += [(f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
+                      for field, key in env_keys(cls).items()]
+    return found
+
+
+def test_the_code_reads_each_input_as_its_meta_says():
+    assert len(settings()) > 60
+    wrong = []
+    for name, key, hint, default in settings():
+        if key not in DESCRIBED:
+            continue  # set by a variation or another recipe
+        script, flag, entry = DESCRIBED[key]
+        kinds = [kind for kind in (get_args(hint) if get_origin(hint) is not Literal else ()) or (hint,)
+                 if kind is not type(None)]
+        kind = kinds[0]
+        values = ([value for value in get_args(kind) if value] if get_origin(kind) is Literal
+                  else [str(member.value) for member in kind] if isinstance(kind, type) and issubclass(kind, enum.Enum)
+                  else [])
+        told = entry.get("type", "text")
+        if values and entry.get("values") != values:
+            wrong.append(f"{script.alias} --{flag}: the meta has {entry.get('values')}, {name} takes {values}")
+        if not values and TYPES.get(kind, "text") != told and (told, kind) not in READ_ALL_THE_SAME:
+            wrong.append(f"{script.alias} --{flag}: the meta says {told}, {name} reads {kind}")
+        shown = [text for other in SCRIPTS for taken, of in other.input_mapping.items() if of == key
+                 if (text := other.input_description[taken].get("default")) is not None]
+        if (default or default is False) and shown and not any(same(default, text, told) for text in shown):
+            wrong.append(f"{script.alias} --{flag}: the metas have {shown}, {name} has {default!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def same(default: Any, text: str, kind: str) -> bool:
+    if kind == "switch":
+        return bool(default) is not is_no(text)
+    return str(default) == text or (kind in ("integer", "number") and text.replace(".", "").isdigit()
+                                    and float(text) == float(default))
+
+
+@pytest.mark.parametrize("flag", [flag for flag, entry in MAIN.input_description.items() if entry.get("choices")])
+def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, flag):
+    key = MAIN.input_mapping[flag]
+    base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"}
+    with pytest.raises(CmError) as caught:
+        prepared({**base, key: "nonsense"})
+    assert caught.value.exit_code == 20
+    assert "nonsense" in str(caught.value)
+    for value in MAIN.input_description[flag]["choices"]:
+        try:
+            prepared({**base, key: value})
+        except CmError as error:
+            assert value not in error.what or flag == "device", error
+
+
+def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
+    assert "llama3.1-8b" in input_values({})["model"]
+    assert "llama3.1-8b" not in input_values({"CM_MLPERF_ROUND": "v4.1"})["model"]
+    assert input_values({})["scenario"][:2] == ["Offline", "Server"]
+    assert "scenario" not in input_values({"CM_MLPERF_ROUND": "v4.1"})
+
+
+# --- the docs ---------------------------------------------------------------------------------------------------------
+
+FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
+COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
+#: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, valgrind, ...
+OTHERS = {"url", "config", "template", "json", "only", "quick", "rounds", "vllm", "endpoints", "cores", "uds",
+          "tool", "app"}
+KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_only_flags_that_a_recipe_takes(page):
+    text = page.read_text()
+    assert sorted({flag for flag in FLAG.findall(text) if flag not in KNOWN | OTHERS}) == []
+    for tags, rest in COMMAND.findall(text.replace("\\\n", " ")):
+        words = {word for word in tags.split(",") if word and word[0] not in "_<#-."}
+        for script in [script for script in SCRIPTS if words and words <= set(script.tags)]:
+            accepted = {*script.input_mapping, *ENGINE_FLAGS}
+            assert [flag for flag in FLAG.findall(rest) if flag not in accepted] == [], (tags, rest)
