@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.loadgen import selfcheck
+from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
-from cm4vllm.loadgen.runner import run, settings_sha256
+from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.wire import Sampling, completion_body
 from cm4vllm.serving.access import Access

@@ -26,7 +26,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen import runner
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
-from cm4vllm.loadgen.runner import run, settings_sha256
+from cm4vllm.loadgen.runner import run
 from cm4vllm.serving import heartbeat
 
 SRC = Path(__file__).parents[2] / "src"
@@ -325,20 +325,6 @@ def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signu
         assert not any(child.is_running() for child in children)
         assert time.monotonic() - begin < 10
     assert not (tmp_path / "run").exists()
-
-
-def test_the_digest_of_settings_does_not_depend_on_where_our_server_listens(make_settings):
-    import msgspec
-
-    replace = msgspec.structs.replace
-
-    def owned(port, batch):
-        settings = make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy", max_in_flight=4)
-        argv = ["vllm", "serve", "--port", str(port), f"--host=h{port}", "--max-num-seqs", str(batch)]
-        return replace(settings, server=replace(settings.server, owned=True, argv=argv, supervisor_pid=port))
-
-    assert settings_sha256(owned(1, 8)) == settings_sha256(owned(2, 8))
-    assert settings_sha256(owned(1, 8)) != settings_sha256(owned(1, 9))
 
 
 def test_a_dataset_that_has_changed_is_refused(tmp_path, make_settings):

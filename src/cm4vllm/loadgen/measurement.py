@@ -11,11 +11,12 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import OtherSchema, Record, read_record
+from cm4vllm.common.records import OtherSchema, Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.loadgen.identity import at_present_places, settings_sha256
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run, settings_sha256
+from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, Terms, round_terms, terms
@@ -75,7 +76,10 @@ def measure(inputs: RunInputs, watch: Watch | None = None) -> tuple[RunRecord, P
     measured = None if inputs.rerun or settings.rehearsal else _measured(folder, settings)
     if measured is not None:
         say(f"{settings.scenario} {settings.mode} run: already measured with these settings; --rerun=yes repeats it")
-        return measured, folder / RUN_FILE
+        record = at_present_places(measured, settings)
+        if record != measured:
+            write_record(folder / RUN_FILE, record)
+        return record, folder / RUN_FILE
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
     record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server),

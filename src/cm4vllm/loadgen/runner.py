@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import selectors
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import IO, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
@@ -22,19 +20,19 @@ from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
-from cm4vllm.serving.access import NO_ACCESS
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.probe import sites_of
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["USER_CONF", "OnAnswers", "run", "settings_sha256"]
+__all__ = ["USER_CONF", "OnAnswers", "run"]
 
 USER_CONF = "user.conf"
 CONSOLE_LOG = "console.log"
@@ -87,36 +85,6 @@ def run(
     for mark in marks(record):
         warn(f"{title}: {mark}")
     return record
-
-
-def settings_sha256(settings: RunSettings) -> str:
-    """Return the digest of all that a run's result depends on.
-
-    Where files lie, when and where a server of our own was started, and which variables hold a key do not count; a
-    server that is not ours is known by its address alone.
-    """
-    model = replace(settings.model, path="",
-                    recipe={key: value for key, value in settings.model.recipe.items() if key != "files"})
-    stable = replace(settings, server=_stable(settings.server), model=model,
-                     dataset=replace(settings.dataset, path=""))
-    return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
-
-
-def _stable(server: ServerRecord) -> ServerRecord:
-    if not server.owned:
-        return replace(server, access=NO_ACCESS)
-    return replace(server, access=NO_ACCESS, endpoint="", replicas=[],
-                   members=[_stable(member) for member in server.members], log="", supervisor_pid=None, started_at="",
-                   ready_after_s=None, argv=_without_address(server.argv))
-
-
-def _without_address(argv: list[str]) -> list[str]:
-    """Leave out the flags that say where the server listens."""
-    flags = ("--port", "--host")
-    return [
-        word for before, word in zip(["", *argv], argv, strict=False)
-        if before not in flags and word.partition("=")[0] not in flags
-    ]
 
 
 @dataclass(frozen=True)

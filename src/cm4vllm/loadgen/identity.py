@@ -1,0 +1,101 @@
+"""When two runs are the same: by content (digests, versions, settings), not by where things lie or when they began."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of
+from cm4vllm.loadgen.records import RunRecord, RunSettings
+from cm4vllm.serving.access import NO_ACCESS
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["at_present_places", "settings_sha256"]
+
+#: The flags of a server of ours that say where it listens.
+_ADDRESS = ("--port", "--host")
+#: A file that a server is given counts by its content up to this size; a larger one by its name.
+_MOST_BYTES = 2**26
+
+
+def settings_sha256(settings: RunSettings) -> str:
+    """Return the digest of all that a run's result depends on.
+
+    Where files lie, when and where a server of our own was started, which variables hold a key, and the words that tell
+    where things come from do not count; model and dataset count by their digests, files in the server's command line
+    and environment by their content. A server that is not ours is known by its address alone.
+    """
+    model_path = settings.model.path
+    stable = replace(settings, target_qps_source="", server=_server(settings.server, model_path),
+                     model=_model(settings.model), dataset=_dataset(settings.dataset))
+    return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
+
+
+def at_present_places(record: RunRecord, settings: RunSettings) -> RunRecord:
+    """Return the record of a kept run with the places that the same settings have now: those noted may be gone."""
+    server = _at_present(record.settings.server, settings.server)
+    return replace(record, settings=replace(record.settings, model=settings.model, dataset=settings.dataset,
+                                            server=server))
+
+
+def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
+    members = [_at_present(one, other) for one, other in zip(kept.members, now.members, strict=True)]
+    return replace(kept, argv=now.argv, env=now.env, ca_file=now.ca_file, members=members)
+
+
+def _model(model: ModelRecord) -> ModelRecord:
+    if not model.sha256:
+        return model  # of a model without files here nothing else is known than what was said of it
+    return replace(model, path="", source="", recipe={})
+
+
+def _dataset(dataset: DatasetRecord) -> DatasetRecord:
+    return replace(dataset, name="", path="", source="", recipe={})
+
+
+def _server(server: ServerRecord, model_path: str) -> ServerRecord:
+    known = replace(server, access=NO_ACCESS, ca_file="")
+    if not server.owned:
+        return known
+    program, *words = server.argv or [""]
+    return replace(
+        known, endpoint="", replicas=[], members=[_server(member, model_path) for member in server.members], log="",
+        supervisor_pid=None, started_at="", ready_after_s=None,
+        argv=[Path(program).name, *(_content(word, model_path) for word in _without_address(words))],
+        env=_environment(server.env, model_path),
+    )  # fmt: skip
+
+
+def _without_address(words: Iterable[str]) -> Iterator[str]:
+    before = ""
+    for word in words:
+        if before not in _ADDRESS and word.partition("=")[0] not in _ADDRESS:
+            yield word
+        before = word
+
+
+def _environment(env: Mapping[str, str], model_path: str) -> dict[str, str]:
+    return {key: os.pathsep.join(_content(part, model_path) for part in value.split(os.pathsep))
+            for key, value in env.items()}
+
+
+def _content(word: str, model_path: str) -> str:
+    """Return a word with the path in it, after an option's `=` or alone, replaced by what lies there."""
+    option, equals, path = word.partition("=") if word.startswith("-") else ("", "", word)
+    if not path.startswith("/"):
+        return word
+    if model_path and Path(path) == Path(model_path):
+        return f"{option}{equals}(model)"
+    place = Path(path)
+    try:
+        if place.is_file() and place.stat().st_size <= _MOST_BYTES:
+            return f"{option}{equals}sha256:{sha256_of(place)}"
+    except OSError:
+        pass
+    return f"{option}{equals}{place.name}"

@@ -1,0 +1,172 @@
+"""A kept result is recognised by content: after it was copied or moved, and after a restart under another CM home."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_vllm import FakeVllm
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.loadgen import measurement
+from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.measurement import RunInputs, measure
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.serving.records import ServerRecord
+
+replace = msgspec.structs.replace
+
+
+class Place:
+    """A CM home with a model, a dataset and a vLLM in its cache, and a folder of results beside it."""
+
+    def __init__(self, folder: Path, dataset) -> None:
+        self.home, self.results = folder / "CM", folder / "results"
+        self.model = self.home / "cache" / folder.name / "my-model"
+        self.template = self.home / "template.jinja"
+        if not self.home.exists():
+            self.model.mkdir(parents=True)
+            self.template.write_text("{{ messages }}")
+            shutil.copy(dataset.path, self.home / "cnn_eval.json")
+        self.dataset = replace(dataset, path=str(self.home / "cnn_eval.json"), source=f"local file in {folder}")
+
+    def server(self, endpoint: str, **more) -> ServerRecord:
+        argv = [str(self.home / "venv" / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
+                "--port", endpoint.rpartition(":")[2], "--max-num-seqs", "8", f"--chat-template={self.template}",
+                "--download-dir", str(self.home / "downloads")]
+        record = ServerRecord(
+            endpoint=endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=True, argv=argv,
+            env={"PYTHONPATH": f"{self.home}/serving/fp8_plugin", "RAY_ADDRESS": "10.0.0.1:6379",
+                 "OMP_NUM_THREADS": "1"},
+            packages={"vllm": "0.32.0"}, log=str(self.results / "server.log"), supervisor_pid=os.getpid(),
+            started_at=f"when {self.home} was used", ready_after_s=1.0,
+        )  # fmt: skip
+        return replace(record, **more)
+
+    def inputs(self, server: ServerRecord) -> RunInputs:
+        """Write the records that recipes hand over."""
+        model = ModelRecord(name="tiny", path=str(self.model), source=f"local folder {self.model}", sha256="12" * 32,
+                            min_tokens=2, recipe={"files": f"config.json:1:{self.home}"})
+        for name, record in (("model", model), ("dataset", self.dataset), ("server", server)):
+            write_record(self.home / f"{name}.json", record)
+        return read_settings(RunInputs, {
+            "CM_MLPERF_LOADGEN_SCENARIO": "offline", "CM_MLPERF_LOADGEN_MODE": "accuracy", "CM_MLPERF_ROUND": "v6.1",
+            "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
+            "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
+            "CM_DATASET_RECORD": str(self.home / "dataset.json"), "CM_RERUN": "no",
+            "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
+            "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
+            "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
+        })
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Have the test's short runs count as full ones, of which alone a result is kept."""
+    real = measurement.run_settings
+    monkeypatch.setattr(measurement, "run_settings", lambda *args, **kwargs: replace(real(*args, **kwargs),
+                                                                                    rehearsal=False))
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["moved", "copied"])
+def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset, counted, moved):
+    first = Place(tmp_path / "first", dataset)
+    with FakeVllm() as server:
+        made, _ = measure(first.inputs(first.server(server.endpoint)))
+        assert len(server.bodies) == 64
+    (shutil.move if moved else shutil.copytree)(tmp_path / "first", tmp_path / "second")
+    (tmp_path / "second" / "CM" / "cache" / "first").rename(tmp_path / "second" / "CM" / "cache" / "second")
+    second = Place(tmp_path / "second", dataset)
+    with FakeVllm() as server:  # another server process, at another port
+        kept, path = measure(second.inputs(second.server(server.endpoint)))
+        assert server.bodies == []
+    assert path == tmp_path / "second" / "results" / "accuracy" / RUN_FILE
+    assert kept == read_record(path, RunRecord)
+    assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
+    assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
+    # What comes after reads the model and the dataset where they are now.
+    assert kept.settings.model.path == str(second.model)
+    assert Path(kept.settings.dataset.path).is_file()
+    assert str(tmp_path / "first") not in str(kept.settings.server.argv)
+    assert kept.settings.server.started_at == made.settings.server.started_at
+
+
+def other_template(place, settings):
+    place.template.write_text("{{ other }}")
+    return settings
+
+
+def other_dataset(_, settings):
+    return replace(settings, dataset=replace(settings.dataset, sha256="34" * 32))
+
+
+def other_model(_, settings):
+    return replace(settings, model=replace(settings.model, sha256="34" * 32))
+
+
+def other_version(_, settings):
+    return replace(settings, server=replace(settings.server, packages={"vllm": "0.33.0"}))
+
+
+def other_option(_, settings):
+    argv = [word.replace("8", "9") if word == "8" else word for word in settings.server.argv]
+    return replace(settings, server=replace(settings.server, argv=argv))
+
+
+def other_variable(_, settings):
+    return replace(settings, server=replace(settings.server, env={**settings.server.env, "OMP_NUM_THREADS": "2"}))
+
+
+def without_plugin(_, settings):
+    return replace(settings, server=replace(settings.server, env={"OMP_NUM_THREADS": "1"}))
+
+
+def other_rate(_, settings):
+    return replace(settings, target_qps=13.0)
+
+
+def members(_, settings):
+    return replace(settings, server=replace(settings.server, members=[settings.server]))
+
+
+@pytest.mark.parametrize("change", [
+    other_template, other_dataset, other_model, other_version, other_option, other_variable, without_plugin, other_rate,
+    members,
+])  # fmt: skip
+def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings, change):
+    place = Place(tmp_path / "here", dataset)
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+    settings = replace(settings, server=place.server("http://127.0.0.1:1"), dataset=place.dataset,
+                       model=replace(settings.model, path=str(place.model), sha256="12" * 32))
+    before = settings_sha256(settings)
+    assert settings_sha256(settings) == before
+    assert settings_sha256(change(place, settings)) != before
+
+
+def test_where_our_server_listens_is_no_part_of_it(make_settings):
+    def owned(port, batch):
+        settings = make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy", max_in_flight=4)
+        argv = ["vllm", "serve", "--port", str(port), f"--host=h{port}", "--max-num-seqs", str(batch)]
+        return replace(settings, server=replace(settings.server, owned=True, argv=argv, supervisor_pid=port))
+
+    assert settings_sha256(owned(1, 8)) == settings_sha256(owned(2, 8))
+    assert settings_sha256(owned(1, 8)) != settings_sha256(owned(1, 9))
+
+
+def test_the_address_of_a_server_that_is_not_ours_is(make_settings):
+    one, other = (make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy") for port in (1, 2))
+    assert settings_sha256(one) != settings_sha256(other)
+
+
+def test_of_a_model_without_files_what_is_said_of_it_counts(make_settings):
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+    assert not settings.model.sha256
+    other = replace(settings, model=replace(settings.model, source="elsewhere"))
+    assert settings_sha256(settings) != settings_sha256(other)
