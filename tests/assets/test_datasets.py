@@ -13,10 +13,10 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.datasets import COLUMNS, DATASET_FILE, DatasetSettings, provide, rows_of
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
-from cm4vllm.assets.records import DatasetRecord
+from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.rules import benchmark_terms
 from conftest import write_tokenizer
 
@@ -45,7 +45,7 @@ def test_the_tiny_dataset_has_the_benchmarks_size_and_the_models_tokens(tmp_path
     import pandas
     from tokenizers import Tokenizer
 
-    record = provide(DatasetSettings(model_record=model_record), tmp_path)
+    record = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
     assert read_record(tmp_path / DATASET_FILE, DatasetRecord) == record
     made = rows_of(Path(record.path))
     assert record.samples == len(made) == SAMPLES
@@ -67,11 +67,11 @@ def test_the_tiny_dataset_has_the_benchmarks_size_and_the_models_tokens(tmp_path
 def test_truncation_of_a_tokenizer_does_not_cut_prompts(tmp_path, model, model_record):
     from tokenizers import Tokenizer
 
-    whole = provide(DatasetSettings(model_record=model_record), tmp_path).max_input_tokens
+    whole = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path).max_input_tokens
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.enable_truncation(16)
     tokenizer.save(str(model / "tokenizer.json"))
-    assert provide(DatasetSettings(model_record=model_record), tmp_path).max_input_tokens == whole > 16
+    assert provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path).max_input_tokens == whole > 16
 
 
 def test_the_tiny_dataset_needs_a_model(tmp_path):
@@ -136,7 +136,7 @@ def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
     write_tokenizer(model / "tokenizer.json")
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="not a tokenizer"):
-        provide(DatasetSettings(model_record=model_record), tmp_path)
+        provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
 
 
 def test_a_relative_path_is_refused(tmp_path):
@@ -159,3 +159,19 @@ def test_a_dataset_that_cannot_be_fetched_is_named_with_the_flag_that_gives_it(t
         provide(DatasetSettings(source="mlcommons", calibration=calibration), tmp_path)
     assert flag in caught.value.remedy
     assert f"{file} (md5:" in caught.value.remedy
+
+
+@pytest.mark.parametrize("calibration", [False, True])
+def test_a_real_model_gets_no_stand_in_where_no_source_is_named(tmp_path, monkeypatch, model_record, calibration):
+    asked = []
+    monkeypatch.setattr("cm4vllm.assets.datasets._mlcommons", lambda *_: asked.append("mlcommons") or made)
+    made = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
+    provide(DatasetSettings(model_record=model_record, calibration=calibration), tmp_path)
+    assert asked == ["mlcommons"]
+    tiny = msgspec.structs.replace(read_record(Path(model_record), ModelRecord), source=STAND_IN_SOURCE)
+    quantised = msgspec.structs.replace(tiny, source=f"cm4vllm-tiny quantised here by llm-compressor; {tiny.source}")
+    for record in (tiny, quantised):
+        write_record(Path(model_record), record)
+        found = provide(DatasetSettings(model_record=model_record, calibration=calibration), tmp_path)
+        assert found.name.startswith("harbour-log")
+    assert asked == ["mlcommons"]

@@ -32,7 +32,7 @@ def base(model, tmp_path):
 def calibration(base, tmp_path):
     folder = tmp_path / "calibration"
     folder.mkdir()
-    provide_dataset(DatasetSettings(model_record=str(base), calibration=True), folder)
+    provide_dataset(DatasetSettings(source="tiny", model_record=str(base), calibration=True), folder)
     return folder / DATASET_FILE
 
 

@@ -19,9 +19,9 @@ BENCHMARK = "llama3.1-8b"
     ({"name": "owner/model", "dataset_path": "/d.json"}, "_hf.owner/model", "_path./d.json", "_mlcommons"),
     ({"name": "owner/model", "calibration_path": "/c.json"}, "_hf.owner/model", "_mlcommons", "_path./c.json"),
     # The user says so.
-    ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_tiny"),
+    ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_mlcommons"),
     ({"model_source": "_tiny", "dataset_path": "/d.json"}, "_tiny", "_path./d.json", "_tiny"),
-    ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_mlcommons"),
+    ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_tiny"),
     # With a server that runs, the name is the server's.
     ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
     ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),

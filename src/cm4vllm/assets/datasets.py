@@ -37,10 +37,11 @@ _CHUNK = 512
 class DatasetSettings(Record, frozen=True, kw_only=True):
     """Which dataset: `source` is tiny, path or mlcommons; `benchmark` says which, and how many samples it must have.
 
+    Without a source it is that of the stand-in for the stand-in model alone, and the benchmark's own for any other.
     `calibration` asks for the benchmark's calibration set, whose size is not prescribed.
     """
 
-    source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = "tiny"
+    source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
     location: Annotated[str, Key("CM_DATASET_LOCATION")] = ""
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
@@ -52,18 +53,19 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
     samples = benchmark_terms(settings.round, settings.benchmark).samples
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
-    if settings.source == "tiny":
+    source = settings.source or ("tiny" if model is None or model.is_stand_in else "mlcommons")
+    if source == "tiny":
         if model is None:
             raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="make it: cm run script "
                                "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>")
         record = _tiny(Path(model.path) / "tokenizer.json", settings, samples, folder)
-    elif settings.source == "path":
+    elif source == "path":
         path = given_path(settings.location)
         record = _converted(path, f"local file {path.name}", settings, samples, model, folder)
-    elif settings.source == "mlcommons":
+    elif source == "mlcommons":
         record = _mlcommons(settings, samples, model, folder)
     else:
-        raise UsageError(f"unknown dataset source {settings.source!r}", remedy="known: tiny, path, mlcommons")
+        raise UsageError(f"unknown dataset source {source!r}", remedy="known: tiny, path, mlcommons")
     write_record(folder / DATASET_FILE, record)
     return record
 

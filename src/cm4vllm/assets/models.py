@@ -14,7 +14,7 @@ import msgspec
 from cm4vllm.assets import hub, mlcommons, tiny_model
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
-from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.records import STAND_IN_SOURCE, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say
@@ -115,8 +115,7 @@ def _tiny(python: str, folder: Path) -> ModelRecord:
                    "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
         )
     tiny_model.train(Path(python), folder)
-    return _described(folder, TINY_NAME, "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)",
-                      min_tokens=2, recipe=tiny_model.RECIPE)
+    return _described(folder, TINY_NAME, STAND_IN_SOURCE, min_tokens=2, recipe=tiny_model.RECIPE)
 
 
 def _local(folder: Path) -> ModelRecord:

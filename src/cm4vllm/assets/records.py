@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["DatasetRecord", "ModelRecord", "QuantizationRecord"]
+__all__ = ["STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
+
+#: Where the tiny model comes from, in the words of its record.
+STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):
@@ -52,6 +55,11 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     min_tokens: int = 1
     recipe: dict[str, str] = {}
     quantization: QuantizationRecord | None = None
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it is the tiny model that is trained here, quantised or not."""
+        return STAND_IN_SOURCE in self.source
 
 
 class DatasetRecord(Record, frozen=True, kw_only=True):

@@ -108,11 +108,10 @@ def sources(
                          remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in all the "
                          "same, with _tiny among the tags")
     tiny_data = dataset == "tiny" or (stand_in and dataset != "benchmark")
-    own = _TINY if tiny_data else _BENCHMARK
     return Sources(
         benchmark=benchmark, model=model, named=bool(asked or name),
-        dataset=f"_path.{dataset_path}" if dataset_path else own,
-        calibration=f"_path.{calibration_path}" if calibration_path else own)
+        dataset=f"_path.{dataset_path}" if dataset_path else _TINY if tiny_data else _BENCHMARK,
+        calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK)
 
 
 def _of_name(name: str) -> str:
