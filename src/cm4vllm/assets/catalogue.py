@@ -102,7 +102,7 @@ def published_digests(model: str) -> dict[str, str]:
     path = _DIGESTS / f"{model}.md5"
     if not path.is_file():
         return {}
-    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
     return {name: f"md5:{digest}" for digest, name in lines}
 
 

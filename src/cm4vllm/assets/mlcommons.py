@@ -188,7 +188,7 @@ def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
 def _only_one(folder: Path) -> Iterator[None]:
     """Let a second download into the same folder wait for the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

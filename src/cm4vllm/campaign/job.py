@@ -242,7 +242,7 @@ def _report(job: Job, execution: _Execution) -> Report:
 @contextmanager
 def _only_one(out: Path) -> Iterator[None]:
     """Keep a second run out of the same results folder while this one lasts. Raises UsageError."""
-    with (out / LOCK_FILE).open("w") as lock:
+    with (out / LOCK_FILE).open("w", encoding="utf-8") as lock:
         for left in range(3, -1, -1):  # a plan holds the lock for a moment, to see whether a run has it
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -83,7 +83,7 @@ def require_results_folder(out: Path) -> None:
     require_writable(out)
     require_space(out, SPACE_BYTES, "the results", "--output_dir")
     try:
-        with (out / LOCK_FILE).open() as lock:
+        with (out / LOCK_FILE).open(encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return

@@ -58,7 +58,7 @@ def run(
 def last_lines(path: Path, count: int = 20) -> str:
     """Return the last `count` lines of a text file, or an empty string when it cannot be read."""
     try:
-        with path.open(errors="replace") as file:
+        with path.open(errors="replace", encoding="utf-8") as file:
             return "".join(collections.deque(file, maxlen=count)).rstrip("\n")
     except OSError:
         return ""

@@ -46,7 +46,7 @@ def commit_of_this_repository() -> str:
         return "" if not commit else commit.strip() + ("+changes" if changes else "")
     if not (root / MANIFEST).is_file():
         return ""
-    said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(), re.MULTILINE)
+    said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(encoding="utf-8"), re.MULTILINE)
     if not said:
         return ""
     return said[1] if said[1].endswith("+changes") or _is_unchanged(root) else f"{said[1]}+changes"
@@ -114,7 +114,7 @@ def _is_unchanged(root: Path) -> bool:
 
 def _listed(root: Path) -> Iterator[tuple[str, str]]:
     if (root / MANIFEST).is_file():
-        for line in (root / MANIFEST).read_text().splitlines():
+        for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
             digest, _, name = line.partition("  ")
             if name and not line.startswith("#") and ".." not in PurePosixPath(name).parts:
                 yield digest, name

@@ -10,7 +10,7 @@ __all__ = ["fields", "number", "text"]
 def text(path: Path) -> str:
     """Return a file's text without the space around it; empty where it cannot be read."""
     try:
-        return path.read_text(errors="replace").strip("\0 \t\r\n")
+        return path.read_text(errors="replace", encoding="utf-8").strip("\0 \t\r\n")
     except OSError:
         return ""
 

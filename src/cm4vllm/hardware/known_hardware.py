@@ -177,5 +177,5 @@ def _processors() -> list[Processor]:
 
 
 def _rows(name: str, kind: type[R]) -> list[R]:
-    content: Any = yaml.safe_load((files("cm4vllm.hardware") / "known" / name).read_text())
+    content: Any = yaml.safe_load((files("cm4vllm.hardware") / "known" / name).read_text(encoding="utf-8"))
     return msgspec.convert(content, list[kind])  # type: ignore[valid-type]

@@ -21,7 +21,7 @@ def read_os_release(root: Path = Path("/")) -> dict[str, str]:
     """Return the fields of os-release under `root` (man 5 os-release), or an empty dict where there is none."""
     for name in ("etc/os-release", "usr/lib/os-release"):
         try:
-            lines = (root / name).read_text(errors="replace").splitlines()
+            lines = (root / name).read_text(errors="replace", encoding="utf-8").splitlines()
         except OSError:
             continue
         pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))

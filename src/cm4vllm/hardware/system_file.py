@@ -74,7 +74,7 @@ def read_system_file(path: Path) -> SystemFile:
     value of the wrong kind.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read the system file {path}", cause=str(error.strerror),
                          remedy="the template beside the results, system/system.template.yaml, is a start") from error

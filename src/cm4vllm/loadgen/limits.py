@@ -51,7 +51,7 @@ def require_files(settings: RunSettings, workers: int) -> None:
 def require_ports(settings: RunSettings) -> None:
     """Raise RunFailed when the system has too few local ports for the connections to one server."""
     try:
-        first, last = map(int, _PORT_RANGE.read_text().split())
+        first, last = map(int, _PORT_RANGE.read_text(encoding="utf-8").split())
     except (OSError, ValueError):
         return  # not Linux: its limit is not known
     endpoints = settings.server.endpoints

@@ -93,7 +93,7 @@ def _settings(inputs: RunInputs) -> RunSettings:
     text = ""
     if inputs.user_conf:
         try:
-            text = Path(inputs.user_conf).read_text()
+            text = Path(inputs.user_conf).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             key = env_keys(RunInputs)["user_conf"]
             raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error

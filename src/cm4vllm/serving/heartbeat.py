@@ -110,7 +110,7 @@ def stopped_process(supervisor: int) -> str:
     """Return the name and number of a process of a supervisor's server that is stopped, empty where none is."""
     for pid in descendants(supervisor):
         with contextlib.suppress(OSError, ValueError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == _STOPPED:
+            if Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == _STOPPED:
                 program, *words = title_of(pid).split()[:_SHOWN_WORDS]
                 return f"{' '.join([Path(program).name, *words])} ({pid})"
     return ""

@@ -51,7 +51,7 @@ class IpcFiles:
         """Note the segments of shared memory that these processes have mapped."""
         for pid in processes:
             with contextlib.suppress(OSError):  # it has ended
-                for segment in set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text())):
+                for segment in set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))):
                     with contextlib.suppress(FileExistsError):
                         (self.folder / Path(segment).name).symlink_to(segment)
 

@@ -54,7 +54,7 @@ class Renamed(Record, frozen=True, kw_only=True):
 def read_options(installation: Path) -> Options | None:
     """Return the options of the installation whose record is at this path, None where its help was not kept."""
     try:
-        return parse_help(installation.with_name(HELP_FILE).read_text()) or None
+        return parse_help(installation.with_name(HELP_FILE).read_text(encoding="utf-8")) or None
     except OSError:
         return None
 
@@ -143,5 +143,5 @@ def _optional(option: Option) -> bool:
 
 @cache
 def _renamed() -> Mapping[str, Renamed]:
-    text = resources.files("cm4vllm.serving").joinpath("renamed.yaml").read_text()
+    text = resources.files("cm4vllm.serving").joinpath("renamed.yaml").read_text(encoding="utf-8")
     return {entry["option"]: Renamed(**entry) for entry in yaml.safe_load(text)}

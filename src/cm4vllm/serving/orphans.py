@@ -33,7 +33,7 @@ def end_orphans() -> list[str]:
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
-                title = (Path("/proc") / str(pid) / "comm").read_text().strip()
+                title = (Path("/proc") / str(pid) / "comm").read_text(encoding="utf-8").strip()
                 if _is_orphan(pid):  # looked at again through a descriptor: the number may be another's by now
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     select.select([process], [], [], _GONE_S)

@@ -51,7 +51,7 @@ def free_port(host: str, port: int) -> int:
 def _beside_ephemeral(family: socket.AddressFamily, host: str) -> int:
     """Return a free port below those that the kernel chooses from (ip(7), ip_local_port_range), 0 for none."""
     try:
-        first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError):
         return 0
     for port in _some(range(_LEAST_PORT, first_ephemeral)):
@@ -70,7 +70,7 @@ def port_holder(port: int) -> str:
     inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
                     inodes.add(f"socket:[{fields[9]}]")
@@ -78,7 +78,8 @@ def port_holder(port: int) -> str:
         if inodes and folder.name.isdigit():
             with contextlib.suppress(OSError):
                 if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
-                    return f"process {folder.name} ({(folder / 'comm').read_text().strip()}) listens there"
+                    title = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+                    return f"process {folder.name} ({title}) listens there"
     return ""
 
 

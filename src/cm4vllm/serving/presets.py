@@ -43,7 +43,7 @@ class Preset(Record, frozen=True, kw_only=True):
 @cache
 def presets() -> tuple[Preset, ...]:
     """Return all presets, the special ones first."""
-    text = resources.files("cm4vllm.serving").joinpath("presets.yaml").read_text()
+    text = resources.files("cm4vllm.serving").joinpath("presets.yaml").read_text(encoding="utf-8")
     return tuple(msgspec.convert(yaml.safe_load(text), list[Preset]))
 
 

@@ -26,7 +26,7 @@ def give_way(record: ServerRecord) -> None:
         # The server leads its session, and all that came of it is in one process group.
         for server in children(supervisor) if supervisor_spec(supervisor) is not None else []:
             with contextlib.suppress(OSError):
-                Path(f"/proc/{server}/autogroup").write_text(str(niceness))
+                Path(f"/proc/{server}/autogroup").write_text(str(niceness), encoding="utf-8")
             try:
                 os.setpriority(os.PRIO_PGRP, server, min(19, own + niceness))
             except PermissionError:

@@ -46,7 +46,7 @@ def _running(pid: int) -> RunningServer | None:
     spec = supervisor_spec(pid)
     try:
         age_s = time.time() - psutil.Process(pid).create_time()
-        folder = Path(json.loads(spec.read_text())["state"]).parent if spec else None
+        folder = Path(json.loads(spec.read_text(encoding="utf-8"))["state"]).parent if spec else None
     except (psutil.Error, OSError, ValueError, KeyError):
         return None
     if folder is None:

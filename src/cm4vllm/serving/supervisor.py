@@ -211,7 +211,7 @@ def children(pid: int) -> list[int]:
 def parent_of(pid: int) -> int | None:
     """Return the parent of a living process, None for one that is gone or a zombie (proc(5), /proc/pid/stat)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[1])
@@ -226,7 +226,7 @@ def _end_in_words(pid: int, title: str) -> str:
     """Say how a process of the server ended: /proc shows a zombie's status in waitpid(2)'s form (exit_code)."""
     how = "ended"
     with contextlib.suppress(OSError, ValueError, IndexError):
-        status = os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().split()[-1]))
+        status = os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[-1]))
         how = f"ended, {exit_in_words(status)}"
     return f"its process {title} ({pid}) {how}"
 
@@ -270,7 +270,7 @@ def start_supervised(
 
 def main(arguments: list[str]) -> int:
     """Run the supervisor of the specification in the file `arguments[0]`."""
-    spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
+    spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     return Supervisor(argv=spec["argv"], env=spec["env"], log=Path(spec["log"]), state=Path(spec["state"]),
                       grace_s=float(spec["grace_s"])).run() & 0xFF
 

@@ -78,7 +78,7 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in LAYOUTS.values()}
     files = [file for folder in folders for file in tree.glob(f"*/{submitter}/{folder}/*")
              if file.suffix in (".conf", ".json") and file.name != MLPERF_CONF]
-    return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace") for file in files)
+    return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace", encoding="utf-8") for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -123,7 +123,7 @@ def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: 
         status = done.status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
     crashed = status not in (0, 1) or any(line.startswith("Traceback ") for line in lines)
     results = _rows(table)
     errors, warnings = _findings(lines, tree)
@@ -150,7 +150,7 @@ def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
 
 def _rows(table: Path) -> int:
     try:
-        with table.open(newline="", errors="replace") as file:
+        with table.open(newline="", errors="replace", encoding="utf-8") as file:
             return max(0, sum(1 for _ in csv.reader(file)) - 1)
     except OSError:
         return 0

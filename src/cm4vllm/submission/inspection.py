@@ -39,7 +39,7 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 def words_of(out: Path) -> list[PrivateWord]:
     """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
     machine = out / "system" / MACHINE_FILE
-    facts = machine.read_text() if machine.is_file() else ""
+    facts = machine.read_text(encoding="utf-8") if machine.is_file() else ""
     folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
     return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
 

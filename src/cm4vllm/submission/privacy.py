@@ -114,7 +114,7 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
         if path.is_file():
             # Code is full of what has the form of a password: in it, keys alone are told by their form.
             clean = Vault({}).clean if public is None else str if public else without_keys
-            _refuse_content(inside, path.read_text(errors="replace"), sought, clean)
+            _refuse_content(inside, path.read_text(errors="replace", encoding="utf-8"), sought, clean)
 
 
 def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:
@@ -188,7 +188,7 @@ def _is_common(name: str) -> bool:
 @cache
 def _vocabulary() -> frozenset[str]:
     """Return the words of the program's public text, its tests left out: those are full of made-up names."""
-    texts = (file.path.read_text(errors="replace") for file in program_files()
+    texts = (file.path.read_text(errors="replace", encoding="utf-8") for file in program_files()
              if file.published and not file.name.startswith("tests/"))
     return frozenset(word for content in texts for word in re.findall(r"[^\W_]+", content.lower()))
 

@@ -153,7 +153,7 @@ def _logs(folder: Path, run: ScenarioRuns) -> None:
         target.mkdir(parents=True)
         for name in names:
             shutil.copyfile(source / name, target / name)
-    scores = (run.accuracy_folder / "accuracy.txt").read_text()
+    scores = (run.accuracy_folder / "accuracy.txt").read_text(encoding="utf-8")
     write_text(accuracy / "accuracy.txt", _noticed(scores, run.performance.notice, "{}\n"))
 
 

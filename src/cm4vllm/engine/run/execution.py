@@ -215,7 +215,7 @@ def _show_files(run: Run) -> None:
     for name in run.task.script.files_on_error:
         path = os.path.join(run.scope.folder, name)
         if os.path.isfile(path):
-            with open(path, errors="replace") as file:
+            with open(path, errors="replace", encoding="utf-8") as file:
                 run.session.tell(f"{path}:\n{file.read()}")
 
 

@@ -206,7 +206,7 @@ def parse_version(i: Answer) -> Answer:
     """
     path = Path(i.get("file_name") or _VERSION_FILE)
     try:
-        text = path.read_text(errors="replace")
+        text = path.read_text(errors="replace", encoding="utf-8")
     except OSError as error:
         raise NotFoundError("version was not detected", cause=f"cannot read {path.absolute()}: {error.strerror}"
                             ) from error

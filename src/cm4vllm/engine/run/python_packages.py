@@ -129,7 +129,7 @@ def missing_of(requirements: Path) -> list[str]:
 
 def listed(requirements: Path) -> Iterator[tuple[str, str]]:
     """Yield name and condition of each package that a requirements file lists."""
-    for line in requirements.read_text().splitlines():
+    for line in requirements.read_text(encoding="utf-8").splitlines():
         found = _REQUIREMENT.match(line.strip())
         if found:
             yield found[1], found[2].replace(" ", "")

@@ -140,7 +140,7 @@ class Run(Value):
                 with suppress(FileNotFoundError):
                     os.unlink(leftover)
             if scope.state:
-                with open(os.path.join(folder, _STATE_IN), "w") as file:
+                with open(os.path.join(folder, _STATE_IN), "w", encoding="utf-8") as file:
                     file.write(json.dumps(session.vault.cleaned(scope.state), default=str))
         prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
         if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):

@@ -102,7 +102,7 @@ def _write(kind: str, folder: Path, values: Mapping[str, str]) -> list[Path]:
     # The meta comes last: until then the folder is no script.
     for source in sorted(templates.iterdir(), key=lambda source: source.name == "_cm.yaml.in"):
         path = folder / source.name.removesuffix(".in")
-        write_text(path, Template(source.read_text()).substitute(values))
+        write_text(path, Template(source.read_text(encoding="utf-8")).substitute(values))
         written.append(path)
     return sorted(written)
 

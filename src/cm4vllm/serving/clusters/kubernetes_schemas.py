@@ -94,7 +94,7 @@ def _strict(schema: Any, *, top: bool = True) -> Any:
 def _definition(kserve: Path, name: str) -> Mapping[str, Any]:
     plain = kserve / name
     try:
-        text = plain.read_text() if plain.is_file() else subprocess.run(
+        text = plain.read_text(encoding="utf-8") if plain.is_file() else subprocess.run(
             ["git", "-C", str(kserve), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True,
         ).stdout  # fmt: skip
     except (OSError, subprocess.CalledProcessError) as error:

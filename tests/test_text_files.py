@@ -1,0 +1,56 @@
+"""No file is read or written in the encoding of the locale: in a Chinese one, UTF-8 would be read as GBK."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: What these read and write is ASCII. A cached vLLM or model is known by their text (`made_by`): it would be made anew.
+ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "tables.py",
+              "verification.py"}
+FILES = sorted(path for folder in ("src", "script", "automation") for path in (ROOT / folder).rglob("*.py")
+               if path.name not in ASCII_ONLY)
+
+
+#: What is opened otherwise than as text, unless its mode says so.
+NO_FILES = ("os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
+
+
+def in_the_locale(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of calls that read or write text without saying in which encoding."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or any(word.arg == "encoding" for word in node.keywords):
+            continue
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method in ("read_text", "write_text") or is_text_open(node):
+            yield node.lineno
+
+
+def is_text_open(node: ast.Call) -> bool:
+    """Tell whether a call is `open(path, mode)` or `path.open(mode)` for text."""
+    is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "open"
+    if not is_method and not (isinstance(node.func, ast.Name) and node.func.id == "open"):
+        return False
+    if is_method and ast.unparse(node.func).startswith(NO_FILES):
+        return False
+    modes = [*node.args[0 if is_method else 1:][:1], *(word.value for word in node.keywords if word.arg == "mode")]
+    mode = modes[0].value if modes and isinstance(modes[0], ast.Constant) else "r"
+    return isinstance(mode, str) and "b" not in mode
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_is_read_and_written_in_a_stated_encoding(path):
+    assert [f"{path}:{line}" for line in in_the_locale(ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+@pytest.mark.parametrize(("code", "found"), [
+    ("p.read_text()", 1), ("p.read_text(errors='replace')", 1), ("p.read_text(encoding='utf-8')", 0), ("p.open()", 1),
+    ("p.open('w')", 1), ("p.open('rb')", 0), ("open(p)", 1), ("open(p, 'wb')", 0), ("open(p, mode='r')", 1),
+    ("os.open(p, flags)", 0), ("write_text(p, t)", 0), ("p.write_text(t)", 1),
+])
+def test_the_check_finds_such_calls(code, found):
+    assert len(list(in_the_locale(ast.parse(code)))) == found
