@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import html
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.readme import block, code, measurement_readmes, plain
+from cm4vllm.report.summary import summary_html
 from cm4vllm.report.wording import number, rate
 from cm4vllm.rules import Scenario
+from cm4vllm.submission.software import SoftwareRecord
 
 Change = Callable[..., None]
 
@@ -124,3 +129,38 @@ def test_blocks_cannot_be_closed_from_within() -> None:
 
 def test_plain_text_is_no_markup() -> None:
     assert plain("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
+
+
+@pytest.fixture
+def noted(out: Path, change: Callable[..., None]) -> Path:
+    """The rehearsal's folder, with what a campaign notes of software and a model that has a fingerprint."""
+    write_record(out / "system" / "software.json", SOFTWARE)
+    for path in out.glob("runs/*/*/*/*/run.json"):
+        change(path, RunRecord, settings__model__recipe={"hub": "owner/m", "files": "config.json:716:1795371058303"})
+    return out
+
+
+SOFTWARE = SoftwareRecord(
+    python="3.11.7 (main, Jan 1 2026) [GCC 12]", platform="Linux-6.1.0-x86_64-with-glibc2.36", cm="4.2.0",
+    cm4vllm="0.1.0", commit="0123abcd", url="https://github.com/example/cm4vllm", packages={"cmind": "4.2.0"}, os={},
+    server_python="3.12.1", server_packages={"vllm": "0.32.0"},
+)
+
+
+def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted: Path) -> None:
+    for text in (*measurement_readmes(noted).values(), html.unescape(summary_html(noted, published=True))):
+        assert ("pip install cmind==4.2.0\n"
+                "cm pull repo --url=https://github.com/example/cm4vllm --checkout=0123abcd\n") in text
+        for word in ("Linux-6.1.0-x86", "with-glibc2.36", "3.11.7 (main, Jan 1 2026)", "owner/m", "Hub id"):
+            assert word in text, word
+        assert "1795371058303" not in text and "Recipe" not in text
+    page = html.unescape(summary_html(noted))
+    assert "cmind==4.2.0" in page and "vllm==0.32.0" in page
+
+
+@pytest.mark.parametrize("record", [{"url": ""}, {"commit": "0123abcd+changes"}, {"commit": ""}])
+def test_a_program_that_nobody_can_pull_is_taken_from_the_submission(noted: Path, record: dict[str, str]) -> None:
+    write_record(noted / "system" / "software.json", msgspec.structs.replace(SOFTWARE, **record))
+    text = measurement_readmes(noted)[Scenario.OFFLINE]
+    assert 'cm add repo --path="${SUBMISSION:?}/open/not-stated/src/cm4vllm"\n' in text
+    assert "`$SUBMISSION` is the folder of the submission" in text and "cm pull" not in text

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked
 
@@ -56,12 +58,20 @@ def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
+def software() -> SoftwareRecord:
+    return detect_software()
+
+
 def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) -> TreeAsked:
     """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
     asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
                         packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
-    system = describe_system(detect_machine(), asked)
+    machine = detect_machine()
+    system = describe_system(machine, asked)
     write_json(out / "system" / "system.json", system)
+    write_record(out / "system" / "machine.json", machine)
+    write_record(out / "system" / "software.json", software())
     for scenario in MEASURED:
         for mode in Mode:
             folder = out / "runs" / folder_name(system) / MODEL / scenario / mode

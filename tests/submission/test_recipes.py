@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,29 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
     assert "refused" in (results / "summary.html").read_text()
     published = next(tree.glob("*/*/results/*/summary.html")).read_text()
     assert "was written before the official submission checkers" in published and "refused" not in published
+
+
+def test_the_commands_of_a_readme_run_when_pasted(cm, results, tmp_path):
+    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    assert code == 0, output
+    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
+    page = next(tree.glob("open/*/results/*/*/Offline/README.md")).read_text()
+    block = re.search(r"## CM run command\n\n```bash\n(.*?)\n```", page, re.DOTALL)[1]
+    assert block.startswith("pip install cmind==")
+    add = block.splitlines()[1]
+    if not add.startswith("cm add repo"):
+        pytest.skip("this checkout has a public remote, which a test does not pull")
+    (tmp_path / "stranger").mkdir()
+    pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
+    env = {**os.environ, "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
+           "CM_REPOS": str(tmp_path / "stranger" / "CM")}
+    env.pop("SUBMISSION", None)
+    done = subprocess.run(["bash", "-c", pasted], cwd=tmp_path / "stranger", text=True, capture_output=True,
+                          check=False, env={**env, "SUBMISSION": str(tree)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "generate,mlperf,inference,submission" in done.stdout
+    unset = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, text=True, capture_output=True, check=False, env=env)
+    assert unset.returncode != 0 and "SUBMISSION: parameter null or not set" in unset.stderr
 
 
 def test_without_records_there_is_no_tree(cm, results):

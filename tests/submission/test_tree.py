@@ -35,6 +35,7 @@ def test_the_tree_has_every_file_of_the_round(campaign):
             "measurements.json", "user.conf", "README.md", "accuracy/accuracy.txt", "accuracy/mlperf_log_accuracy.json",
             "accuracy/mlperf_log_detail.txt", "accuracy/mlperf_log_summary.txt",
             "performance/run_1/mlperf_log_detail.txt", "performance/run_1/mlperf_log_summary.txt",
+            "pip_freeze.json", "cpu_info.json", "os_info.json",
         }
     home = asked.out / "submission" / "open" / asked.submitter
     assert (home / "systems" / f"{system_folder(asked.out)}.json").is_file()

@@ -12,10 +12,12 @@ import jinja2
 from cm4vllm.loadgen.marks import headroom as client_headroom
 from cm4vllm.report import wording
 from cm4vllm.report.model import Report, load
+from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.verdict import missing
 from cm4vllm.report.versions import versions
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Scenario
+from cm4vllm.submission.software import read_software
 
 __all__ = ["measurement_readmes"]
 
@@ -30,8 +32,10 @@ def measurement_readmes(out: Path, *, system: str = "", model: str = "") -> dict
 
 
 def _text(report: Report, measurement: Result) -> str:
-    run = measurement.run
+    run, software = measurement.run, read_software(report.out)
     text = _template().render(
+        setup="\n".join(setup_lines(report, software)), platform=platform_rows(software), software=software,
+        recipe=published_recipe,
         report=report, m=measurement, run=run, settings=run.settings, server=run.settings.server,
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(run.settings.server, run.settings.model.path),

@@ -11,11 +11,13 @@ import jinja2
 from cm4vllm.loadgen.marks import headroom as client_headroom
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
+from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
 from cm4vllm.report.versions import versions
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
+from cm4vllm.submission.software import read_software
 
 __all__ = ["MAX_BYTES", "render", "summary_html"]
 
@@ -38,7 +40,10 @@ def render(report: Report, *, published: bool = False) -> str:
     """Return the page of a report: HTML without scripts and without anything to load."""
     if published:
         report = dataclasses.replace(report, checker=None)
+    software = read_software(report.out)
     return _template().render(
+        setup="\n".join(setup_lines(report, software)), platform=platform_rows(software), software=software,
+        recipe=published_recipe,
         report=report, run=report.run, settings=report.run.settings, server=report.server,
         published=published, checkers=round_terms(report.round).checkers,
         headline=headline(report, published=published), findings=findings(report, published=published),

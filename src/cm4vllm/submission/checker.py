@@ -24,6 +24,7 @@ from cm4vllm.rules import round_terms
 from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.submission.software import FACTS_FILES
 from cm4vllm.submission.source import Source, extract_checker
 
 __all__ = ["check_submission", "is_rehearsal", "run_checkers", "unexpected_findings"]
@@ -77,7 +78,7 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in LAYOUTS.values()}
     files = [file for folder in folders for file in tree.glob(f"*/{submitter}/{folder}/*")
-             if file.suffix in (".conf", ".json") and file.name != MLPERF_CONF]
+             if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES)]
     return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace", encoding="utf-8") for file in files)
 
 

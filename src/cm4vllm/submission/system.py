@@ -23,6 +23,7 @@ from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
 from cm4vllm.submission.privacy import first_private, private_words
+from cm4vllm.submission.software import SOFTWARE_FILE, detect_software
 
 __all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
 
@@ -86,6 +87,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     for hint in hints(description):
         say(f"system description: look whether it is right: {hint}")
     write_record(folder / MACHINE_FILE, facts)
+    write_record(folder / SOFTWARE_FILE, detect_software(server))
     write_json(folder / SYSTEM_FILE, description)
     blank = None
     if not settings.system_file:
@@ -98,7 +100,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
 def _refuse_private(stated: Mapping[str, str]) -> None:
     for key, value in stated.items():
         if found := first_private(value, private_words()):
-            raise UsageError(f"{key} names this machine's {found.kind}", cause=f"{found.word!r} would be published",
+            raise UsageError(f"{key} names this machine's {found.kind}", cause=f"{found.shown} would be published",
                              remedy="leave it out of the system file and of --hw_name")
 
 

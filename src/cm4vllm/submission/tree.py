@@ -21,6 +21,7 @@ from cm4vllm.submission.layouts import layout_named
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
+from cm4vllm.submission.software import published_facts
 from cm4vllm.submission.sources import PROGRAM_FOLDER, source_page, write_program
 from cm4vllm.submission.system import SYSTEM_FILE
 
@@ -71,6 +72,7 @@ def build_tree(asked: TreeAsked) -> Path:
                               remedy="measure again with --rerun, or correct `framework` in the system file")
     submission = asked.out / "submission"
     private = words_of(asked.out)
+    facts = published_facts(asked.out)
     with staged_folder(submission) as staging:
         home = staging / asked.division / asked.submitter
         write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.notice))
@@ -81,6 +83,8 @@ def build_tree(asked: TreeAsked) -> Path:
             _logs(layout.results_of(*place), run)
             _settings(layout.settings_of(*place), run, asked.readmes[run.scenario], private,
                       measurements_file=layout.measurements.format(system=name), mlperf_conf=layout.mlperf_conf)
+            for file, content in facts.items():
+                write_text(layout.settings_of(*place) / file, scrubbed(content, private))
         calibration = calibration_page(settings.model, runs[0].performance.notice)
         write_text(home / layout.calibration, scrubbed(calibration, private))
         command = published_command(asked.command, hosts=servers_of(asked.out))

@@ -1,0 +1,50 @@
+"""How a reader repeats the runs: the commands that give them the same program, and the versions that it ran with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cm4vllm.report.model import Report
+from cm4vllm.submission.layouts import layout_named
+from cm4vllm.submission.software import SoftwareRecord
+from cm4vllm.submission.sources import PROGRAM_FOLDER
+
+__all__ = ["platform_rows", "published_recipe", "setup_lines"]
+
+#: What a record's recipe holds for our own use: sizes and times of files, by which a change of them is seen.
+_INTERNAL = frozenset({"files"})
+_LABELS = {
+    "hub": "Hub id", "revision": "Revision", "catalogue": "Name in the catalogue", "mlcommons": "MLCommons address",
+    "seed": "Seed", "split": "Part of the data", "task": "Task", "training_pairs": "Training pairs",
+    "scheme": "Quantisation scheme",
+}  # fmt: skip
+
+
+def published_recipe(recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return how a model or dataset was had, in a reader's words; what only serves this program is left out."""
+    return {_LABELS.get(key, key.replace("_", " ").capitalize()): value for key, value in recipe.items()
+            if key not in _INTERNAL}
+
+
+def setup_lines(report: Report, software: SoftwareRecord | None) -> list[str]:
+    """Return the shell lines that install CM and make the program known to it, as it was for these runs."""
+    cm = software.cm if software else report.campaign.cm_version if report.campaign else ""
+    lines = [f"pip install cmind=={cm}"] if cm else []
+    commit = software.commit if software else report.campaign.commit if report.campaign else ""
+    if software and software.url and commit and not commit.endswith("+changes"):
+        return [*lines, f"cm pull repo --url={software.url} --checkout={commit}"]
+    if report.campaign is None:
+        return lines
+    folder = "/".join((report.campaign.division, report.submitter,
+                       layout_named(report.run.settings.terms.layout).program, PROGRAM_FOLDER))
+    return [*lines, f'cm add repo --path="${{SUBMISSION:?}}/{folder}"']
+
+
+def platform_rows(software: SoftwareRecord | None) -> dict[str, str]:
+    """Return what ran on the machine that ran LoadGen, below the harness."""
+    if software is None:
+        return {}
+    rows = {"OS version": software.platform, "Python version": software.python, "MLCommons CM version": software.cm}
+    if software.server_python:
+        rows["Python version of the server"] = software.server_python
+    return rows

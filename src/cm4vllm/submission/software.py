@@ -1,0 +1,135 @@
+"""The software of a campaign, as a reader needs it to repeat the runs: versions, all packages, the operating system.
+
+The facts go into the tree under the names and in the form that submissions made with CM have: cm-version-info.json,
+pip_freeze.json, cpu_info.json, os_info.json.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cm4vllm import __version__
+from cm4vllm.common.command_lines import published_words
+from cm4vllm.common.files import json_of
+from cm4vllm.common.processes import run
+from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.hardware.machine import cpu_env, memory_env, storage_env
+from cm4vllm.hardware.os_release import os_env
+from cm4vllm.hardware.records import MachineFacts
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["FACTS_FILES", "SCRIPTS_FILE", "SOFTWARE_FILE", "SoftwareRecord", "detect_software", "published_facts",
+           "read_software", "scripts_that_ran"]
+
+#: The record's name beside system.json and machine.json.
+SOFTWARE_FILE = "software.json"
+#: The scripts that took part in a campaign, as CM notes them; the same name among the results and in a tree.
+SCRIPTS_FILE = "cm-version-info.json"
+#: The names of the facts in a scenario's folder of a tree.
+FACTS_FILES = (SCRIPTS_FILE, "pip_freeze.json", "cpu_info.json", "os_info.json")
+
+_LIST = ("import importlib.metadata as m, json, platform\n"
+         "print(json.dumps([platform.python_version(), {d.name: d.version for d in m.distributions() if d.name}]))")
+
+
+class SoftwareRecord(Record, frozen=True, kw_only=True):
+    """What ran, besides the model. `python` is that of the harness, `packages` all that its environment holds.
+
+    `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm can be had; empty where
+    nothing tells. `server_python` and `server_packages` are those of a server of our own, empty for another one.
+    """
+
+    python: str
+    platform: str
+    cm: str
+    cm4vllm: str
+    commit: str
+    url: str
+    packages: dict[str, str]
+    os: dict[str, str]
+    server_python: str = ""
+    server_packages: dict[str, str] = {}
+
+
+def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
+    """Return what runs here, and in the environment of the server where it is one of our own."""
+    found = {one.name: one.version for one in metadata.distributions() if one.name}
+    own = next((one for one in (server, *server.members) if one.owned and one.argv), None) if server else None
+    python, packages = _environment(Path(own.argv[0])) if own else ("", {})
+    return SoftwareRecord(
+        python=sys.version.replace("\n", ""), platform=platform.platform(), cm=metadata.version("cmind"),
+        cm4vllm=__version__, commit=commit_of_this_repository(), url=url_of_this_repository(),
+        packages=_sorted(found), os=os_env() | _libc(), server_python=python, server_packages=packages,
+    )
+
+
+def read_software(out: Path) -> SoftwareRecord | None:
+    """Return the record of a campaign's results; None where there is none."""
+    path = out / "system" / SOFTWARE_FILE
+    return read_record(path, SoftwareRecord) if path.exists() else None
+
+
+def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[str, list[Any]]:
+    """Return CM's notes on the scripts of a run in the published form: under the one that asked for all of them.
+
+    Nothing is returned where `script`, an alias, is not among them: then the run was another one. Paths in variations
+    are replaced by variables.
+    """
+    details = [detail for entry in noted for detail in entry.values()]
+    if script not in {str(detail.get("script_alias")) for detail in details}:
+        return {}
+    ended = {f"{detail['script_alias']},{detail['script_uid']}" for detail in details}
+    asked = [str(detail["parent"]) for detail in details if detail.get("parent") and detail["parent"] not in ended]
+    root = asked[0] if asked else "cm"
+    return {root: [{_published(tags): {key: _published(value) for key, value in detail.items()}
+                    for tags, detail in entry.items()} for entry in noted]}
+
+
+def published_facts(out: Path) -> dict[str, str]:
+    """Return the facts of a campaign's results by the names that they have in a tree; what is not known is left out."""
+    facts: dict[str, Any] = {}
+    if (scripts := out / "system" / SCRIPTS_FILE).is_file():
+        facts[SCRIPTS_FILE] = json_of(scripts.read_bytes())
+    software = read_software(out)
+    if software is not None:
+        facts["pip_freeze.json"] = {"pip_freeze": software.packages}
+        if software.server_packages:
+            facts["pip_freeze.json"]["server_pip_freeze"] = software.server_packages
+    if (path := out / "system" / "machine.json").is_file():
+        machine = read_record(path, MachineFacts)
+        capacity = memory_env(machine.memory) | storage_env(machine.disks, machine.root_bytes)
+        facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | {
+            key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")}
+    if software is not None:
+        facts["os_info.json"] = software.os
+    return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}
+
+
+def _published(value: Any) -> Any:
+    return published_words([value])[0] if isinstance(value, str) else value
+
+
+def _libc() -> dict[str, str]:
+    name, version = platform.libc_ver()
+    return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
+
+
+def _environment(python: Path) -> tuple[str, dict[str, str]]:
+    """Return the version of another Python and all packages of its environment; nothing where it cannot tell."""
+    try:
+        done = run([python, "-P", "-c", _LIST], env={"PYTHONPATH": ""})
+        version, packages = json.loads(done.output) if done.ok else ("", {})
+    except (OSError, ValueError):
+        return "", {}
+    return str(version), _sorted({str(name): str(one) for name, one in packages.items()})
+
+
+def _sorted(packages: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(packages.items(), key=lambda one: one[0].lower()))
