@@ -59,7 +59,8 @@ class Engine:
 
     def completed(self, completions: Sequence[Completion]) -> None:
         for key, tokens in completions:
-            self._done(key, tokens)
+            if not isinstance(tokens, int):  # a number alone is of servers that give text
+                self._done(key, tokens)
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         print(cause)

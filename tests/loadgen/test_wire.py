@@ -13,6 +13,7 @@ from cm4vllm.loadgen.wire import (
     StreamReader,
     completion_body,
     error_message,
+    refusal_words,
     whole_answer,
 )
 
@@ -292,3 +293,12 @@ def test_a_whole_answer_is_asked_for_without_a_stream():
 def test_the_message_of_an_error_document_is_found():
     assert error_message(b'{"error":{"message":"no such model","code":404}}') == "the server answered: no such model"
     assert error_message(b'{"detail":"Not Found"}') == ""
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    (b'{"error":{"message":"no such model"}}', "no such model"), (b'{"error":"no such model"}', "no such model"),
+    (b'{"detail":"prompt must be a string."}', "prompt must be a string."), (b"Internal Server Error", ""), (b"[]", ""),
+    (b'{"detail":[{"loc":["body"],"msg":"Field required"}]}', "[{'loc': ['body'], 'msg': 'Field required'}]"),
+])
+def test_what_an_error_status_says(body, words):
+    assert refusal_words(body) == words

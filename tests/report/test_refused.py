@@ -33,7 +33,7 @@ def run_file(out: Path, scenario: str, mode: str) -> Path:
     ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
     ({"settings__model__sha256": "00" * 32}, "differ in their model"),
     ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
-    ({"settings__server__version": "0.31.0"}, "differ in their vLLM version"),
+    ({"settings__server__version": "0.31.0"}, "differ in their server software"),
     ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
     ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
     ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),

@@ -99,11 +99,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.fault == "prompt-changed":
             said["prompt_tokens"] += 1
         if not body.get("stream"):
-            self.answer({"choices": [{"text": "x", "token_ids": ids}], "usage": said})
+            self.answer({"choices": [{"text": "x", "token_ids": ids, "finish_reason": "length"}], "usage": said})
             return
         parts = [{"choices": [{"text": "x", "token_ids": [token]}], "usage": None} for token in ids or [None]]
         if ids is None:
             parts[0]["choices"][0]["token_ids"] = None
+        parts[-1]["choices"][0]["finish_reason"] = "length"
         events = [json.dumps(part) for part in [*parts, {"choices": [], "usage": said}]]
         if self.fault != "cut-stream":
             events.append("[DONE]")

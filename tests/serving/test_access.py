@@ -18,8 +18,9 @@ from cm4vllm.common.redaction import Vault
 from cm4vllm.serving.access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.launch import LaunchSettings, launch, require_access
 from cm4vllm.serving.metrics import look
-from cm4vllm.serving.probe import base_url, base_urls, check_vocabulary, probe, sites_of
+from cm4vllm.serving.probe import check_vocabulary, probe
 from cm4vllm.serving.records import host_header, host_of
+from cm4vllm.serving.site import base_url, base_urls, sites_of
 
 SECRET = "very-secret-value-1"
 TENANT = "tenant-of-the-test"

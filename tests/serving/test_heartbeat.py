@@ -21,7 +21,7 @@ from cm4vllm.serving.heartbeat import (
     stopped_process,
 )
 from cm4vllm.serving.metrics import METRICS_FILE, sampled
-from cm4vllm.serving.probe import Site
+from cm4vllm.serving.site import Site
 
 PAGE = (Path(__file__).parent / "recorded" / "metrics-after.txt").read_text()
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '

@@ -166,7 +166,7 @@ def test_a_given_server_is_only_checked(tmp_path):
 
 
 def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
-    with peer.running("no-ids") as url, pytest.raises(ServerUnsuitable):
+    with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
         launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
     assert not (tmp_path / "server" / SERVER_FILE).exists()
 

@@ -15,8 +15,9 @@ import peer
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
 from cm4vllm.serving import probe as module
-from cm4vllm.serving.probe import base_url, base_urls, check_vocabulary, probe
+from cm4vllm.serving.probe import check_vocabulary, probe
 from cm4vllm.serving.records import Api
+from cm4vllm.serving.site import base_url, base_urls
 
 
 def test_a_good_server_is_described_by_what_it_says_itself():

@@ -22,8 +22,10 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
-__all__ = ["MODEL_FILE", "TINY_NAME", "ModelSettings", "check", "check_source", "check_unchanged", "provide",
-           "tokenizer_sha256"]
+__all__ = [
+    "MODEL_FILE", "TINY_NAME", "ModelSettings", "check", "check_source", "check_unchanged", "provide", "tokenizer_file",
+    "tokenizer_sha256",
+]  # fmt: skip
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -88,6 +90,17 @@ def check_source(variation: str) -> None:
         catalogue().model(where)
     elif source == "mlcommons":
         _hosted(where)
+
+
+def tokenizer_file(model_path: str) -> Path:
+    """Return a model's tokenizer. Raises ModelError where it has none that can be used."""
+    path = Path(model_path) / "tokenizer.json"
+    if not model_path or not path.is_file():
+        raise ModelError("the tokens of this server cannot be known without the tokenizer of its model",
+                         cause=f"the server gives text and no token ids, and {model_path or 'the model'} has no "
+                         f"{path.name}",
+                         remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json")
+    return path
 
 
 def tokenizer_sha256(record: ModelRecord) -> str:

@@ -36,7 +36,8 @@ from cm4vllm.report.model import Report, load
 from cm4vllm.report.summary import summary_html
 from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules import Mode
+from cm4vllm.rules import Division, Mode
+from cm4vllm.serving.dialects import check_tokenizer, require_division
 from cm4vllm.serving.probe import check_vocabulary
 from cm4vllm.serving.records import ServerRecord
 
@@ -212,8 +213,11 @@ def _require_stand_in(env: Mapping[str, str]) -> None:
 
 
 def _require_vocabulary(env: Mapping[str, str]) -> None:
-    check_vocabulary(read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord),
-                     read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord))
+    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
+    model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
+    require_division(server, Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"]))
+    check_vocabulary(server, model)
+    check_tokenizer(server, model)
 
 
 _CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {

@@ -57,7 +57,8 @@ _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", 
 class SystemAsked:
     """What the description is for.
 
-    `vllm` is the server's version, empty where there is no server, and `packages` its others. `used` names the GPUs or
+    `vllm` is the version of a server that is vLLM, `software` the name of one that may be another, both empty where
+    there is none, and `packages` has the versions of its others. `used` names the GPUs or
     MIG parts that the server uses by their UUIDs, None where that is not known; empty is the CPU backend. `here` is
     false when the server runs on another machine than this one: then nothing that is detected belongs to it. `stated`
     is what the user's system file says, `confirmed` the keys of it that stand against the table of known hardware.
@@ -67,6 +68,7 @@ class SystemAsked:
     division: str
     system_type: str
     vllm: str
+    software: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     used: Sequence[str] | None = None
     here: bool = True
@@ -89,7 +91,7 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "status": "rdi",
         "sw_notes": "" if "status" in asked.stated else STATUS_NOT_STATED,
         "system_type": asked.system_type,
-        "framework": f"vLLM {asked.vllm}" if asked.vllm else "",
+        "framework": f"vLLM {asked.vllm}" if asked.vllm else asked.software,
     }
     merged = detected | dict(asked.stated)
     against = _against_the_table(merged, asked)

@@ -16,6 +16,7 @@ from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Pro
 from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.sample_library import SampleLibrary
+from cm4vllm.loadgen.texts import added_up
 from cm4vllm.loadgen.workers import Workers, worker_settings
 from cm4vllm.rules import Mode
 
@@ -79,13 +80,14 @@ class Carrier:
         """Return what the client saw, when it has ended."""
         told = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
         counts = [stats.counts for stats in told]
+        text = added_up([stats.text for stats in told], prompt_tokens=sum(c.prompt_tokens for c in counts))
         return ClientRecord(
             requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
             retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
             completion_tokens=sum(c.completion_tokens for c in counts),
             finish_reasons=FinishReasons(stop=sum(c.finish_reasons.stop for c in counts),
                                          length=sum(c.finish_reasons.length for c in counts)),
-            reported_tokens=self._reporter.token_count, failures=dict(self._workers.failures),
+            reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
             processes=[self._process, *(stats.process for stats in told)],
         )

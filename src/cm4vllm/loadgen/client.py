@@ -18,7 +18,8 @@ from cm4vllm.loadgen.connection import Address, Connection
 from cm4vllm.loadgen.exchanges import Exchange, Request
 from cm4vllm.loadgen.lane import Lane
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import Answer, AnswerLimits
+from cm4vllm.loadgen.texts import Texts
+from cm4vllm.loadgen.wire import AnswerLimits, FinishReason
 from cm4vllm.serving.records import Api
 
 __all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
@@ -45,8 +46,8 @@ SWEEP_S, ROUND_S = 0.01, 0.5
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
-#: A whole answer: the key of its request, and its int32 token ids.
-Completion: TypeAlias = "tuple[int, array[int]]"
+#: A whole answer: the key of its request, and its int32 token ids, or only their number where the ids are not wanted.
+Completion: TypeAlias = "tuple[int, array[int] | int]"
 
 
 @dataclass(slots=True)
@@ -75,7 +76,10 @@ class Sink(Protocol):
     """Where answers go; called in the event loop's thread."""
 
     def first_token(self, key: int, token: int) -> None:
-        """The first token of `key` came; at most once for each key, and only for streamed answers."""
+        """The first token of `key` came; at most once for each key, and only for streamed answers.
+
+        `token` is 0 where the server gives text: the first of it came.
+        """
 
     def completed(self, completions: Sequence[Completion]) -> None:
         """These answers are whole: all that were finished in one turn of the event loop."""
@@ -91,16 +95,17 @@ class Client:
     several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
     was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
     `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
-    time to the first token.
+    time to the first token. With `texts` the servers give text alone, which it turns into tokens.
     """
 
     def __init__(
         self, addresses: Sequence[Address], sink: Sink, *, limits: AnswerLimits, stream_interval: int,
         max_in_flight: int | None = None,
         api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
-        spare: int = 0,
+        spare: int = 0, texts: Texts | None = None,
     ) -> None:
         self.counts = Counts()
+        self.texts = texts
         self.in_flight = 0
         self.streamed = stream_interval > 0
         self.limits = limits
@@ -264,18 +269,18 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, exchange: Exchange, answer: Answer) -> None:
+    def complete(self, exchange: Exchange, tokens: array[int] | int, reason: FinishReason) -> None:
         """Hand over a whole answer, together with the others of this turn of the event loop."""
         counts = self.counts
         counts.completed += 1
-        counts.completion_tokens += len(answer.tokens)
-        if answer.finish_reason == "length":
+        counts.completion_tokens += tokens if isinstance(tokens, int) else len(tokens)
+        if reason == "length":
             counts.finish_reasons.length += 1
         else:
             counts.finish_reasons.stop += 1
         if not self._done:
             self._loop.call_soon(self._hand_over)
-        self._done.append((exchange.key, answer.tokens))
+        self._done.append((exchange.key, tokens))
         self._leave(exchange)
 
     def fail(self, exchange: Exchange, cause: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.connection import Connection
 from cm4vllm.loadgen.server import Server
-from cm4vllm.loadgen.wire import Answer, AnswerError, StreamReader, error_message, most_bytes, whole_answer
+from cm4vllm.loadgen.text_wire import TextReader, whole_text
+from cm4vllm.loadgen.wire import AnswerError, FinishReason, StreamReader, most_bytes, refusal_words, whole_answer
 
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client import Client
@@ -40,7 +42,7 @@ class Exchange:
         self.first_token_seen = self.abandoned = False
         self.connection: Connection | None = None
         self._client = client
-        self._reader = StreamReader() if client.streamed else None
+        self._reader = _reader(client)
         self._body = b""
         self._room = most_bytes(client.limits, self.prompt_tokens)
 
@@ -90,7 +92,7 @@ class Exchange:
             connection.close()  # who knows what else such a server sends
         else:
             self._client.release(connection, self.server)
-            self._client.complete(self, answer)
+            self._client.complete(self, *answer)
 
     def broken(self, cause: str, *, answered: bool) -> None:
         self.server.in_flight -= 1
@@ -107,25 +109,41 @@ class Exchange:
         if self.connection is not None:
             self.connection.close()
 
-    def _answer(self, status: int) -> Answer | None:
-        """Return the whole answer, or give the request up, or send it again."""
+    def _answer(self, status: int) -> tuple[array[int] | int, FinishReason] | None:
+        """Return the tokens of the whole answer and why it ended, or give the request up, or send it again."""
         if status != 200:
-            message = error_message(self._body).removeprefix("the server answered: ")
+            message = refusal_words(self._body)
             self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
             self._give_up(cause, again=status >= 500 or status == 429)
             return None
-        limits = self._client.limits
         try:
-            if self._reader is None:
-                return whole_answer(self._body, self.prompt_tokens, limits)
-            return self._reader.finish(self.prompt_tokens, limits)
+            return self._read()
         except AnswerError as error:
             self._client.fail(self, str(error))
         except Exception as error:
             self._client.fail(self, _unreadable(error))
         return None
+
+    def _read(self) -> tuple[array[int] | int, FinishReason]:
+        """Read the whole answer. Raises AnswerError when it does not add up."""
+        client, reader = self._client, self._reader
+        limits, texts = client.limits, client.texts
+        if texts is None:
+            if isinstance(reader, StreamReader):
+                return reader.finish(self.prompt_tokens, limits)
+            return whole_answer(self._body, self.prompt_tokens, limits)
+        if isinstance(reader, TextReader):
+            answer = reader.finish(self.prompt_tokens, limits)
+        else:
+            answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
+        tokens = texts.tokens_of(answer)
+        if reader is not None and not self.first_token_seen:
+            # Its tokens have no text: the first of them came with the end, at the latest.
+            self.first_token_seen = True
+            client.sink.first_token(self.key, 0)
+        return tokens, answer.finish_reason
 
     def _give_up(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:
@@ -133,6 +151,12 @@ class Exchange:
             self._client.retry(self)
         else:
             self._client.fail(self, cause)
+
+
+def _reader(client: Client) -> StreamReader | TextReader | None:
+    if not client.streamed:
+        return None
+    return StreamReader() if client.texts is None else TextReader(client.texts.dialect)
 
 
 def _unreadable(error: Exception) -> str:

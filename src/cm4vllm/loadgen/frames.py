@@ -13,7 +13,8 @@ from enum import IntEnum
 import msgspec
 
 from cm4vllm.loadgen.client import Counts
-from cm4vllm.loadgen.records import ProcessRecord
+from cm4vllm.loadgen.records import ProcessRecord, TextCounts
+from cm4vllm.loadgen.texts import TextSettings
 from cm4vllm.loadgen.wire import AnswerLimits
 from cm4vllm.serving.access import Access
 from cm4vllm.serving.records import Api
@@ -22,7 +23,8 @@ __all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
 REQUEST = struct.Struct("=QQIIq")
-#: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE), bytes of text that follow (the others).
+#: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE), tokens of which none follows (COUNTED),
+#: bytes of text that follow (the others).
 HEADER = struct.Struct("=QIi")
 
 
@@ -42,11 +44,16 @@ class Kind(IntEnum):
     FAILED_LATE = 5
     #: The last word of a worker: its `Stats` as JSON.
     STATS = 6
+    #: As FIRST and DONE, of a server that gives text: nothing is known of the first token but that it came, and of the
+    #: tokens of an answer but their number.
+    FIRST_TEXT = 7
+    COUNTED = 8
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told before it starts. `max_in_flight` is its own share; None: no bound.
 
+    `text` says how answers are read that are text; None where they list token ids.
     The key and the headers that `access` names are not told: the worker reads them from its environment.
     """
 
@@ -58,6 +65,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int
     limits: AnswerLimits
     max_in_flight: int | None
+    text: TextSettings | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,3 +73,4 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     counts: Counts
     process: ProcessRecord
+    text: TextCounts | None = None

@@ -31,12 +31,15 @@ from cm4vllm.loadgen.carrier import Carrier
 from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.sample_library import SampleLibrary, read_prompts
+from cm4vllm.loadgen.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.text_wire import text_completion_body
+from cm4vllm.loadgen.texts import prompt_texts
 from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
 from cm4vllm.loadgen.wire import Sampling, completion_body
 from cm4vllm.rules import LatencyLimits, Mode, Seeds
+from cm4vllm.serving.records import Prompts
 
 __all__ = ["main"]
 
@@ -62,22 +65,40 @@ def main(argv: Sequence[str]) -> int:
 def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
-    prompts = read_prompts(settings.dataset, settings.samples)
+    rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
-    require_room(settings, max(map(len, prompts)))
+    require_room(settings, max(len(row["tok_input"]) for row in rows))
     require_ports(settings)
     require_files(settings, settings.num_workers or 1)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
-                        settings.server.api)
-    library = SampleLibrary(prompts, partial(completion_body, sampling))
+    library, changed = _library(settings, rows)
     checked = self_check(settings, library) if settings.self_check else None
     if checked:
         _say(Note(text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
     with Carrier(loadgen, settings, library, workers, tell=_say, show_answers=show_answers) as carrier:
         duration = _test(loadgen, test, folder, library, carrier)
-    return Ended(client=replace(carrier.record(), self_check=checked), duration_s=duration, versions=_versions())
+    client = replace(carrier.record(), self_check=checked)
+    if client.text is not None:
+        client = replace(client, text=replace(client.text, prompts_changed=changed))
+    return Ended(client=client, duration_s=duration, versions=_versions())
+
+
+def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
+    """Return the prompts as the server takes them, and how many of them it reads as other token ids."""
+    sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
+                        settings.server.api)
+    prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
+    if dialect is None:
+        return SampleLibrary(prompts, partial(completion_body, sampling)), 0
+    serialise = partial(text_completion_body, sampling, dialect)
+    if dialect.prompts is Prompts.IDS:
+        return SampleLibrary(prompts, serialise), 0
+    texts, changed = prompt_texts(settings, rows)
+    if changed:
+        _say(Note(text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
+                  "tokenizer reads their text", loud=True))
+    return SampleLibrary(prompts, serialise, texts), changed
 
 
 def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, carrier: Carrier) -> float:

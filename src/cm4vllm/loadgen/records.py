@@ -21,6 +21,7 @@ __all__ = [
     "RunSettings",
     "SelfCheck",
     "Spread",
+    "TextCounts",
 ]
 
 #: The name of the record's file in a run's folder.
@@ -142,13 +143,39 @@ class FinishReasons(Record, frozen=True, kw_only=True):
     length: int
 
 
+class TextCounts(Record, frozen=True, kw_only=True):
+    """Answers of a server that gives text alone, counted by its `usage` and by the model's own tokenizer.
+
+    `answers` were compared: all of an accuracy run, a sample of a performance run, none where the server counts none.
+    `apart` is the sum over them of the tokens by which both differ; of an answer that ended by itself the server may
+    count one more, the token that ended it, which is in no text. `prompt_tokens` were sent, `server_prompt_tokens` are
+    what the server counts of them; `prompts_changed` are prompts whose text the tokenizer reads as other ids, and
+    `cached_prompt_tokens` those that the server took from a cache, as it says.
+    """
+
+    answers: int
+    server_tokens: int
+    tokenizer_tokens: int
+    apart: int
+    prompt_tokens: int = 0
+    server_prompt_tokens: int = 0
+    prompts_changed: int = 0
+    cached_prompt_tokens: int = 0
+
+    @property
+    def difference(self) -> float | None:
+        """The part of the server's tokens by which both differ; None where nothing was compared."""
+        return self.apart / self.server_tokens if self.server_tokens else None
+
+
 class ClientRecord(Record, frozen=True, kw_only=True):
     """What the client saw. `failures` holds one line for each kind of failure, with its count.
 
     `finish_reasons` is None in records of versions that did not read them.
 
     `reported_tokens` are those that LoadGen was told of: fewer than `completion_tokens` where the benchmark's reference
-    leaves out the first one of each answer. `connections` counts those that were opened.
+    leaves out the first one of each answer. `connections` counts those that were opened. `text` is None where the
+    server lists token ids.
     """
 
     requests: int
@@ -160,6 +187,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     finish_reasons: FinishReasons | None = None
     failures: dict[str, int] = {}
     reported_tokens: int = 0
+    text: TextCounts | None = None
     connections: int = 0
     processes: list[ProcessRecord] = []
     self_check: SelfCheck | None = None
@@ -204,4 +232,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
         failed = self.client.failed
         found = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
         reused = self.server_metrics.reused if self.server_metrics else ""
+        cached = self.client.text.cached_prompt_tokens if self.client.text else 0
+        if cached and not reused:
+            reused = (f"the server says that it took {cached:,} prompt tokens from a cache: nothing may be reused "
+                      "between queries")
         return tuple(filter(None, (found, reused)))

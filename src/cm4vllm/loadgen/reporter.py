@@ -34,7 +34,8 @@ class Reporter:
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         if self._tell_first:
             response = self._loadgen.QuerySampleResponse
-            self._loadgen.FirstTokenComplete([response(key, address, _INT_BYTES) for key, address, _ in answers])
+            self._loadgen.FirstTokenComplete(
+                [response(key, address, count * _INT_BYTES) for key, address, count in answers])
 
     def completed(self, answers: Sequence[Answer]) -> None:
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
@@ -42,13 +43,15 @@ class Reporter:
         for key, address, count in answers:
             told = count - left_out
             self.token_count += told
-            responses.append(response(key, address + left_out * _INT_BYTES, told * _INT_BYTES, told))
+            # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
+            responses.append(response(key, address + left_out * _INT_BYTES, told * _INT_BYTES, told) if address else
+                             response(key, 0, 0, told))
         # LoadGen copies the tokens during the call.
         self._loadgen.QuerySamplesComplete(responses)
         self.completed_count += len(responses)
         if self._kept is not None:
             self._kept.extend((key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
-                              for key, address, count in answers)
+                              for key, address, count in answers if address)
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""

@@ -26,11 +26,12 @@ from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.texts import require_agreement
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.priority import give_way
-from cm4vllm.serving.probe import sites_of
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.site import sites_of
 
 __all__ = ["USER_CONF", "OnAnswers", "run"]
 
@@ -204,6 +205,7 @@ def _record(
                         cause=f"missing: {', '.join(missing)}" if missing else
                         f"{client.completed} of {client.requests} requests were completed")
     require_whole(folder, settings.mode)
+    require_agreement(settings, client.text)
     return RunRecord(
         notice=REHEARSAL_NOTICE if settings.rehearsal else "", settings=settings,
         settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 
-__all__ = ["SampleLibrary", "read_prompts"]
+__all__ = ["SampleLibrary", "read_prompts", "read_rows"]
 
 
 def read_prompts(dataset: DatasetRecord, count: int) -> list[list[int]]:
-    """Return the token ids of the first `count` prompts of a dataset.
+    """Return the token ids of the first `count` prompts of a dataset. Raises DatasetError, as read_rows does."""
+    return [row["tok_input"] for row in read_rows(dataset, count)]
+
+
+def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:
+    """Return the first `count` rows of a dataset.
 
     Raises DatasetError when its file is not the one that the record describes.
     """
@@ -24,23 +30,25 @@ def read_prompts(dataset: DatasetRecord, count: int) -> list[list[int]]:
     if sha256_of(path) != dataset.sha256:
         raise DatasetError(f"{path} has changed since its record was made", cause="its SHA-256 differs",
                            remedy="read it again: cm run script --tags=get,dataset --renew")
-    prompts = [row["tok_input"] for row in rows[:count]]
-    if len(prompts) < count:
-        raise DatasetError(f"{path} has {len(prompts)} samples, the run needs {count}")
-    return prompts
+    if len(rows) < count:
+        raise DatasetError(f"{path} has {len(rows)} samples, the run needs {count}")
+    return rows[:count]
 
 
 class SampleLibrary:
     """The prompts, serialised in memory that other processes can map: nothing is serialised while the test runs.
 
     `records[index]` is offset and length of a body in the memory behind `descriptor`, and the tokens of its prompt. A
-    sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run.
+    sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run. `texts` are what is
+    serialised in the place of the prompts' token ids, where a server takes none.
     """
 
-    def __init__(self, prompts: list[list[int]], serialise: Callable[[list[int]], bytes]) -> None:
+    def __init__(self, prompts: Sequence[list[int]], serialise: Callable[[Any], bytes],
+                 texts: Sequence[str] | None = None) -> None:
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}
         self._prompts = prompts
+        self._bodies: Sequence[Any] = prompts if texts is None else texts
         self._serialise = serialise
         self._size = 0
 
@@ -52,9 +60,8 @@ class SampleLibrary:
         with os.fdopen(os.dup(self.descriptor), "wb") as file:
             for index in indices:
                 if index not in self.records:
-                    prompt = self._prompts[index]
-                    length = file.write(self._serialise(prompt))
-                    self.records[index] = (self._size, length, len(prompt))
+                    length = file.write(self._serialise(self._bodies[index]))
+                    self.records[index] = (self._size, length, len(self._prompts[index]))
                     self._size += length
 
     def unload(self, indices: Iterable[int]) -> None:

@@ -42,7 +42,12 @@ def run_settings(
     if dataset.samples < conf.samples:
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
     if stream_interval is None:
-        stream_interval = SERVER_STREAM_INTERVAL if terms.first_token else 0
+        interval = SERVER_STREAM_INTERVAL if server.dialect is None else 1
+        stream_interval = interval if terms.first_token else 0
+    if stream_interval > 1 and server.dialect is not None:
+        raise UsageError(f"stream_interval={stream_interval} is not usable with this server",
+                         cause="it gives text as it likes; only vLLM can be asked for a chunk every so many tokens",
+                         remedy="leave it out")
     if num_workers is not None and not 0 <= num_workers <= MOST_WORKERS:
         raise UsageError(f"num_workers={num_workers} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
                          remedy="leave it out: the client's self-check finds how many are needed")

@@ -20,8 +20,22 @@ import msgspec
 
 from cm4vllm.serving.records import Api
 
-__all__ = ["Answer", "AnswerError", "AnswerLimits", "FinishReason", "Sampling", "StreamReader", "completion_body",
-           "error_message", "most_bytes", "whole_answer"]
+__all__ = [
+    "Answer",
+    "AnswerError",
+    "AnswerLimits",
+    "FinishReason",
+    "Sampling",
+    "StreamReader",
+    "cleaned",
+    "completion_body",
+    "drawn",
+    "error_message",
+    "error_words",
+    "most_bytes",
+    "refusal_words",
+    "whole_answer",
+]
 
 #: Characters of a server's own words that are kept of them.
 _MOST_TEXT = 300
@@ -62,9 +76,9 @@ class Sampling:
         return self.stream_interval > 0
 
 
-def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
-    """Return the JSON body that asks for one completion of the token ids `prompt`."""
-    drawn: dict[str, Any] = {
+def drawn(sampling: Sampling) -> dict[str, Any]:
+    """Return the parameters of a request that say how tokens are drawn, and how many."""
+    return {
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
         "temperature": 0,
@@ -72,13 +86,18 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
         "top_k": 1,
         "seed": 42,
     }
+
+
+def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
+    """Return the JSON body that asks for one completion of the token ids `prompt`."""
+    asked = drawn(sampling)
     if sampling.stream_interval > 1:
-        drawn["stream_interval"] = sampling.stream_interval
+        asked["stream_interval"] = sampling.stream_interval
     body: dict[str, Any] = {"model": sampling.model}
     if sampling.api is Api.COMPLETIONS:
-        body |= {"prompt": list(prompt), **drawn, "return_token_ids": True}
+        body |= {"prompt": list(prompt), **asked, "return_token_ids": True}
     else:
-        body |= {"token_ids": list(prompt), "sampling_params": {**drawn, "detokenize": False}}
+        body |= {"token_ids": list(prompt), "sampling_params": {**asked, "detokenize": False}}
     if sampling.streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)
@@ -159,7 +178,7 @@ class _Parts:
         extend = self.tokens.extend
         for document in documents:
             if document.error is not None:
-                raise AnswerError(_said(document.error) or "the server answered with an error")
+                raise AnswerError(error_words(document.error) or "the server answered with an error")
             if document.usage is not None:
                 self.usage = document.usage
             if not document.choices:
@@ -179,7 +198,7 @@ class _Parts:
         usage, count = self.usage or _Usage(), len(self.tokens)
         if self.reason not in ("stop", "length"):
             raise AnswerError("the answer has no finish_reason" if self.reason is None else
-                              f"the answer was cut: its finish_reason is {_cleaned(self.reason)!r}")
+                              f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}")
         if usage.completion_tokens < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
         if not count:
@@ -315,17 +334,28 @@ def error_message(raw: bytes | bytearray) -> str:
         document = msgspec.json.decode(raw)
     except Exception:  # whatever a server may have sent
         return ""
-    return _said(document.get("error")) if isinstance(document, dict) else ""
+    return error_words(document.get("error")) if isinstance(document, dict) else ""
 
 
-def _said(error: Any) -> str:
+def refusal_words(raw: bytes) -> str:
+    """Return what the body of an answer with an error status says: its `error`, or the `detail` that FastAPI writes."""
+    try:
+        document = msgspec.json.decode(raw)
+    except Exception:  # whatever a server may have sent
+        return ""
+    if not isinstance(document, dict):
+        return ""
+    return error_words(document.get("error") or document.get("detail")).removeprefix("the server answered: ")
+
+
+def error_words(error: Any) -> str:
     """Return the words of an `error` object; empty where there is none."""
     if error is None:
         return ""
     message = error.get("message", error) if isinstance(error, dict) else error
-    return f"the server answered: {_cleaned(str(message))}"
+    return f"the server answered: {cleaned(str(message))}"
 
 
-def _cleaned(text: str) -> str:
+def cleaned(text: str) -> str:
     """Return the beginning of a server's text in printable characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])

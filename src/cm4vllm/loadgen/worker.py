@@ -24,7 +24,7 @@ from cm4vllm.loadgen.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.connection import Address, resolve
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.gauge import Gauge, without_pauses
-from cm4vllm.serving.access import Access
+from cm4vllm.loadgen.texts import Texts
 
 __all__ = ["main"]
 
@@ -48,20 +48,22 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
         return
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_end_with_traceback)
+    texts = Texts(settings.text) if settings.text is not None else None
     without_pauses()
     gauge = Gauge(settings.name)
     gauge.watch(loop)
     # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
     at_once = settings.max_in_flight is None
-    client = Client(addresses, _Pipe(link, settings.access), limits=settings.limits, api=settings.api,
+    client = Client(addresses, _Pipe(link, settings), limits=settings.limits, api=settings.api,
                     stream_interval=settings.stream_interval, max_in_flight=settings.max_in_flight,
                     sent=gauge.issued if at_once else None,
-                    spare=SPARE if at_once else 0)
+                    spare=SPARE if at_once else 0, texts=texts)
     await client.prepare()
     await link.tell(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
     client.close()
-    stats = Stats(counts=client.counts, process=gauge.record())
+    process = gauge.record()
+    stats = Stats(counts=client.counts, process=process, text=texts.counts() if texts is not None else None)
     await link.tell(Kind.STATS, msgspec.json.encode(stats))
 
 
@@ -170,17 +172,20 @@ class _Link:
 class _Pipe:
     """The client's sink: each answer becomes a record."""
 
-    def __init__(self, link: _Link, access: Access) -> None:
+    def __init__(self, link: _Link, settings: WorkerSettings) -> None:
         self._link = link
-        self._access = access
+        self._access = settings.access
+        self._first = Kind.FIRST if settings.text is None else Kind.FIRST_TEXT
 
     def first_token(self, key: int, token: int) -> None:
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
-        self._link.write(HEADER.pack(key, Kind.FIRST, token))
+        self._link.write(HEADER.pack(key, self._first, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
         self._link.write(b"".join([
-            part for key, tokens in completions for part in (HEADER.pack(key, Kind.DONE, len(tokens)), tokens.tobytes())
+            part for key, tokens in completions for part in (
+                (HEADER.pack(key, Kind.COUNTED, tokens),) if isinstance(tokens, int) else
+                (HEADER.pack(key, Kind.DONE, len(tokens)), tokens.tobytes()))
         ]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

@@ -22,6 +22,7 @@ from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.texts import text_settings
 from cm4vllm.loadgen.wire import AnswerLimits
 
 __all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
@@ -39,7 +40,8 @@ _INT_BYTES = 4
 _WITH_TEXT = (Kind.READY, Kind.UNREACHABLE, Kind.FAILED, Kind.FAILED_LATE, Kind.STATS)
 
 
-#: A query's key, the address of its tokens, and their number: int32 that stay there until the receiver returns.
+#: A query's key, the address of its tokens, and their number: int32 that stay there until the receiver returns. The
+#: address is 0 where the tokens themselves are not known.
 Answer = tuple[int, int, int]
 
 
@@ -47,7 +49,7 @@ class Receiver(Protocol):
     """Where the answers go; called in the reading thread."""
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
-        """These queries' first tokens came, each of count 1."""
+        """These queries' first tokens came, each of count 1, or 0 where it is not known."""
 
     def completed(self, answers: Sequence[Answer]) -> None:
         """These queries' answers are whole."""
@@ -59,14 +61,16 @@ class Receiver(Protocol):
 def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
     """Return the settings of each of `workers` workers for a run."""
     server = settings.server
-    limits = AnswerLimits(min_tokens=settings.min_tokens, max_tokens=settings.max_tokens,
-                          max_model_len=server.max_model_len)
+    # What a server does not take it need not keep to.
+    least = 0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens
+    limits = AnswerLimits(min_tokens=least, max_tokens=settings.max_tokens, max_model_len=server.max_model_len)
+    text = text_settings(settings)
     share = -(-settings.max_in_flight // workers) if settings.terms.at_once else None
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
                        ca_file=server.ca_file, access=server.access, api=server.api,
-                       stream_interval=settings.stream_interval, limits=limits, max_in_flight=share)
+                       stream_interval=settings.stream_interval, limits=limits, max_in_flight=share, text=text)
         for number in range(workers)
     ]
 
@@ -183,6 +187,10 @@ class Workers:
                 firsts.append((key, address - _INT_BYTES, 1))  # the token is the header's last word
             elif kind == Kind.DONE:
                 answers.append((key, address, number))
+            elif kind == Kind.FIRST_TEXT:
+                firsts.append((key, 0, 0))
+            elif kind == Kind.COUNTED:
+                answers.append((key, 0, number))
             elif kind in (Kind.FAILED, Kind.FAILED_LATE):
                 failures.append((key, text, kind == Kind.FAILED_LATE))
             else:

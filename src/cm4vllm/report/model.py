@@ -74,6 +74,11 @@ class Report:
         return self.submission.runs[0]
 
     @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """All runs, in the order of the scenarios."""
+        return self.submission.runs
+
+    @property
     def rehearsal(self) -> bool:
         return self.run.settings.rehearsal
 

@@ -11,7 +11,7 @@ from typing import TextIO
 from cm4vllm.common.plain_text import printable
 from cm4vllm.report.model import Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
-from cm4vllm.report.wording import figure, headroom, ms, number, rate
+from cm4vllm.report.wording import counting_words, figure, headroom, ms, number, rate
 from cm4vllm.results.model import Performance, Result
 
 __all__ = ["final_table"]
@@ -86,6 +86,8 @@ def _below(report: Report) -> list[str]:
             lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "
                          f"{number(report.benchmark.samples)} samples:")
             lines += [f"  {score_in_words(score)}" for score in record.scores]
+    if report.run.settings.server.dialect is not None:
+        lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
     if report.mapped:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]

@@ -9,7 +9,7 @@ from cm4vllm.accuracy.records import Score
 from cm4vllm.hardware.description import not_stated
 from cm4vllm.report.model import Report
 from cm4vllm.report.system import label
-from cm4vllm.report.wording import figure, headroom, judgement, ms, number, target
+from cm4vllm.report.wording import counting_words, figure, headroom, judgement, ms, number, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
@@ -56,6 +56,7 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
     for measurement in report.results:
         found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
     found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    found += _counting(report)
     return found if published else [*found, _checker(report)]
 
 
@@ -120,6 +121,15 @@ def _client(measurement: Result) -> list[Finding]:
         return []
     return [Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
             for mark in measurement.performance.client_doubts]
+
+
+def _counting(report: Report) -> list[Finding]:
+    """Return how tokens were counted where the server does not list their ids; nothing where it does."""
+    dialect = report.run.settings.server.dialect
+    if dialect is None:
+        return []
+    closed = report.division is Division.CLOSED and bool(dialect.open_only)
+    return [Finding("Token counts", Kind.BAD if closed else Kind.OPEN, counting_words(report.runs))]
 
 
 def _accuracy(report: Report, measurement: Result) -> Finding:

@@ -18,6 +18,7 @@ def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
         harness["Collective Mind (cmind)"] = report.campaign.cm_version
     harness["MLPerf LoadGen"] = run.loadgen_version
     harness |= dict(sorted(run.versions.items()))
-    server = {"vLLM": run.settings.server.version}
+    software, version = run.settings.server.software, run.settings.server.version
+    server = {software: version} if software and version else {}
     server |= {name: version for name, version in sorted(run.settings.server.packages.items()) if name != "vllm"}
     return {"Harness": harness, "Server": server}

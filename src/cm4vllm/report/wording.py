@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.hosts import is_loopback
+from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.model import Figure
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.dialects import counting
+from cm4vllm.serving.records import Prompts, ServerRecord
 
 __all__ = [
+    "counting_words",
     "figure",
     "headroom",
     "hosts_of",
@@ -101,6 +105,25 @@ def target(lower: float | None, upper: float | None) -> str:
     """Write an accuracy target with the bounds that it has."""
     bounds = ("≥", lower), ("≤", upper)
     return " and ".join(f"{sign} {number(bound)}" for sign, bound in bounds if bound is not None)
+
+
+def counting_words(runs: Sequence[RunRecord]) -> str:
+    """Say how token ids and counts of these runs' answers were obtained, and how far two counts lie apart."""
+    sentences = counting(runs[0].settings.server)
+    for run in runs:
+        text, dialect = run.client.text, run.settings.server.dialect
+        if text is None or dialect is None:
+            continue
+        if text.difference is not None:
+            sentences.append(f"In the {run.settings.scenario} {run.settings.mode} run both counts differ by "
+                             f"{percent(text.difference)} over {number(text.answers)} answers.")
+        if dialect.prompts is Prompts.TEXT and text.prompts_changed:
+            sentences.append(f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
+                             "when their text is read.")
+        if dialect.usage and dialect.prompts is not Prompts.IDS:
+            sentences.append(f"The server counts {number(text.server_prompt_tokens)} tokens of prompts there, the "
+                             f"dataset has {number(text.prompt_tokens)}.")
+    return " ".join(sentences)
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.hosts import is_loopback
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 
@@ -112,8 +113,7 @@ def own_access() -> Access:
 def unencrypted(access: Access, endpoint: str) -> bool:
     """Tell whether a key or header for a server would go over a network unencrypted."""
     parts = urlsplit(endpoint)
-    local = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
-    return parts.scheme == "http" and not local and access != NO_ACCESS
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "") and access != NO_ACCESS
 
 
 def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsuitable:

@@ -22,14 +22,16 @@ from cm4vllm.rules import benchmark_names, benchmark_terms
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.dialects import counting
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
-from cm4vllm.serving.probe import base_urls, probe
+from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
+from cm4vllm.serving.site import base_urls
 
 __all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_usable", "wait_in_foreground"]
 
@@ -50,7 +52,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     """
 
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
-    api: Annotated[Literal["auto", "completions", "generate"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
+    api: Annotated[Literal["auto", "completions", "generate", "chat"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
     api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
     api_key_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_KEY_ENV")] = ""
     api_headers_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_HEADERS_ENV")] = ""
@@ -106,11 +108,12 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         _say_access(access, base_urls(settings.api_server))
         record = probe(settings.api_server, settings.model_name, api=_api(settings, None),
                        ca_file=settings.api_server_ca, max_model_len=settings.max_model_len,
-                       access=access)
+                       access=access, text=True)
         write_record(writable_folder(folder) / server.SERVER_FILE, record)
-        software = f"vLLM {record.version}" if record.version else "an OpenAI-compatible server"
         for endpoint in record.endpoints:
-            say(f"the server at {endpoint} serves {record.model_name} with {software}")
+            say(f"the server at {endpoint} serves {record.model_name} with {record.named}")
+        if record.dialect is not None:
+            warn(" ".join(counting(record)))
         for note in record.unchecked:
             warn(f"not checked: {note}")
         return record, path

@@ -23,7 +23,7 @@ from cm4vllm.common.files import write_bytes
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
-from cm4vllm.serving.probe import Site
+from cm4vllm.serving.site import Site
 
 __all__ = [
     "METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "look", "read_samples", "sampled",

@@ -1,29 +1,23 @@
-"""Whether what answers at an address is a vLLM that can be measured: asked before anything is built on it."""
+"""Whether what answers at an address is a server that can be measured: asked before anything is built on it."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
-import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from typing import Any
 
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError, nearest
-from cm4vllm.common.files import json_of
-from cm4vllm.serving.access import NO_ACCESS, Access, refused
-from cm4vllm.serving.records import Api, ServerRecord, host_of
+from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
+from cm4vllm.serving.access import NO_ACCESS, Access
+from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
+from cm4vllm.serving.records import Api, Dialect, ServerRecord
+from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 
-__all__ = [
-    "Site", "base_url", "base_urls", "check_completion", "check_vocabulary", "probe", "served_models", "sites_of",
-]  # fmt: skip
+__all__ = ["check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
@@ -33,89 +27,40 @@ _PROMPT = [3, 4, 5]
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
+#: What servers name as the owner of their models, and what they are called.
+_NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that a server lists. `max_model_len` is 0 where the server does not tell it."""
+    """A model that a server lists. `max_model_len` is 0 where the server does not tell it.
+
+    `owner` is whom the server names as its owner: most name themselves.
+    """
 
     name: str
-    max_model_len: int
-    adapter: bool
-
-
-def base_urls(text: str) -> list[str]:
-    """Return the base URLs of several servers, separated by commas. Raises UsageError when one is no address."""
-    urls = [base_url(part) for part in text.split(",")]
-    twice = next((url for url in urls if urls.count(url) > 1), None)
-    if twice:
-        raise UsageError(f"{twice} is given twice", remedy="name each server once")
-    return urls
-
-
-def base_url(text: str) -> str:
-    """Return a server's base URL: scheme, host, port, and the path that its /v1 is below, where there is one.
-
-    Takes what people have at hand: host:port, a URL, a URL that ends in /v1 or in a path of the API below it,
-    unix:///path of a Unix socket. Raises UsageError when `text` is no address.
-    """
-    url = text.strip()
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:").removeprefix("//")
-        if not path.startswith("/"):
-            raise UsageError(f"{text!r} is not the address of a Unix socket", cause="it needs an absolute path",
-                             remedy="give it as --api_server=unix:///run/vllm.sock")
-        return f"unix://{path}"
-    if "://" not in url:
-        url = f"http://{url}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{text!r} is not a server's address", cause="neither http, https nor unix", remedy=_EXAMPLE)
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError("the server's address holds more than host, port and path", cause="credentials and queries "
-                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key stands in an "
-                         "environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
-    host = parts.hostname
-    if ":" in host:
-        address, zone, name = host.replace("%25", "%").partition("%")
-        host = f"[{address}{'%25' if zone else ''}{name}]"
-    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "") + _prefix(parts.path)
-
-
-def _prefix(path: str) -> str:
-    """Return what a URL's path has before the paths of the API; a server without a prefix has an empty one."""
-    path = path.rstrip("/")
-    for known in _API_PATHS:
-        if path == known or path.endswith(known):
-            path = path.removesuffix(known).rstrip("/")
-            break
-    return quote(path, safe="/%:@!$&'()*+,;=~")
-
-
-#: Paths of the API that people copy together with the address.
-_API_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
-_EXAMPLE = "give it as --api_server=http://localhost:8000"
+    max_model_len: int = 0
+    adapter: bool = False
+    owner: str = ""
 
 
 def probe(
     api_server: str, model_name: str = "", *, api: Api = Api.COMPLETIONS, ca_file: str = "", max_model_len: int = 0,
-    access: Access = NO_ACCESS,
+    access: Access = NO_ACCESS, text: bool = False,
 ) -> ServerRecord:
     """Return the record of running servers that can be measured: one address, or several separated by commas.
 
     All are asked with the same key and headers. `model_name` may be empty where they serve one model; `max_model_len`
-    is needed of a server that does not tell its own. Raises ServerUnreachable when nothing answers, ServerUnsuitable
-    when what answers does not speak the OpenAI format or `api`, does not serve that model, does not give exact token
-    ids, or reuses answers' prefixes, and when the servers differ.
+    is needed of a server that does not tell its own. With `text` a server that gives text alone is taken too, and the
+    record has its dialect. Raises ServerUnreachable when nothing answers, ServerUnsuitable when what answers does not
+    speak the OpenAI format or `api`, does not serve that model, does not give exact token ids (or text), or reuses
+    answers' prefixes, and when the servers differ.
     """
-    records = [_probe(Site(url, ca_file, access), model_name, api, max_model_len) for url in base_urls(api_server)]
+    records = [_probe(Site(url, ca_file, access), model_name, api, max_model_len, text=text)
+               for url in base_urls(api_server)]
     first = records[0]
     for other in records[1:]:
-        for what in ("model_name", "max_model_len", "version"):
+        for what in ("model_name", "max_model_len", "software", "version", "dialect"):
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise ServerUnsuitable(
@@ -127,13 +72,11 @@ def probe(
     return replace(first, replicas=[record.endpoint for record in records[1:]], unchecked=unchecked)
 
 
-def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerRecord:
+def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
     unchecked = []
     version = _version(site)
-    if not version:
-        unchecked.append("what serves: it has no /version, so it is no vLLM, and its vocabulary cannot be compared")
-    model = _chosen(site.endpoint, model_name, served_models(site))
+    model, note = _model(site, model_name, text=text)
     length = model.max_model_len or max_model_len
     if not length:
         raise ServerUnsuitable(
@@ -141,12 +84,66 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int) -> ServerR
             cause="its /v1/models has no max_model_len; an answer that is cut short would count as whole",
             remedy="say it with --max_model_len=N",
         )
-    for streamed in (True, False):
-        check_completion(site, model.name, streamed=streamed, api=api)
+    dialect = _dialect(site, model.name, api) if text else None
+    if dialect is None:
+        for streamed in (True, False):
+            check_completion(site, model.name, streamed=streamed, api=api)
+    software = _software(version, model.owner, dialect)
+    if software != "vLLM":
+        unchecked.append(f"its vocabulary: it is {software or 'no vLLM'}, and cannot be asked what token ids mean"
+                         if version else "what serves: it has no /version, so it is no vLLM, and its vocabulary cannot "
+                         "be compared")
     if not _prefix_caching_is_known(site):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not tell")
-    return ServerRecord(endpoint=site.endpoint, api=api, ca_file=site.ca_file, access=site.access,
-                        model_name=model.name, max_model_len=length, version=version, owned=False, unchecked=unchecked)
+    return ServerRecord(
+        endpoint=site.endpoint, api=api, dialect=dialect, ca_file=site.ca_file, access=site.access,
+        model_name=model.name, max_model_len=length, software=software, version=version, owned=False,
+        unchecked=[*unchecked, *note],
+    )
+
+
+def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
+    """Return the model that is asked for, and what is not known of it. Raises ServerUnsuitable.
+
+    Not every server that gives text lists its models: then the name is taken as it is, and its completions show whether
+    it is right.
+    """
+    try:
+        models = served_models(site)
+    except ServerUnsuitable as error:
+        if not text or not name:
+            error.remedy += "" if name or not text else "; where it does not list its model, --vllm_model_name names it"
+            raise
+        return Model(name), [f"whether it serves that model: {error.cause}"]
+    if text and name and all(model.name != name for model in models) and _answers(site, name):
+        return Model(name), [NOT_LISTED]
+    return _chosen(site.endpoint, name, models), []
+
+
+def _answers(site: Site, model: str) -> bool:
+    """Tell whether a server answers for a model that it does not list."""
+    try:
+        return lists_ids(site, model, _LONG_S) or find_dialect(site, model, Api.COMPLETIONS, _LONG_S) is not None
+    except ServerUnsuitable:
+        return False
+
+
+def _dialect(site: Site, model: str, api: Api) -> Dialect | None:
+    """Return the dialect of a server that gives text alone, None for one that lists token ids, or should."""
+    if api is Api.GENERATE or (api is Api.COMPLETIONS and lists_ids(site, model, _LONG_S)):
+        return None
+    return find_dialect(site, model, api, _LONG_S)
+
+
+def _software(version: str, owner: str, dialect: Dialect | None) -> str:
+    """Return the name of what serves, empty where it is not known.
+
+    vLLM tells its version and names itself as its models' owner; others do the one, the other, both, or name somebody.
+    """
+    owner = owner.lower()
+    if owner == "vllm" or (version and (not owner or dialect is None)):
+        return "vLLM"
+    return _NAMES.get(owner, "")
 
 
 def served_models(site: Site | str) -> list[Model]:
@@ -155,10 +152,14 @@ def served_models(site: Site | str) -> list[Model]:
     endpoint = site.endpoint
     listed = _json(site, "GET", "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
-        raise _no_vllm(endpoint, "its /v1/models lists no models")
-    return [
-        Model(str(entry["id"]), int(entry.get("max_model_len") or 0), bool(entry.get("parent"))) for entry in listed
-    ]
+        raise not_measurable(endpoint, "its /v1/models lists no models")
+    return [Model(str(entry["id"]), _length(entry), bool(entry.get("parent")), str(entry.get("owned_by") or ""))
+            for entry in listed]
+
+
+def _length(entry: Mapping[str, Any]) -> int:
+    length = entry.get("max_model_len")
+    return length if isinstance(length, int) and length > 0 else 0
 
 
 def check_completion(
@@ -176,12 +177,12 @@ def check_completion(
     if streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     try:
-        answer = _request(site, "POST", api.path, body, timeout_s)
+        answer = request(site, "POST", api.path, body, timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
         raise
-    documents = _events(site, answer) if streamed else [_decoded(site, api.path, answer)]
+    documents = _events(site, answer) if streamed else [decoded(site, api.path, answer)]
     tokens: list[int] = []
     usage: Mapping[str, Any] = {}
     try:
@@ -191,7 +192,7 @@ def check_completion(
             usage = document.get("usage") or usage
         counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     except (AttributeError, TypeError) as error:
-        raise _no_vllm(endpoint, "its completion is not in the OpenAI format") from error
+        raise not_measurable(endpoint, "its completion is not in the OpenAI format") from error
     kind = "a streamed completion" if streamed else "a completion"
     if not tokens:
         raise ServerUnsuitable(
@@ -214,7 +215,7 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     broken characters depend on options of the decoder. Raises ServerUnsuitable when they differ. A server that is no
     vLLM cannot be asked; its record says so (`unchecked`).
     """
-    if not server.version:
+    if server.software != "vLLM" or not server.version:
         return
     from tokenizers import Tokenizer
 
@@ -225,8 +226,8 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     body = {"model": server.model_name, "tokens": ids}
     site = sites_of(server)[0]
     try:
-        answer = _request(site, "POST", "/detokenize", body, _SHORT_S)
-        theirs = str(_decoded(site, "/detokenize", answer).get("prompt"))
+        answer = request(site, "POST", "/detokenize", body, _SHORT_S)
+        theirs = str(decoded(site, "/detokenize", answer).get("prompt"))
     except ServerUnsuitable as error:
         theirs = error.cause
     if _letters(ours) != _letters(theirs):
@@ -251,7 +252,7 @@ def _version(site: Site) -> str:
     try:
         version = _json(site, "GET", "/version").get("version")
     except ServerUnsuitable as error:
-        if _NO_HTTP in error.cause:
+        if NO_HTTP in error.cause:
             raise
         return ""
     return version if isinstance(version, str) else ""
@@ -275,7 +276,7 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
 def _prefix_caching_is_known(site: Site) -> bool:
     """Refuse a server that says it caches prefixes; tell whether another says anything of it."""
     try:
-        text = _request(site, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
+        text = request(site, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
     except (ServerUnreachable, ServerUnsuitable):
         return False
     said = re.search(r'^vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text, re.MULTILINE)
@@ -288,133 +289,12 @@ def _prefix_caching_is_known(site: Site) -> bool:
     return said is not None
 
 
-# --- HTTP ------------------------------------------------------------------------------------------------------------
-
-
-class Site(NamedTuple):
-    """Where and how a server is asked: its base URL, the file of certificates that it is checked against, its key."""
-
-    endpoint: str
-    ca_file: str = ""
-    access: Access = Access()
-
-    @classmethod
-    def of(cls, where: Site | str) -> Site:
-        return cls(where) if isinstance(where, str) else where
-
-    def target(self, path: str) -> str:
-        """Return the path of a request to the server's `path`."""
-        return path if self.endpoint.startswith("unix:") else urlsplit(self.endpoint).path + path
-
-    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection that is not made yet. Raises UsageError when the certificates cannot be read."""
-        parts = urlsplit(self.endpoint)
-        if parts.scheme == "unix":
-            return _UnixConnection(parts.path, timeout_s)
-        if parts.scheme == "http":
-            return http.client.HTTPConnection(host_of(self.endpoint), parts.port, timeout=timeout_s)
-        tls = ssl.create_default_context()
-        if self.ca_file:
-            try:
-                tls.load_verify_locations(self.ca_file)
-            except OSError as error:
-                raise UsageError(f"cannot read the certificates in {self.ca_file}", cause=error.strerror or str(error),
-                                 remedy="give a file of PEM certificates with --api_server_ca") from error
-        return http.client.HTTPSConnection(host_of(self.endpoint), parts.port, timeout=timeout_s, context=tls)
-
-
-def sites_of(server: ServerRecord) -> list[Site]:
-    """Return all servers of a record."""
-    return [Site(endpoint, server.ca_file, server.access) for endpoint in server.endpoints]
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
-    return _decoded(site, path, _request(site, method, path, None, _SHORT_S))
-
-
-def _decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
-    try:
-        value = json_of(answer)
-    except ValueError as error:
-        begin = site.access.hidden(answer.decode(errors="replace"))[:60]
-        raise _no_vllm(site.endpoint, f"its {path} is not JSON: {begin!r}") from error
-    if not isinstance(value, dict):
-        raise _no_vllm(site.endpoint, f"its {path} is not a JSON object")
-    return value
+    return decoded(site, path, request(site, method, path, None, _SHORT_S))
 
 
 def _events(site: Site, answer: bytes) -> list[Mapping[str, Any]]:
     data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
     if not data or data[-1] != b"[DONE]":
-        raise _no_vllm(site.endpoint, "its streamed completion does not end with data: [DONE]")
-    return [_decoded(site, "/v1/completions", event) for event in data[:-1]]
-
-
-def _request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
-    """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
-    endpoint = site.endpoint
-    headers = site.access.headers()
-    connection = site.connect(timeout_s)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, site.target(path), data, {"Content-Type": "application/json", **headers})
-        response = connection.getresponse()
-        answer = response.read()
-    except ssl.SSLError as error:
-        raise ServerUnreachable(
-            f"no TLS connection to {endpoint}",
-            cause=getattr(error, "verify_message", "") or error.reason or str(error),
-            remedy="name the file of its certificate's authority with --api_server_ca=FILE, or give a http:// address "
-            "if the server has no certificate",
-        ) from error
-    except TimeoutError as error:
-        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"nothing came within {timeout_s:.0f} s",
-                                remedy="look at the server's log, or wait until it has started") from error
-    except OSError as error:
-        raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
-                                remedy="start the server first, or correct --api_server") from error
-    except http.client.HTTPException as error:
-        raise _no_vllm(endpoint, f"{_NO_HTTP}: {type(error).__name__}") from error
-    finally:
-        connection.close()
-    if response.status in (401, 403):
-        raise refused(endpoint, path, response.status, site.access)
-    if response.status in _REDIRECTS:
-        where = urlsplit(response.headers.get("Location", ""))
-        # Without user names and queries, which may hold a secret.
-        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
-        raise ServerUnsuitable(
-            f"the server at {endpoint} redirects its {path}", cause=f"to {site.access.hidden(target)}; redirects are "
-            "not followed: a key and prompts would go to an address that nobody named",
-            remedy="name the address that answers itself with --api_server, if you trust it")
-    if response.status != 200:
-        raise _no_vllm(endpoint, f"its {path} answers HTTP {response.status} {site.access.hidden(_message(answer))}")
-    return answer
-
-
-_NO_HTTP = "it does not speak HTTP"
-_REDIRECTS = (301, 302, 303, 307, 308)
-
-
-def _message(answer: bytes) -> str:
-    text = answer[:300].decode(errors="replace")
-    found = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)', text)
-    return found[1] if found else text.splitlines()[0][:80] if text.strip() else ""
-
-
-def _no_vllm(endpoint: str, cause: str) -> ServerUnsuitable:
-    return ServerUnsuitable(f"what answers at {endpoint} is not a server that can be measured", cause=cause.strip(),
-                            remedy="point --api_server at a `vllm serve` process")
+        raise not_measurable(site.endpoint, "its streamed completion does not end with data: [DONE]")
+    return [decoded(site, "/v1/completions", event) for event in data[:-1]]

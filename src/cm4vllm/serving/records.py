@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common.records import Record
 from cm4vllm.serving.access import Access
 
-__all__ = ["Api", "ServerRecord", "host_header", "host_of"]
+__all__ = ["Api", "Dialect", "Prompts", "ServerRecord", "host_header", "host_of"]
 
 
 def host_of(endpoint: str) -> str:
@@ -23,25 +23,57 @@ def host_header(endpoint: str) -> str:
 
 
 class Api(StrEnum):
-    """The way in which completions are asked for, all of them with token ids in and token ids out.
+    """The way in which completions are asked for.
 
     COMPLETIONS is the OpenAI format with vLLM's `return_token_ids`, GENERATE vLLM's token-only endpoint, which it
-    offers with --enable-scale-out.
+    offers with --enable-scale-out. CHAT is the OpenAI format of conversations, where text goes in and comes out.
     """
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
+    CHAT = "chat"
 
     @property
     def path(self) -> str:
-        return "/v1/completions" if self is Api.COMPLETIONS else "/inference/v1/generate"
+        paths = {Api.GENERATE: "/inference/v1/generate", Api.CHAT: "/v1/chat/completions"}
+        return paths.get(self, "/v1/completions")
+
+
+class Prompts(StrEnum):
+    """How prompts go to a server: as their token ids, as text, or as a message of a conversation."""
+
+    IDS = "ids"
+    TEXT = "text"
+    CHAT = "chat"
+
+
+class Dialect(Record, frozen=True, kw_only=True):
+    """How a server is asked that gives text and no token ids.
+
+    `usage` tells whether it counts tokens, `done` whether its streams end with [DONE]. `left_out` are parameters of a
+    request that it refuses.
+    """
+
+    prompts: Prompts = Prompts.IDS
+    usage: bool = True
+    done: bool = True
+    left_out: list[str] = []
+
+    @property
+    def open_only(self) -> list[str]:
+        """Why results of this server can only be of the open division; nothing where they need not."""
+        reasons = [] if self.usage else ["the server does not count tokens (usage), so that its count is not known"]
+        if self.prompts is Prompts.CHAT:
+            reasons.append("prompts pass the server's chat template, and are not those of the benchmark")
+        return reasons
 
 
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
     `endpoint` is its base URL, all that stands before /v1 (unix:///PATH for a Unix socket), `model_name` the name it
-    serves, `version` what its /version says, empty for a server that has none. `replicas` are the endpoints of further
+    serves, `software` the program, `version` what its /version says, each empty where it is not known. `dialect` is
+    None for a server that lists the ids of the tokens that it generates. `replicas` are the endpoints of further
     servers of the same model, over which the client spreads its requests; `members` are their records where they are
     ours. `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's; `access`
     names the variables that hold its key and headers. `unchecked` says in words what the probe could not find out.
@@ -53,11 +85,13 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     replicas: list[str] = []
     members: list[ServerRecord] = []
     api: Api = Api.COMPLETIONS
+    dialect: Dialect | None = None
     ca_file: str = ""
     access: Access = Access()
     unchecked: list[str] = []
     model_name: str
     max_model_len: int
+    software: str = "vLLM"
     version: str
     owned: bool
     argv: list[str] = []
@@ -68,6 +102,11 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     supervisor_pid: int | None = None
     started_at: str = ""
     ready_after_s: float | None = None
+
+    @property
+    def named(self) -> str:
+        """The program that serves, with its version."""
+        return f"{self.software} {self.version}".strip() if self.software else "a server that does not name itself"
 
     @property
     def endpoints(self) -> list[str]:

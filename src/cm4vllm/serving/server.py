@@ -35,8 +35,9 @@ from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans, supervisor_spec
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.probe import Site, check_completion, probe
+from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.site import Site
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "start", "start_all", "stop"]

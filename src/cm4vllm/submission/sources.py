@@ -56,7 +56,7 @@ This command made the runs. Variables stand for what is known only where it was 
 ```
 
 `../{PROGRAM_FOLDER}/src/cm4vllm/loadgen` is the system under test that LoadGen drives; it sends each sample's tokens to
-vLLM {settings.server.version} over HTTP, and reports the tokens that come back.
+{settings.server.named} over HTTP, and reports the tokens that come back.
 
 LoadGen {run.loadgen_version}, round {settings.round}, with:
 

@@ -68,7 +68,7 @@ def build_tree(asked: TreeAsked) -> Path:
                               remedy="measure again: --rerun")
     if settings.server.version not in system["framework"]:
         raise SubmissionError(f"{SYSTEM_FILE} describes a system with {system['framework']}",
-                              cause=f"the runs were served by vLLM {settings.server.version}",
+                              cause=f"the runs were served by {settings.server.named}",
                               remedy="measure again with --rerun, or correct `framework` in the system file")
     submission = asked.out / "submission"
     private = words_of(asked.out)

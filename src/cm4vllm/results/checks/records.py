@@ -12,6 +12,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.model import Accuracy, Performance, Submission
 from cm4vllm.results.reading import terms_of
+from cm4vllm.serving.dialects import counting
 
 __all__ = ["Part", "parts", "record_file"]
 
@@ -27,7 +28,8 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
     "benchmark": lambda run: run.settings.benchmark,
     "model": lambda run: (run.settings.model.name, run.settings.model.sha256),
     "dataset": lambda run: (run.settings.dataset.name, run.settings.dataset.sha256),
-    "vLLM version": lambda run: run.settings.server.version,
+    "server software": lambda run: run.settings.server.named,
+    "way of counting tokens": lambda run: counting(run.settings.server),
     "server packages": lambda run: run.settings.server.packages,
     "LoadGen version": lambda run: run.loadgen_version,
 }

@@ -1,0 +1,214 @@
+"""Where a server is asked, and one question to it over HTTP: for all that talks to servers before and beside a run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
+from cm4vllm.common.files import json_of
+from cm4vllm.serving.access import Access, refused
+from cm4vllm.serving.records import ServerRecord, host_of
+
+__all__ = [
+    "NO_HTTP", "Site", "ask", "base_url", "base_urls", "decoded", "not_measurable", "request", "said", "sites_of",
+]  # fmt: skip
+
+#: Bytes of an answer that are read at most.
+_MOST_BYTES = 1 << 26
+#: The begin of the cause where what answers is no HTTP.
+NO_HTTP = "it does not speak HTTP"
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+def base_urls(text: str) -> list[str]:
+    """Return the base URLs of several servers, separated by commas. Raises UsageError when one is no address."""
+    urls = [base_url(part) for part in text.split(",")]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice:
+        raise UsageError(f"{twice} is given twice", remedy="name each server once")
+    return urls
+
+
+def base_url(text: str) -> str:
+    """Return a server's base URL: scheme, host, port, and the path that its /v1 is below, where there is one.
+
+    Takes what people have at hand: host:port, a URL, a URL that ends in /v1 or in a path of the API below it,
+    unix:///path of a Unix socket. Raises UsageError when `text` is no address.
+    """
+    url = text.strip()
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise UsageError(f"{text!r} is not the address of a Unix socket", cause="it needs an absolute path",
+                             remedy="give it as --api_server=unix:///run/vllm.sock")
+        return f"unix://{path}"
+    if "://" not in url:
+        url = f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{text!r} is not a server's address", cause="neither http, https nor unix", remedy=_EXAMPLE)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError("the server's address holds more than host, port and path", cause="credentials and queries "
+                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key stands in an "
+                         "environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
+    host = parts.hostname
+    if ":" in host:
+        address, zone, name = host.replace("%25", "%").partition("%")
+        host = f"[{address}{'%25' if zone else ''}{name}]"
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "") + _prefix(parts.path)
+
+
+def _prefix(path: str) -> str:
+    """Return what a URL's path has before the paths of the API; a server without a prefix has an empty one."""
+    path = path.rstrip("/")
+    for known in _API_PATHS:
+        if path == known or path.endswith(known):
+            path = path.removesuffix(known).rstrip("/")
+            break
+    return quote(path, safe="/%:@!$&'()*+,;=~")
+
+
+#: Paths of the API that people copy together with the address.
+_API_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
+_EXAMPLE = "give it as --api_server=http://localhost:8000"
+
+
+class Site(NamedTuple):
+    """Where and how a server is asked: its base URL, the file of certificates that it is checked against, its key."""
+
+    endpoint: str
+    ca_file: str = ""
+    access: Access = Access()
+
+    @classmethod
+    def of(cls, where: Site | str) -> Site:
+        return cls(where) if isinstance(where, str) else where
+
+    def target(self, path: str) -> str:
+        """Return the path of a request to the server's `path`."""
+        return path if self.endpoint.startswith("unix:") else urlsplit(self.endpoint).path + path
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a connection that is not made yet. Raises UsageError when the certificates cannot be read."""
+        parts = urlsplit(self.endpoint)
+        if parts.scheme == "unix":
+            return _UnixConnection(parts.path, timeout_s)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host_of(self.endpoint), parts.port, timeout=timeout_s)
+        tls = ssl.create_default_context()
+        if self.ca_file:
+            try:
+                tls.load_verify_locations(self.ca_file)
+            except OSError as error:
+                raise UsageError(f"cannot read the certificates in {self.ca_file}", cause=error.strerror or str(error),
+                                 remedy="give a file of PEM certificates with --api_server_ca") from error
+        return http.client.HTTPSConnection(host_of(self.endpoint), parts.port, timeout=timeout_s, context=tls)
+
+
+def sites_of(server: ServerRecord) -> list[Site]:
+    """Return all servers of a record."""
+    return [Site(endpoint, server.ca_file, server.access) for endpoint in server.endpoints]
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
+    """Return an answer that is a JSON object. Raises ServerUnsuitable."""
+    try:
+        value = json_of(answer)
+    except ValueError as error:
+        begin = site.access.hidden(answer.decode(errors="replace"))[:60]
+        raise not_measurable(site.endpoint, f"its {path} is not JSON: {begin!r}") from error
+    if not isinstance(value, dict):
+        raise not_measurable(site.endpoint, f"its {path} is not a JSON object")
+    return value
+
+
+def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
+    """Return status and body of a server's answer.
+
+    Raises ServerUnreachable; ServerUnsuitable where what comes is no HTTP, or a redirect, or asks for a key.
+    """
+    endpoint = site.endpoint
+    headers = site.access.headers()
+    connection = site.connect(timeout_s)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, site.target(path), data, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        answer = response.read(_MOST_BYTES)
+        if response.length:
+            raise http.client.IncompleteRead(answer, response.length)
+    except ssl.SSLError as error:
+        raise ServerUnreachable(
+            f"no TLS connection to {endpoint}",
+            cause=getattr(error, "verify_message", "") or error.reason or str(error),
+            remedy="name the file of its certificate's authority with --api_server_ca=FILE, or give a http:// address "
+            "if the server has no certificate",
+        ) from error
+    except TimeoutError as error:
+        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"nothing came within {timeout_s:.0f} s",
+                                remedy="look at the server's log, or wait until it has started") from error
+    except OSError as error:
+        raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
+                                remedy="start the server first, or correct --api_server") from error
+    except http.client.HTTPException as error:
+        raise not_measurable(endpoint, f"{NO_HTTP}: {type(error).__name__}") from error
+    finally:
+        connection.close()
+    if response.status in (401, 403):
+        raise refused(endpoint, path, response.status, site.access)
+    if response.status in _REDIRECTS:
+        where = urlsplit(response.headers.get("Location", ""))
+        # Without user names and queries, which may hold a secret.
+        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
+        raise ServerUnsuitable(
+            f"the server at {endpoint} redirects its {path}", cause=f"to {site.access.hidden(target)}; redirects are "
+            "not followed: a key and prompts would go to an address that nobody named",
+            remedy="name the address that answers itself with --api_server, if you trust it")
+    return response.status, answer
+
+
+def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
+    """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
+    status, answer = ask(site, method, path, body, timeout_s)
+    if status != 200:
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+    return answer
+
+
+def said(site: Site, answer: bytes) -> str:
+    """Return the words of an answer that is an error, as far as they can be shown."""
+    text = answer[:2000].decode(errors="replace")
+    found = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
+    words = found[1] if found else text.splitlines()[0] if text.strip() else ""
+    return site.access.hidden(words)[:300]
+
+
+def not_measurable(endpoint: str, cause: str) -> ServerUnsuitable:
+    """Return the error for what answers and is no server of this kind."""
+    return ServerUnsuitable(f"what answers at {endpoint} is not a server that can be measured", cause=cause.strip(),
+                            remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
+                            "with the path that stands before its /v1")

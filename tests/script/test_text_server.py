@@ -1,0 +1,75 @@
+"""The main job against a server that gives text and no token ids: both scenarios, its records and its pages."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.rules import benchmark_terms
+from gateway import Gateway
+from text_server import MODEL, TextServer, answer_words, prompt_text, save_model, tokenizer
+
+SECRET = "sk-very-secret-value-4"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model's folder, and a dataset of the benchmark's size whose references are the server's answers."""
+    folder = tmp_path_factory.mktemp("text")
+    reader, rows = tokenizer(), []
+    for index in range(benchmark_terms("v6.1", "llama3.1-8b").samples):
+        prompt = prompt_text(index)
+        rows.append({"input": prompt, "tok_input": reader.encode(prompt).ids,
+                     "output": "".join(answer_words(prompt, 256)[:128]).strip()})
+    (folder / "dataset.json").write_text(json.dumps(rows))
+    return save_model(folder / MODEL), folder / "dataset.json"
+
+
+def job(cm, files, endpoint, *flags):
+    model, dataset = files
+    return cm.main_job(f"--api_server={endpoint}", f"--vllm_model_name={MODEL}", f"--dataset_path={dataset}",
+                       "--max_model_len=2048", "--max_in_flight=32", "--output_dir=results", "--test_query_count=64",
+                       "--offline_target_qps=100", "--server_target_qps=50", "--run_checker=no", *flags,
+                       tags=f",_vllm,_performance-only,_path.{model}", timeout_s=400)
+
+
+def test_a_job_behind_a_gateway_with_a_key_says_everywhere_how_tokens_were_counted(cm, files, monkeypatch):
+    monkeypatch.setenv("MY_OWN", SECRET)
+    with TextServer(extra=lambda count: count // 60) as server, Gateway(server.endpoint, "/team/a", SECRET) as gateway:
+        done = job(cm, files, gateway.endpoint, "--api_key_env=MY_OWN")
+    assert done.code == 0, done.output
+    assert "gives text and no token ids" in done.output
+    records = [json.loads(path.read_text()) for path in cm.cwd.glob("results/test/runs/*/*/*/*/run.json")]
+    assert len(records) == 2
+    for record in records:
+        assert record["settings"]["server"]["dialect"]["prompts"] == "text"
+        assert record["settings"]["server"]["access"]["key_env"] == "MY_OWN"
+        assert record["client"]["failed"] == 0
+        assert record["client"]["text"]["answers"] >= 64
+        assert 0 < record["client"]["text"]["apart"] < 0.02 * record["client"]["text"]["server_tokens"]
+    page = (cm.cwd / "results/test/summary.html").read_text()
+    for text in (page, done.output):
+        words = " ".join(text.split())
+        assert "gives text and no token ids" in words
+        assert "both counts differ by 0." in words
+    for path in (path for path in cm.cwd.rglob("*") if path.is_file()):
+        assert SECRET not in path.read_text(errors="replace"), path
+
+
+def test_the_tokenizer_of_another_model_ends_the_job_before_any_run(cm, files, tmp_path):
+    other = save_model(tmp_path / MODEL)
+    Tokenizer(WordLevel({"none": 0}, unk_token="none")).save(str(other / "tokenizer.json"))
+    with TextServer() as server:
+        done = job(cm, (other, files[1]), server.endpoint)
+    done.refused_with(ServerUnsuitable.exit_code, "does not serve", "--vllm_model_name", "remedy")
+    assert not list(cm.cwd.glob("results/test/runs/*/*/*/*/run.json"))
+
+
+def test_a_wrong_key_ends_the_job_with_the_variable_to_correct(cm, files, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "sk-another-secret-value")
+    with TextServer() as server, Gateway(server.endpoint, key=SECRET) as gateway:
+        done = job(cm, files, gateway.endpoint)
+    done.refused_with(ServerUnsuitable.exit_code, "refuses the key", "VLLM_API_KEY", "--api_key_env", "remedy")
+    assert "sk-another-secret-value" not in done.output

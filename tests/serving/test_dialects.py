@@ -1,0 +1,199 @@
+"""Servers that give text and no token ids: what is found out by asking, what is refused, and what is said of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from text_server import MODEL, TextServer, save_model, tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peer
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import ModelError, ServerUnsuitable
+from cm4vllm.rules import Division
+from cm4vllm.serving.dialects import check_tokenizer, counting, require_division
+from cm4vllm.serving.launch import LaunchSettings, launch
+from cm4vllm.serving.probe import check_vocabulary, probe
+from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
+
+
+def probed(server, **more):
+    return probe(server.endpoint, MODEL, text=True, max_model_len=2048, **more)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return ModelRecord(name=MODEL, path=str(save_model(tmp_path / "model")), source="made for this test", sha256="")
+
+
+def test_transformers_serve_is_asked_in_text_and_without_what_it_refuses(tmp_path, capsys):
+    with TextServer() as server:
+        record, path = launch(LaunchSettings(api_server=server.endpoint, model_name=MODEL, max_model_len=2048,
+                                             folder=str(tmp_path)), {})
+    assert record.dialect is not None
+    assert (record.dialect.prompts, record.dialect.usage, record.dialect.done) == (Prompts.TEXT, True, False)
+    assert set(record.dialect.left_out) == {"min_tokens", "top_k"}
+    assert (record.software, record.version) == ("", "")
+    assert any("its /v1/models answers HTTP 500" in note for note in record.unchecked)
+    said = capsys.readouterr()
+    assert "gives text and no token ids" in said.out + said.err
+    assert "takes no min_tokens, top_k" in said.out + said.err
+    assert ServerRecord.__name__
+    assert '"prompts": "text"' in path.read_text()
+
+
+def test_a_server_that_takes_ids_and_all_parameters_is_asked_with_them():
+    with TextServer(refuses=(), takes_ids=True, done=True, lists_models=True, owner="sglang") as server:
+        record = probed(server)
+    assert record.dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True, left_out=[])
+    assert record.named == "SGLang"
+
+
+def test_another_server_that_tells_a_version_is_no_vllm_and_is_not_asked_for_its_vocabulary(model):
+    with TextServer(refuses=(), takes_ids=True, lists_models=True, owner="tensorrt_llm", version="1.2.0") as server:
+        record = probed(server)
+        asked = len(server.bodies)
+        check_vocabulary(record, model)
+        assert len(server.bodies) == asked
+    assert record.named == "TensorRT-LLM 1.2.0"
+
+
+def test_ids_that_a_server_counts_as_something_else_are_not_sent():
+    with TextServer(refuses=(), takes_ids=True, template_tokens=1) as server:
+        assert probed(server).dialect.prompts is Prompts.TEXT
+
+
+def test_a_server_without_usage_is_of_the_open_division_alone():
+    with TextServer(counts=False, takes_ids=True) as server:
+        record = probed(server)
+    assert not record.dialect.usage
+    assert record.dialect.prompts is Prompts.TEXT  # without a count nothing shows that ids were read as ids
+    require_division(record, Division.OPEN)
+    with pytest.raises(ServerUnsuitable, match="no result of the closed division") as caught:
+        require_division(record, Division.CLOSED)
+    assert "usage" in caught.value.cause
+    assert "open division alone" in " ".join(counting(record))
+
+
+def test_a_server_with_usage_may_be_of_the_closed_division():
+    with TextServer() as server:
+        require_division(probed(server), Division.CLOSED)
+    with peer.running() as url:
+        require_division(probe(url), Division.CLOSED)
+
+
+def test_conversations_are_asked_for_by_name_and_are_of_the_open_division_alone():
+    with TextServer(chat=True, takes_text=False, template_tokens=9, reasoning=2) as server:
+        with pytest.raises(ServerUnsuitable, match="neither token ids nor text") as caught:
+            probed(server)
+        assert "--api=chat" in caught.value.remedy
+        record = probed(server, api=Api.CHAT)
+        assert server.bodies[-1]["messages"][0]["role"] == "user"
+    assert record.dialect.prompts is Prompts.CHAT
+    with pytest.raises(ServerUnsuitable, match="closed"):
+        require_division(record, Division.CLOSED)
+
+
+@pytest.mark.parametrize(("habits", "words"), [
+    ({"reason": "abort"}, "finish_reason of an answer is 'abort'"),
+    ({"error_event": True}, "the model died"),
+    ({"overcount": 50}, "in its usage"),
+    ({"takes_text": False}, "prompt must be a string"),
+    ({"refuses": ("max_tokens",)}, "HTTP 422 Unexpected fields"),
+])
+def test_a_server_whose_text_cannot_be_counted_is_refused(habits, words):
+    with TextServer(**habits) as server, pytest.raises(ServerUnsuitable) as caught:
+        probed(server)
+    assert words in caught.value.cause
+    assert caught.value.remedy
+
+
+def test_a_refusal_that_names_no_parameter_drops_all_that_can_be_missed():
+    class Vague(TextServer):
+        def refusal(self, path, body):
+            found = super().refusal(path, body)
+            return found and (found[0], "bad request")
+
+    with Vague(refuses=("top_p", "seed")) as server:
+        assert set(probed(server).dialect.left_out) == {"min_tokens", "top_k", "top_p", "seed", "stream_options"}
+
+
+def test_a_wrong_name_is_refused_with_those_that_are_served():
+    with TextServer(lists_models=True) as server, pytest.raises(ServerUnsuitable, match="not serve other") as caught:
+        probe(server.endpoint, "other", text=True, max_model_len=2048)
+    assert MODEL in caught.value.cause
+
+
+def test_a_model_that_is_not_listed_must_be_named():
+    with TextServer() as server, pytest.raises(ServerUnsuitable) as caught:
+        probe(server.endpoint, text=True, max_model_len=2048)
+    assert "--vllm_model_name" in caught.value.remedy
+
+
+def test_vllm_is_asked_for_ids_as_before():
+    with peer.running() as url:
+        assert probe(url, text=True).dialect is None
+
+
+def test_an_older_vllm_that_lists_no_ids_is_counted_by_its_usage():
+    with peer.running("no-ids") as url:
+        record = probe(url, text=True)
+    assert record.dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True)
+
+
+@pytest.mark.parametrize(("fault", "words"), [
+    ("token-short", "listed 3 ids and reported 4"), ("prompt-changed", "to a prompt of 4"),
+    ("cut-stream", "[DONE]"), ("engine-dead", "EngineCore encountered an issue"),
+])
+def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(fault, words):
+    with peer.running(fault) as url, pytest.raises(ServerUnsuitable) as caught:
+        probe(url, peer.MODEL, text=True)
+    assert words in caught.value.cause
+
+
+def test_servers_in_two_dialects_are_not_alike():
+    with TextServer() as one, TextServer(counts=False) as two, pytest.raises(ServerUnsuitable, match="not alike"):
+        probe(f"{one.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
+
+
+def test_the_tokenizer_of_the_model_counts_as_the_server_does(model):
+    with TextServer() as server:
+        check_tokenizer(probed(server), model)
+    with TextServer(takes_ids=True) as server:
+        check_tokenizer(probed(server), model)
+        assert server.bodies[-1]["prompt"] == tokenizer().encode("On Monday the harbour log says that").ids
+
+
+def test_the_tokenizer_of_another_model_is_refused(model, tmp_path):
+    letters = Tokenizer(WordLevel({"none": 0}, unk_token="none"))
+    (tmp_path / "other").mkdir()
+    letters.save(str(tmp_path / "other" / "tokenizer.json"))
+    with TextServer() as server:
+        record = probed(server)
+        with pytest.raises(ServerUnsuitable, match="does not serve other") as caught:
+            check_tokenizer(record, replace(model, name="other", path=str(tmp_path / "other")))
+    assert "that model's tokenizer makes 1" in caught.value.cause
+
+
+def test_a_model_without_a_tokenizer_is_refused(model, tmp_path):
+    with TextServer() as server:
+        record = probed(server)
+    with pytest.raises(ModelError, match="without the tokenizer") as caught:
+        check_tokenizer(record, replace(model, path=str(tmp_path)))
+    assert "tokenizer.json" in caught.value.cause
+
+
+def test_what_is_said_of_each_way_of_counting():
+    record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="1", owned=False)
+    assert "Token ids are those that the server lists" in counting(record)[0]
+    chat = replace(record, dialect=Dialect(prompts=Prompts.CHAT, usage=False, left_out=["top_k", "stream_options"]))
+    text = " ".join(counting(chat))
+    for words in ("own tokenizer", "does not count them", "chat template", "takes no top_k:", "open division alone"):
+        assert words in text
+    assert "stream_options" not in text
