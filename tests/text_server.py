@@ -65,7 +65,8 @@ class TextServer:
 
     `refuses` are the parameters that it does not know, `takes_ids` and `takes_text` the prompts that it takes. With
     `counts` it has a usage, which has `extra` tokens more than the text of an answer that ends by itself, and with
-    `counts_end` the token that ended it; `overcount` comes to each count. `reasoning` words of each answer come first, in the channel of that name.
+    `counts_end` the token that ended it; `overcount` comes to each count. `reasoning` words of each answer come first,
+    in the channel of that name.
     """
 
     refuses: tuple[str, ...] = ("min_tokens", "top_k", "return_token_ids", "ignore_eos")
