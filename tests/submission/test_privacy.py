@@ -6,11 +6,14 @@ import re
 import socket
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import write_text
+from cm4vllm.common.records import write_record
+from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
@@ -156,7 +159,9 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypat
     asked = campaign()
     address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
                     if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
-    write_text(asked.out / "system/machine.json", '{"gpus": [{"uuid": "GPU-4039dfe4-0c97", "x": 1}]}')
+    gpu = GpuFacts(name="NVIDIA L40S", uuid="GPU-4039dfe4-0c97", memory_bytes=48 * 2**30, max_sm_mhz=None,
+                   pcie_generation=None, pcie_width=None, driver="570")
+    write_record(asked.out / "system/machine.json", msgspec.structs.replace(detect_machine(), gpus=[gpu]))
     for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
         rewrite(run, lambda record: record["settings"]["model"].update(source=f"the folder /mnt/{PERSON}/llama"))
     ours = f"GPU-4039dfe4-0c97 run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
