@@ -27,7 +27,8 @@ MAIN = "run-mlperf-inference-app"
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"--tags=([^\s;)]+)|\b(?:of|to) ((?:\w[\w-]*,)+\w[\w-]*)")
 #: Other programs, whose flags follow their names in the same message.
-OTHER_PROGRAM = re.compile(r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo)\b")
+OTHER_PROGRAM = re.compile(
+    r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo)\b")
 DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTILINE)
 VALUE = "\N{REPLACEMENT CHARACTER}"
 
