@@ -99,10 +99,11 @@ def executed(monkeypatch, request, *, duration_s=700, fails=""):
     """Run the job where each file that a LoadGen run leaves would be as given; return what was asked of the recipes."""
     result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
                              samples_per_second=SamplesPerSecond(9), valid=True)
-    run = SimpleNamespace(model_name="cm4vllm-tiny",
+    run = SimpleNamespace(model_name="cm4vllm-tiny", dialect=None,
                           settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"))
     for name, value in {
         "read_record": run, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
+        "check_tokenizer": None,
         "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None, "final_table": "",
     }.items():
         monkeypatch.setattr(module, name, lambda *_, value=value: value)

@@ -135,7 +135,7 @@ def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tel
     with open_url(address, {**headers, **({"Range": f"bytes={here}-"} if here else {})}, follow=True) as answer:
         if here and answer.status != http.client.PARTIAL_CONTENT:
             here = 0  # this server sends the whole file again
-        with part.open("r+b" if here else "wb", encoding="utf-8") as file:
+        with part.open("r+b" if here else "wb") as file:
             file.seek(here)
             while chunk := answer.read(_CHUNK):
                 if here + len(chunk) > size:
