@@ -1,5 +1,6 @@
 """A vLLM that was started by hand, shared by the tests that need no more than a server that runs."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.client import Client
+from cm4vllm.loadgen.connection import resolve
 from cm4vllm.loadgen.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import Api, ServerRecord
@@ -72,3 +75,56 @@ def test_both_ways_of_asking_give_the_same_tokens_in_whole_answers_and_in_stream
     assert len(set(map(tuple, expected))) > 1
     for interval in (0, 1, 3):
         assert answers(by_hand.record, Api.GENERATE, interval) == expected
+
+
+class Outcome:
+    """The sink of one request."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+        self.cause = ""
+        self.tokens = []
+
+    def first_token(self, key, token):
+        self.begun.set()
+
+    def completed(self, completions):
+        self.tokens = completions[0][1].tolist()
+
+    def failed(self, key, cause, *, first_token_seen):
+        self.cause = cause
+
+
+def abort(record, request):
+    with contextlib.closing(Site(record.endpoint).connect(10)) as connection:
+        connection.request("POST", "/inference/v1/abort_requests", json.dumps({"request_ids": [request]}),
+                           {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 200
+
+
+async def of_an_aborted_request(record, api, interval):
+    """Ask for many tokens, abort the request at the server, and return what the client makes of the answer."""
+    tokens, name = record.max_model_len - 100, f"{api}-{interval}"
+    limits = AnswerLimits(min_tokens=tokens, max_tokens=tokens, max_model_len=record.max_model_len)
+    outcome = Outcome()
+    client = Client([await resolve(record.endpoint)], outcome, limits=limits, stream_interval=interval, api=api)
+    body = json.loads(completion_body(Sampling(record.model_name, tokens, tokens, interval, api), PROMPTS[0]))
+    client.submit([(1, json.dumps({**body, "request_id": name}).encode(), len(PROMPTS[0]), 0)])
+    await (outcome.begun.wait() if interval else asyncio.sleep(0.2))
+    async with asyncio.timeout(60):
+        while not outcome.cause and not outcome.tokens:
+            # vLLM's own name of the request
+            await asyncio.to_thread(abort, record, f"cmpl-{name}-0" if api is Api.COMPLETIONS
+                                    else f"generate-tokens-{name}")
+            await asyncio.sleep(0.1)
+    client.close()
+    await asyncio.sleep(0.02)
+    return outcome
+
+
+@pytest.mark.parametrize("api", list(Api))
+@pytest.mark.parametrize("interval", [0, 1, 16])
+def test_an_answer_that_was_aborted_at_the_server_does_not_count(by_hand, api, interval):
+    outcome = asyncio.run(of_an_aborted_request(by_hand.record, api, interval))
+    assert outcome.tokens == []
+    assert outcome.cause == "the answer was cut: its finish_reason is 'abort'"
