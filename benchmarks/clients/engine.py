@@ -13,7 +13,7 @@ from clients.closed_loop import Done, First
 from clients.task import Task, bodies
 from cm4vllm.loadgen.client import Client, Completion
 from cm4vllm.loadgen.connection import resolve
-from cm4vllm.loadgen.gauge import without_pauses
+from cm4vllm.loadgen.process_metrics import stop_garbage_collection
 from cm4vllm.loadgen.wire import AnswerLimits
 
 __all__ = ["Engine"]
@@ -47,7 +47,7 @@ class Engine:
         address = await resolve(f"http://127.0.0.1:{self._task.port}")
         self._client = Client([address], self, limits=limits, max_in_flight=self._task.in_flight,
                               stream_interval=self._task.interval if self._task.streamed else 0)
-        without_pauses()
+        stop_garbage_collection()
         self._ready.set()
         await self._stop.wait()
         self._client.close()

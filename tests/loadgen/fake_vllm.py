@@ -111,15 +111,18 @@ class FakeVllm:
         talks: set[asyncio.Task[None]] = set()
         accepted: set[socket.socket] = set()  # and not in the hands of a task that has begun
 
-        async def accept(listener: socket.socket) -> None:
-            # Not asyncio.start_server: it loses connections that are being accepted while it closes.
-            while True:
-                conn, _ = await self._loop.sock_accept(listener)
-                self.connections += 1
-                accepted.add(conn)
-                task = asyncio.create_task(begin(conn))
-                talks.add(task)
-                task.add_done_callback(talks.discard)
+        def accept(listener: socket.socket) -> None:
+            # Not asyncio.start_server, nor sock_accept: both lose what is being accepted while they end.
+            try:
+                conn, _ = listener.accept()
+            except BlockingIOError:
+                return
+            conn.setblocking(False)
+            self.connections += 1
+            accepted.add(conn)
+            task = asyncio.create_task(begin(conn))
+            talks.add(task)
+            task.add_done_callback(talks.discard)
 
         async def begin(conn: socket.socket) -> None:
             accepted.discard(conn)
@@ -135,13 +138,13 @@ class FakeVllm:
         with self._listener() as listener:
             listener.setblocking(False)
             self.port = self.port or (0 if self.behaviour.unix else listener.getsockname()[1])
-            accepting = asyncio.create_task(accept(listener))
+            self._loop.add_reader(listener, accept, listener)
             started.set()
             await self._stop.wait()
-            accepting.cancel()
+            self._loop.remove_reader(listener)
             for task in list(talks):
                 task.cancel()
-            await asyncio.gather(accepting, *talks, return_exceptions=True)
+            await asyncio.gather(*talks, return_exceptions=True)
             for conn in accepted:
                 conn.close()
         for writer in writers:

@@ -8,7 +8,7 @@ import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 
 from cm4vllm.loadgen import client as client_module
-from cm4vllm.loadgen import exchanges
+from cm4vllm.loadgen import in_flight
 from cm4vllm.loadgen.client import Client
 from cm4vllm.loadgen.connection import resolve
 from cm4vllm.loadgen.wire import AnswerLimits, Sampling, completion_body
@@ -278,7 +278,7 @@ def test_no_handshake_counts_as_time_to_the_first_token(certificate, monkeypatch
 @pytest.mark.timing
 def test_spare_connections_are_as_many_as_asked_for(monkeypatch):
     monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
-    monkeypatch.setattr(client_module, "SPARE_LOOK_S", 0.05)
+    monkeypatch.setattr(client_module, "SPARE_INTERVAL_S", 0.05)
     seen = []
 
     async def script(send, client):
@@ -304,10 +304,10 @@ def test_the_token_only_endpoint(stream_interval):
     assert server.bodies[0]["sampling_params"]["detokenize"] is False
 
 
-def test_streams_that_are_looked_through_on_the_way_lose_nothing(monkeypatch):
-    monkeypatch.setattr(client_module, "SWEEP_S", 0.001)
-    monkeypatch.setattr(client_module, "ROUND_S", 0.002)
-    monkeypatch.setattr(exchanges, "MUCH", 4)
+def test_streams_that_are_compacted_on_the_way_lose_nothing(monkeypatch):
+    monkeypatch.setattr(client_module, "COMPACT_INTERVAL_S", 0.001)
+    monkeypatch.setattr(client_module, "COMPACT_ALL_S", 0.002)
+    monkeypatch.setattr(in_flight, "PIECES_TO_COMPACT", 4)
     with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
         _, ledger = drive(server, range(30))
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}

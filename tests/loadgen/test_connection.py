@@ -39,16 +39,16 @@ class Exchange:
         self.tokens = None
         self.cause = None
 
-    def body(self, status, data):
+    def body_received(self, status, data):
         first = self.reader.feed(data)
         if first is not None:
             self.firsts.append(first)
         return bool(self.firsts)
 
-    def ended(self, connection, status):
+    def response_ended(self, connection, status):
         self.tokens = self.reader.finish(len(PROMPT), LIMITS).tokens.tolist()
 
-    def broken(self, cause, *, answered):
+    def connection_failed(self, cause, *, answered):
         self.cause = cause, answered
 
 
@@ -68,23 +68,23 @@ def connection():
     return connection, Transport(connection)
 
 
-def deliver(connection, pieces, *, look_through=False):
+def deliver(connection, pieces, *, hand_over=False):
     """Send one request and hand over the pieces of its answer; return the exchange."""
     exchange = Exchange()
     connection[0].send(exchange, b"request")
     for piece in pieces:
         connection[1].protocol.data_received(piece)
-        if look_through:
+        if hand_over:
             connection[0].hand_over()
     return exchange
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3])
-@pytest.mark.parametrize("look_through", [False, True])
-def test_every_split_of_an_answer_gives_the_same_tokens(connection, tokens_per_chunk, look_through):
+@pytest.mark.parametrize("hand_over", [False, True])
+def test_every_split_of_an_answer_gives_the_same_tokens(connection, tokens_per_chunk, hand_over):
     _, stream = recorded(tokens_per_chunk=tokens_per_chunk)
     for cut in range(1, len(stream)):
-        exchange = deliver(connection, [stream[:cut], stream[cut:]], look_through=look_through)
+        exchange = deliver(connection, [stream[:cut], stream[cut:]], hand_over=hand_over)
         assert (exchange.tokens, exchange.firsts) == (TOKENS, [11])
     assert connection[0].open
 
@@ -96,7 +96,7 @@ def test_random_pieces_of_many_answers_on_one_connection_give_the_same_tokens(co
         _, stream = recorded(tokens, tokens_per_chunk=draw.randint(1, 20))
         cuts = sorted(draw.sample(range(1, len(stream)), draw.randint(1, 60)))
         pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-        exchange = deliver(connection, pieces, look_through=number % 2 == 0)
+        exchange = deliver(connection, pieces, hand_over=number % 2 == 0)
         assert (exchange.tokens, exchange.firsts) == (tokens, tokens[:1])
 
 
@@ -128,7 +128,7 @@ def test_a_connection_that_the_server_will_close_is_not_kept(connection):
     assert connection[1].closed
 
 
-def test_an_answer_that_breaks_off_is_told_with_whether_any_of_it_had_come(connection):
+def test_an_answer_that_breaks_off_is_reported_with_whether_any_of_it_had_come(connection):
     exchange = deliver(connection, [])
     connection[1].protocol.connection_lost(None)
     assert exchange.cause == ("the server closed the connection", False)

@@ -17,7 +17,7 @@ from fake_vllm import expected_tokens, prompt
 from test_client import LIMITS, Ledger
 
 from cm4vllm.loadgen import client as client_module
-from cm4vllm.loadgen import exchanges
+from cm4vllm.loadgen import in_flight
 from cm4vllm.loadgen.client import Client
 from cm4vllm.loadgen.wire import Sampling, completion_body
 
@@ -278,8 +278,8 @@ class Peer:
 @pytest.mark.parametrize("stream_interval", [0, 1, 16], ids=["whole", "tokens", "chunks"])
 def test_each_request_ends_once_and_what_counts_was_all_there(monkeypatch, stream_interval, seed):
     monkeypatch.setattr(client_module, "RETRY_PAUSE_S", (0.0, 0.0))
-    monkeypatch.setattr(client_module, "SWEEP_S", 0.0005)
-    monkeypatch.setattr(exchanges, "MUCH", 2)
+    monkeypatch.setattr(client_module, "COMPACT_INTERVAL_S", 0.0005)
+    monkeypatch.setattr(in_flight, "PIECES_TO_COMPACT", 2)
     peer, ledger, errors = Peer(Faults(seed, streamed=stream_interval > 0)), Ledger(), []
     sampling = Sampling("tiny", 128, 2, stream_interval)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.connection import Address, Connection
-from cm4vllm.loadgen.exchanges import Exchange, Request
-from cm4vllm.loadgen.lane import Lane
+from cm4vllm.loadgen.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.server import Server
+from cm4vllm.loadgen.stream_poller import StreamPoller
 from cm4vllm.loadgen.texts import Texts
 from cm4vllm.loadgen.wire import AnswerLimits, FinishReason
 from cm4vllm.serving.records import Api
@@ -30,19 +30,19 @@ REUSE_WITHIN_S = 4.0
 #: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to
 #: twice as many.
 SPARE = 16
-#: Seconds between two looks at them, and how many are opened then at most: handshakes cost time that tokens wait for.
-SPARE_LOOK_S, SPARE_AT_A_TIME = 0.1, 2
-#: Mean pause before the first and the second retry on the same server; another server is asked at once.
+#: Seconds between two checks of them, and how many are opened then at most: handshakes delay the reading of tokens.
+SPARE_INTERVAL_S, SPARE_AT_A_TIME = 0.1, 2
+#: Mean pause before the first and the second retry on the same server, in s; another server is used at once.
 RETRY_PAUSE_S = (0.05, 0.25)
 #: Seconds that a server may take to accept a connection.
 CONNECT_S = 10.0
-#: Seconds that a server which did not answer is left alone, where there is another.
-REST_S = 2.0
-#: Seconds between two turns of looking through what streams have gathered, and in which all have had theirs: bounds the
-#: memory of long answers, a few streams at a time, so that none waits for the others.
-SWEEP_S, ROUND_S = 0.01, 0.5
-#: Seconds without a byte from any server, with requests open, after which they are taken for stuck: nothing comes of a
-#: whole answer before its last token.
+#: Seconds during which a server that did not answer is avoided, where there is another.
+AVOID_S = 2.0
+#: Seconds between two steps of reducing streams to their tokens, and in which each stream is reduced once. This bounds
+#: the memory of long answers; a few streams at a time, so that no step takes long.
+COMPACT_INTERVAL_S, COMPACT_ALL_S = 0.01, 0.5
+#: Seconds without a byte, or without a token, from any server after which the open requests fail. Nothing of a whole
+#: answer arrives before its last token.
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
@@ -60,7 +60,7 @@ class FinishCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """What the client saw so far."""
+    """What the client has counted so far."""
 
     requests: int = 0
     completed: int = 0
@@ -73,16 +73,16 @@ class Counts:
 
 
 class Sink(Protocol):
-    """Where answers go; called in the event loop's thread."""
+    """Receives the answers; called in the event loop's thread."""
 
     def first_token(self, key: int, token: int) -> None:
-        """The first token of `key` came; at most once for each key, and only for streamed answers.
+        """The first token of `key` arrived; at most once for each key, and only for streamed answers.
 
-        `token` is 0 where the server gives text: the first of it came.
+        `token` is 0 where the server gives text: the first of it arrived.
         """
 
     def completed(self, completions: Sequence[Completion]) -> None:
-        """These answers are whole: all that were finished in one turn of the event loop."""
+        """These answers are whole: all that were completed in one iteration of the event loop."""
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """The request can not be answered; called once, and never together with `completed`."""
@@ -92,7 +92,7 @@ class Client:
     """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
 
     The requests ask for answers within `limits`, for a chunk every `stream_interval` tokens or 0 for whole answers. Of
-    several servers the one with the fewest requests open is asked. `sent` is called with the time at which a request
+    several servers the one with the fewest open requests is used. `sent` is called with the time at which a request
     was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
     `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
     time to the first token. With `texts` the servers give text alone, which it turns into tokens.
@@ -116,26 +116,26 @@ class Client:
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
-        # Chunks of several tokens are too few for its rounds to be worth their time.
-        self._lane = Lane() if stream_interval == 1 else None
+        # With several tokens a chunk there are too few chunks for polling to save time.
+        self._poller = StreamPoller() if stream_interval == 1 else None
         self._incoming: deque[Iterator[Request]] = deque()
         self._connections: set[Connection] = set()
-        self._open: set[Exchange] = set()
+        self._open: set[InFlightRequest] = set()
         self._done: list[Completion] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._filling = False
-        # What had come, and how much of it was tokens or ends, at the times of the last change.
-        self._heard = self._worked = (0, self._loop.time())
-        self._watch = self._loop.call_later(0, self._look_around)
-        self._round: Iterator[Exchange] = iter(())
-        self._sweep = self._loop.call_later(SWEEP_S, self._look_through) if self.streamed else None
-        self._refresh: asyncio.TimerHandle | None = None
+        # The number of pieces and ends received, and of tokens and ends, each with the time of its last change.
+        self._last_received = self._last_progress = (0, self._loop.time())
+        self._check_timer = self._loop.call_later(0, self._check_servers)
+        self._to_compact: Iterator[InFlightRequest] = iter(())
+        self._compact_timer = self._loop.call_later(COMPACT_INTERVAL_S, self._compact_some) if self.streamed else None
+        self._spare_timer: asyncio.TimerHandle | None = None
 
     async def prepare(self) -> None:
-        """Open the spare connections, and keep them fresh from now on."""
+        """Open the spare connections, and renew them from now on."""
         await asyncio.gather(*(self._open_spare(server) for server in self._servers for _ in range(self._spare)))
         if self._spare:
-            self._refresh = self._loop.call_later(SPARE_LOOK_S, self._keep_spare)
+            self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Take requests, which are drawn from the iterable only as they are sent."""
@@ -144,65 +144,65 @@ class Client:
 
     def close(self) -> None:
         """Close all connections; what is still open is neither answered nor failed."""
-        for exchange in self._open:
-            exchange.abandoned = True
+        for request in self._open:
+            request.abandoned = True
         for task in self._tasks:
             task.cancel()
-        self._watch.cancel()
-        for timer in (self._sweep, self._refresh):
+        self._check_timer.cancel()
+        for timer in (self._compact_timer, self._spare_timer):
             if timer is not None:
                 timer.cancel()
         for connection in list(self._connections):
             if connection.open:
                 connection.close()
-        if self._lane is not None:
-            self._lane.close()
+        if self._poller is not None:
+            self._poller.close()
 
     def _send_waiting(self) -> None:
         self._filling = False
         incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
         only = self._servers[0] if len(self._servers) == 1 else None
         while incoming and (limit is None or self.in_flight < limit):
-            request = next(incoming[0], None)
-            if request is None:
+            issued = next(incoming[0], None)
+            if issued is None:
                 incoming.popleft()
                 continue
-            exchange = Exchange(self, request, only or self._choose(None))
+            request = InFlightRequest(self, issued, only or self._choose(None))
             counts.requests += 1
-            counts.prompt_tokens += exchange.prompt_tokens
+            counts.prompt_tokens += request.prompt_tokens
             self.in_flight += 1
-            self._open.add(exchange)
-            self._send(exchange)
+            self._open.add(request)
+            self._send(request)
             if self._sent is not None:
-                self._sent(request[3])
+                self._sent(issued[3])
 
-    def _send(self, exchange: Exchange) -> None:
-        server = exchange.server
+    def _send(self, request: InFlightRequest) -> None:
+        server = request.server
         server.in_flight += 1
         connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
         if connection is not None:
-            exchange.connection = connection
-            connection.send(exchange, server.request(exchange.json))
+            request.connection = connection
+            connection.send(request, server.request(request.json))
             if len(server.idle) + server.opening < self._spare:
-                self._begin(self._open_spare(server))
+                self._start_task(self._open_spare(server))
             return
-        self._begin(self._connect_and_send(exchange, server))
+        self._start_task(self._connect_and_send(request, server))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)  # the loop itself keeps tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
     def _choose(self, failed: Server | None) -> Server:
-        """Return the server with the fewest requests open, of those that answer; `failed` is asked last."""
+        """Return the server with the fewest open requests, of those that answer; `failed` is the last choice."""
         if len(self._servers) == 1:
             return self._servers[0]
         now = self._loop.time()
-        return min(self._servers, key=lambda server: (server is failed or server.rests_until > now, server.in_flight))
+        return min(self._servers, key=lambda server: (server is failed or server.avoid_until > now, server.in_flight))
 
     async def _connect(self, server: Server) -> Connection:
         """Return a new connection, which may be closed again already. Raises OSError."""
-        connection = Connection(self._connections.discard, self._lane)
+        connection = Connection(self._connections.discard, self._poller)
         self._connections.add(connection)
         self.counts.connections += 1
         try:
@@ -223,45 +223,45 @@ class Client:
             server.opening -= 1
 
     def _keep_spare(self) -> None:
-        self._refresh = self._loop.call_later(SPARE_LOOK_S, self._keep_spare)
+        self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
         now = self._loop.time()
         for server in self._servers:
             server.drop_older(now - REUSE_WITHIN_S)
-            if now >= server.rests_until:
+            if now >= server.avoid_until:
                 # Others take their place before they are too old.
                 missing = self._spare - server.younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
                 for _ in range(min(SPARE_AT_A_TIME, missing)):
-                    self._begin(self._open_spare(server))
+                    self._start_task(self._open_spare(server))
 
-    async def _connect_and_send(self, exchange: Exchange, server: Server) -> None:
+    async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
         try:
             connection = await self._connect(server)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
-            exchange.broken(f"cannot connect to the server: {reason}", answered=False)
+            request.connection_failed(f"cannot connect to the server: {reason}", answered=False)
             return
-        if connection.open and not exchange.abandoned:
-            exchange.connection = connection
-            connection.send(exchange, server.request(exchange.json))
+        if connection.open and not request.abandoned:
+            request.connection = connection
+            connection.send(request, server.request(request.json))
         else:
             self.release(connection, server)
-            exchange.broken(connection.closed_because, answered=False)
+            request.connection_failed(connection.closed_because, answered=False)
 
-    # Called by exchanges
+    # Called by the requests
 
-    def retry(self, exchange: Exchange) -> None:
-        """Send the exchange again: at once where another server answers, after a short pause otherwise."""
+    def retry(self, request: InFlightRequest) -> None:
+        """Send the request again: at once to another server, after a short pause to the same one."""
         self.counts.retries += 1
-        failed = exchange.server
-        failed.rests_until = self._loop.time() + REST_S
-        exchange.server = self._choose(failed)
+        failed = request.server
+        failed.avoid_until = self._loop.time() + AVOID_S
+        request.server = self._choose(failed)
         # random: spreads the load
-        pause = RETRY_PAUSE_S[exchange.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
-        self._loop.call_later(pause if exchange.server is failed else 0, self._again, exchange)
+        pause = RETRY_PAUSE_S[request.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
+        self._loop.call_later(pause if request.server is failed else 0, self._send_again, request)
 
-    def _again(self, exchange: Exchange) -> None:
-        if not exchange.abandoned:
-            self._send(exchange)
+    def _send_again(self, request: InFlightRequest) -> None:
+        if not request.abandoned:
+            self._send(request)
 
     def release(self, connection: Connection, server: Server) -> None:
         """Keep a connection whose answer is whole for the next request."""
@@ -269,8 +269,8 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, exchange: Exchange, tokens: array[int] | int, reason: FinishReason) -> None:
-        """Hand over a whole answer, together with the others of this turn of the event loop."""
+    def complete(self, request: InFlightRequest, tokens: array[int] | int, reason: FinishReason) -> None:
+        """Report a whole answer, together with the others of this iteration of the event loop."""
         counts = self.counts
         counts.completed += 1
         counts.completion_tokens += tokens if isinstance(tokens, int) else len(tokens)
@@ -279,64 +279,64 @@ class Client:
         else:
             counts.finish_reasons.stop += 1
         if not self._done:
-            self._loop.call_soon(self._hand_over)
-        self._done.append((exchange.key, tokens))
-        self._leave(exchange)
+            self._loop.call_soon(self._report_completed)
+        self._done.append((request.key, tokens))
+        self._forget(request)
 
-    def fail(self, exchange: Exchange, cause: str) -> None:
-        """Give a request up."""
+    def fail(self, request: InFlightRequest, cause: str) -> None:
+        """Report that a request failed."""
         self.counts.failed += 1
-        self.sink.failed(exchange.key, cause, first_token_seen=exchange.first_token_seen)
-        self._leave(exchange)
+        self.sink.failed(request.key, cause, first_token_seen=request.first_token_seen)
+        self._forget(request)
 
-    def _leave(self, exchange: Exchange) -> None:
-        self._open.discard(exchange)
+    def _forget(self, request: InFlightRequest) -> None:
+        self._open.discard(request)
         self.in_flight -= 1
         if self._incoming and not self._filling:
             self._filling = True
             self._loop.call_soon(self._send_waiting)
 
-    def _hand_over(self) -> None:
+    def _report_completed(self) -> None:
         done, self._done = self._done, []
         self.sink.completed(done)
 
-    def _look_through(self) -> None:
-        """Have some of the open streams reduce what they have gathered, so that all of them do every ROUND_S."""
-        self._sweep = self._loop.call_later(SWEEP_S, self._look_through)
-        for _ in range(1 + int(len(self._open) * SWEEP_S / ROUND_S)):
-            exchange = next(self._round, None)
-            if exchange is None:
-                self._round = iter(list(self._open))
+    def _compact_some(self) -> None:
+        """Have some of the open streams reduce their bytes to tokens, so that each of them does every COMPACT_ALL_S."""
+        self._compact_timer = self._loop.call_later(COMPACT_INTERVAL_S, self._compact_some)
+        for _ in range(1 + int(len(self._open) * COMPACT_INTERVAL_S / COMPACT_ALL_S)):
+            request = next(self._to_compact, None)
+            if request is None:
+                self._to_compact = iter(list(self._open))
                 return
-            exchange.read_ahead()
+            request.read_ahead()
 
-    def _look_around(self) -> None:
-        """Drop connections that servers have closed, and give up what is open when nothing comes any more."""
+    def _check_servers(self) -> None:
+        """Drop connections that servers have closed, and fail the open requests when nothing arrives any more."""
         pause = min(self._stall_s / 4, 15.0)
-        self._watch = self._loop.call_later(pause, self._look_around)
+        self._check_timer = self._loop.call_later(pause, self._check_servers)
         for server in self._servers:
             server.drop_older(self._loop.time() - REUSE_WITHIN_S)
-        missing = self._missing()
+        missing = self._stalled()
         if missing:
-            for exchange in list(self._open):
-                exchange.abandon(f"the server sent {missing} for {self._stall_s:g} s")
+            for request in list(self._open):
+                request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
 
-    def _missing(self) -> str:
-        """Return what servers have not sent for too long, though requests are open; empty where they do."""
+    def _stalled(self) -> str:
+        """Return what no server has sent for too long though requests are open; empty where all is well."""
         counts, now = self.counts, self._loop.time()
         if not self._open:
-            self._heard = self._worked = (0, now)
+            self._last_received = self._last_progress = (0, now)
             return ""
         received = counts.completed + counts.failed + sum(connection.pieces for connection in self._connections)
-        if received != self._heard[0]:
-            self._heard = (received, now)
-        elif now - self._heard[1] >= self._stall_s:
+        if received != self._last_received[0]:
+            self._last_received = (received, now)
+        elif now - self._last_received[1] >= self._stall_s:
             return "nothing"
-        if now - self._worked[1] >= self._stall_s:
-            # Comments that keep a connection alive are no work. To read all streams is too much for every look.
+        if now - self._last_progress[1] >= self._stall_s:
+            # Comments that keep a connection alive are no progress. Reading all streams takes too long for each check.
             work = counts.completed + counts.failed + counts.completion_tokens + sum(
-                exchange.token_count() for exchange in list(self._open))
-            if work == self._worked[0]:
+                request.token_count() for request in list(self._open))
+            if work == self._last_progress[0]:
                 return "no token"
-            self._worked = (work, now)
+            self._last_progress = (work, now)
         return ""

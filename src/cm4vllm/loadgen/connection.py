@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection to a server: a raw asyncio protocol with httptools for the framing.
 
-What comes of a stream after its first token is only gathered, until it ends or the client looks through it: read in
-a lane with that of the others (loadgen.lane), it goes through the parser into a list.
+After its first token, the bytes of a stream are only collected, until the stream ends or the client asks for them.
+Where each token comes alone they are read by a poller, together with those of other streams (loadgen.stream_poller).
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from cm4vllm.loadgen.lane import HTTP_ERRORS, Lane
+from cm4vllm.loadgen.stream_poller import HTTP_ERRORS, StreamPoller
 from cm4vllm.serving.records import host_header, host_of
 
-__all__ = ["Address", "Connection", "Exchange", "resolve"]
+__all__ = ["Address", "Connection", "ResponseHandler", "resolve"]
 
-class Exchange(Protocol):
-    """One request on its way: told by the connection what comes back."""
 
-    def body(self, status: int, data: bytes) -> bool:
-        """Bytes of the answer's body came; tells whether what follows can be gathered before it is handed over."""
+class ResponseHandler(Protocol):
+    """Receives the response to one request."""
 
-    def ended(self, connection: Connection, status: int) -> None:
-        """The answer is whole; the connection can carry the next request when it is still `open`."""
+    def body_received(self, status: int, data: bytes) -> bool:
+        """Bytes of the body arrived. Returns whether further bytes may be collected before they are handed over."""
 
-    def broken(self, cause: str, *, answered: bool) -> None:
-        """The connection broke before the answer was whole; `answered` tells whether any of it had come."""
+    def response_ended(self, connection: Connection, status: int) -> None:
+        """The response is complete; the connection can carry the next request if it is still `open`."""
+
+    def connection_failed(self, cause: str, *, answered: bool) -> None:
+        """The connection failed before the response was complete; `answered`: after some of it had arrived."""
 
 
 class Address:
@@ -96,19 +97,19 @@ async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] =
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time; `lost` is called when the connection has ended.
+    """Carries one request at a time; `lost` is called when the connection has ended.
 
-    Without a `lane`, and with TLS, the event loop reads all of each stream.
+    Without a `poller`, and with TLS, the event loop reads each stream to its end.
     """
 
-    def __init__(self, lost: Callable[[Connection], None], lane: Lane | None = None) -> None:
+    def __init__(self, lost: Callable[[Connection], None], poller: StreamPoller | None = None) -> None:
         self.open = False
         self.idle_since = 0.0
         self._lost = lost
-        self._lane = lane
+        self._poller = poller
         self._descriptor = -1
         self._transport: asyncio.Transport
-        self._exchange: Exchange | None = None
+        self._handler: ResponseHandler | None = None
         self._pieces: list[bytes] = []
         self._handed_over = 0
         self._unasked = False
@@ -116,48 +117,48 @@ class Connection(asyncio.Protocol):
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
         self.feed = self._parser.feed_data
-        self._answered = self._gathers = self._in_lane = False
+        self._answered = self._collecting = self._polled = False
 
     @property
     def pieces(self) -> int:
-        """The number of pieces that have come so far."""
+        """The number of pieces that have arrived so far."""
         return self._handed_over + len(self._pieces)
 
     @property
-    def gathered(self) -> int:
+    def collected(self) -> int:
         """The number of pieces that have not been handed over."""
         return len(self._pieces)
 
-    def send(self, exchange: Exchange, request: bytes) -> None:
-        """Send `request`, which is of `exchange`: its methods are called with what comes back."""
-        self._exchange = exchange
+    def send(self, handler: ResponseHandler, request: bytes) -> None:
+        """Send `request`; `handler` receives the response."""
+        self._handler = handler
         self._answered = False
         self._transport.write(request)
 
     @property
     def closed_because(self) -> str:
-        """Why a connection without an exchange is closed."""
-        return "the server sent what nobody had asked for" if self._unasked else "the server closed the connection"
+        """Why a connection without a request is closed."""
+        return "the server sent data without a request" if self._unasked else "the server closed the connection"
 
     def close(self) -> None:
-        self._leave_lane()
+        self._stop_polling()
         self.open = False
         self._transport.close()
 
     def hand_over(self) -> None:
-        """Give what has been gathered to the exchange."""
-        pieces, exchange = self._pieces, self._exchange
+        """Give the collected pieces to the handler."""
+        pieces, handler = self._pieces, self._handler
         if not pieces:
             return
         self._handed_over += len(pieces)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if exchange is not None and exchange.body(self._parser.get_status_code(), data) and not self._gathers:
-            self._gathers = True
-            if self._lane is not None and self._descriptor >= 0:
-                self._in_lane = True
+        if handler is not None and handler.body_received(self._parser.get_status_code(), data) and not self._collecting:
+            self._collecting = True
+            if self._poller is not None and self._descriptor >= 0:
+                self._polled = True
                 self._transport.pause_reading()
-                self._lane.enter(self._descriptor, self)
+                self._poller.add(self._descriptor, self)
 
     # asyncio.Protocol
 
@@ -172,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answered = True
-        if self._exchange is None:
+        if self._handler is None:
             self._close_unasked()
             return
         try:
@@ -180,16 +181,16 @@ class Connection(asyncio.Protocol):
         except HTTP_ERRORS as error:
             self.ended_by(error)
             return
-        if self._pieces and not self._gathers:
+        if self._pieces and not self._collecting:
             self.hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave_lane()
+        self._stop_polling()
         self.open = False
         self._lost(self)
         self._break(_cause(exc))
 
-    # lane.Reader
+    # stream_poller.PolledStream
 
     def ended_by(self, error: Exception | None) -> None:
         if isinstance(error, httptools.HttpParserCallbackError):
@@ -200,39 +201,39 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
-        if self._exchange is None:  # behind the end of an answer, in the same read
+        if self._handler is None:  # behind the end of an answer, in the same read
             self._close_unasked()
 
     def on_message_complete(self) -> None:
         if 100 <= self._parser.get_status_code() < 200:
-            return  # an interim answer, as 103 Early Hints: the one that was asked for follows
-        self._gathers = True  # nothing follows that is worth a lane
+            return  # an interim response such as 103 Early Hints: the final one follows
+        self._collecting = True  # nothing follows that is worth polling for
         self.hand_over()
-        exchange, self._exchange = self._exchange, None
-        self._gathers = False
-        if self._leave_lane():
+        handler, self._handler = self._handler, None
+        self._collecting = False
+        if self._stop_polling():
             self._transport.resume_reading()
         if not self._parser.should_keep_alive():
             self.close()
-        if exchange is not None:
-            exchange.ended(self, self._parser.get_status_code())
+        if handler is not None:
+            handler.response_ended(self, self._parser.get_status_code())
 
     def _close_unasked(self) -> None:
-        """Close the connection: what comes while nothing is asked for must not become the next request's answer."""
+        """Close the connection: data that arrives without a request must not become the response to the next one."""
         self._unasked = True
         self.close()
 
     def _break(self, cause: str) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.broken(cause, answered=self._answered)
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.connection_failed(cause, answered=self._answered)
 
-    def _leave_lane(self) -> bool:
-        """Leave the lane, and tell whether the connection was in it."""
-        if not self._in_lane:
+    def _stop_polling(self) -> bool:
+        """Have the poller stop reading; return whether it did read this connection."""
+        if not self._polled:
             return False
-        self._in_lane = False
-        cast(Lane, self._lane).leave(self._descriptor)
+        self._polled = False
+        cast(StreamPoller, self._poller).remove(self._descriptor)
         return True
 
 

@@ -1,4 +1,4 @@
-"""What LoadGen's process and a worker process say to each other, over a socket pair, in fixed records.
+"""The records that LoadGen's process and a worker process exchange over a socket pair.
 
 To the worker, one `REQUEST` record a query: its key, where its body lies in the memory that both share, the tokens of
 its prompt, and when it was issued. From the worker, a `HEADER` and the bytes it announces: an int32 for each token, or
@@ -29,20 +29,20 @@ HEADER = struct.Struct("=QIi")
 
 
 class Kind(IntEnum):
-    """What a record of a worker tells."""
+    """The kind of a worker's record."""
 
     #: The worker has reached its servers; the text is empty.
     READY = 0
     #: The worker cannot work; the text says why.
     UNREACHABLE = 1
-    #: A query's first token came.
+    #: A query's first token arrived.
     FIRST = 2
     #: A query's answer is whole: its tokens follow.
     DONE = 3
-    #: A query cannot be answered; the text says why. FAILED_LATE: after its first token was told.
+    #: A query cannot be answered; the text says why. FAILED_LATE: after its first token was reported.
     FAILED = 4
     FAILED_LATE = 5
-    #: The last word of a worker: its `Stats` as JSON.
+    #: The last record of a worker: its `Stats` as JSON.
     STATS = 6
     #: As FIRST and DONE, of a server that gives text: nothing is known of the first token but that it came, and of the
     #: tokens of an answer but their number.
@@ -51,10 +51,10 @@ class Kind(IntEnum):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told before it starts. `max_in_flight` is its own share; None: no bound.
+    """The settings of a worker. `max_in_flight` is its own share; None: no bound.
 
     `text` says how answers are read that are text; None where they list token ids.
-    The key and the headers that `access` names are not told: the worker reads them from its environment.
+    The key and the headers that `access` names are not among the settings: the worker reads them from its environment.
     """
 
     name: str
@@ -69,7 +69,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker saw in the whole run."""
+    """What a worker counted and measured in the whole run."""
 
     counts: Counts
     process: ProcessRecord

@@ -1,4 +1,4 @@
-"""What the LoadGen process tells the process that started it: JSON lines on standard output."""
+"""Messages from the LoadGen process to the process that started it: JSON lines on standard output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="note"):
-    """A line for whoever watches; `loud` where it should not be overlooked."""
+    """A line to show to the user; `loud`: as a warning."""
 
     text: str
     loud: bool = False

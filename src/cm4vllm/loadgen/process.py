@@ -27,13 +27,13 @@ from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.carrier import Carrier
 from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.selfcheck import in_words, self_check
 from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.text_wire import text_completion_body
 from cm4vllm.loadgen.texts import prompt_texts
 from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings_file, folder = Path(argv[1]), Path(argv[2])
     try:
-        _say(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:]))
+        _send(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:]))
     except CmError as error:
-        _say(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
+        _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
         return error.exit_code
     return 0
 
@@ -74,11 +74,11 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     library, changed = _library(settings, rows)
     checked = self_check(settings, library) if settings.self_check else None
     if checked:
-        _say(Note(text=in_words(checked, settings)))
+        _send(Note(text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
-    with Carrier(loadgen, settings, library, workers, tell=_say, show_answers=show_answers) as carrier:
-        duration = _test(loadgen, test, folder, library, carrier)
-    client = replace(carrier.record(), self_check=checked)
+    with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers) as system:
+        duration = _test(loadgen, test, folder, library, system)
+    client = replace(system.record(), self_check=checked)
     if client.text is not None:
         client = replace(client, text=replace(client.text, prompts_changed=changed))
     return Ended(client=client, duration_s=duration, versions=_versions())
@@ -96,18 +96,18 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
         return SampleLibrary(prompts, serialise), 0
     texts, changed = prompt_texts(settings, rows)
     if changed:
-        _say(Note(text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
-                  "tokenizer reads their text", loud=True))
+        _send(Note(text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
+                   "tokenizer reads their text", loud=True))
     return SampleLibrary(prompts, serialise, texts), changed
 
 
-def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, carrier: Carrier) -> float:
+def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, system: SystemUnderTest) -> float:
     """Run LoadGen's test to its end, on this thread; return its duration in s."""
     log = loadgen.LogSettings()
     log.log_output.outdir = str(folder)
     log.log_output.copy_summary_to_stdout = False
     log.enable_trace = False
-    sut = loadgen.ConstructSUT(carrier.issue, lambda: None)
+    sut = loadgen.ConstructSUT(system.issue, lambda: None)
     qsl = loadgen.ConstructQSL(len(library), len(library), library.load, library.unload)
     begin = time.monotonic()
     # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
@@ -163,7 +163,7 @@ def _versions() -> dict[str, str]:
             **{package: metadata.version(package) for package in packages}}
 
 
-def _say(message: Message) -> None:
+def _send(message: Message) -> None:
     sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
     sys.stdout.flush()
 

@@ -171,11 +171,9 @@ class TextCounts(Record, frozen=True, kw_only=True):
 class ClientRecord(Record, frozen=True, kw_only=True):
     """What the client saw. `failures` holds one line for each kind of failure, with its count.
 
-    `finish_reasons` is None in records of versions that did not read them.
-
-    `reported_tokens` are those that LoadGen was told of: fewer than `completion_tokens` where the benchmark's reference
-    leaves out the first one of each answer. `connections` counts those that were opened. `text` is None where the
-    server lists token ids.
+    `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
+    fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
+    `connections` counts those that were opened. `text` is None where the server lists token ids.
     """
 
     requests: int

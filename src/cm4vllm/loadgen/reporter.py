@@ -19,20 +19,20 @@ _INT_BYTES = 4
 class Reporter:
     """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
-    With `keep`, answers are kept for `take`. `token_count` is the number of tokens that LoadGen was told of.
+    With `keep`, answers are kept for `take`. `token_count` is the number of tokens that were reported to LoadGen.
     """
 
     def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], *, keep: bool) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
-        self._tell_first = settings.terms.first_token
-        self._left_out = 1 if self._tell_first and not settings.terms.first_token_reported_again else 0
+        self._report_first = settings.terms.first_token
+        self._left_out = 1 if self._report_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
         # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
         self._kept: deque[tuple[int, array[int]]] | None = deque() if keep else None
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
-        if self._tell_first:
+        if self._report_first:
             response = self._loadgen.QuerySampleResponse
             self._loadgen.FirstTokenComplete(
                 [response(key, address, count * _INT_BYTES) for key, address, count in answers])
@@ -41,11 +41,12 @@ class Reporter:
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
         for key, address, count in answers:
-            told = count - left_out
-            self.token_count += told
+            reported = count - left_out
+            self.token_count += reported
             # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
-            responses.append(response(key, address + left_out * _INT_BYTES, told * _INT_BYTES, told) if address else
-                             response(key, 0, 0, told))
+            responses.append(
+                response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported) if address else
+                response(key, 0, 0, reported))
         # LoadGen copies the tokens during the call.
         self._loadgen.QuerySamplesComplete(responses)
         self.completed_count += len(responses)
@@ -56,7 +57,7 @@ class Reporter:
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""
         empty = [self._loadgen.QuerySampleResponse(key, 0, 0, 0)]
-        if self._tell_first and not first_token_seen:
+        if self._report_first and not first_token_seen:
             # Without it LoadGen 6.0.17 reads past its table of first tokens (logging.cc, RecordSampleCompletion).
             self._loadgen.FirstTokenComplete(empty)
         self._loadgen.QuerySamplesComplete(empty)

@@ -20,9 +20,9 @@ from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
-from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
@@ -39,9 +39,9 @@ USER_CONF = "user.conf"
 CONSOLE_LOG = "console.log"
 SETTINGS_FILE = "settings.json"
 
-#: Seconds between two looks at whether the server still lives.
+#: Seconds between two checks whether the server is alive.
 ALIVE_INTERVAL_S = 0.5
-#: Seconds that a server of our own, whose connections broke, may take to be seen dead.
+#: Seconds until the end of a server started by cm4vllm is detected after its connections broke.
 DYING_S = 3.0
 
 Alive = Callable[[], str | None]
@@ -83,14 +83,14 @@ def run(
                 remedy=error.remedy, exit_code=error.exit_code, client=client))
             raise
         write_record(staging / RUN_FILE, record)
-    for mark in marks(record):
-        warn(f"{title}: {mark}")
+    for doubt in client_doubts(record):
+        warn(f"{title}: {doubt}")
     return record
 
 
 @dataclass(frozen=True)
 class _Attended:
-    """A run under way, and who is told of it or asked about its server."""
+    """A run in progress, with the functions that show it and that check its server."""
 
     settings: RunSettings
     alive: Alive
@@ -152,7 +152,7 @@ def _follow(output: IO[bytes], log: int, run: _Attended) -> Message | None:
     """Read the child's standard output to its end; return the last message that is not progress."""
     last: Message | None = None
     pending = b""
-    looked = time.monotonic()
+    checked = time.monotonic()
     os.set_blocking(output.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
@@ -164,8 +164,8 @@ def _follow(output: IO[bytes], log: int, run: _Attended) -> Message | None:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     last = _take(line, log, run) or last
-            if time.monotonic() - looked >= ALIVE_INTERVAL_S:
-                looked = time.monotonic()
+            if time.monotonic() - checked >= ALIVE_INTERVAL_S:
+                checked = time.monotonic()
                 if (fault := run.fault()) is not None:
                     raise fault
 

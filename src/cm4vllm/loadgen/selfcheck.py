@@ -22,8 +22,8 @@ import psutil
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.loadgen.gauge import spread
 from cm4vllm.loadgen.loopback import LoopbackSettings
+from cm4vllm.loadgen.process_metrics import spread
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.workers import Answer, Workers, worker_settings
@@ -35,13 +35,13 @@ __all__ = ["in_words", "self_check"]
 STREAM_S = 0.3
 #: Seconds during which queries come at the run's rate, after the first streams have begun to end.
 PACED_S = 1.0
-#: Queries/s of a check at least: fewer would tell nothing of the tail.
+#: Queries/s of a check at least: fewer say nothing about the tail.
 LEAST_QPS = 50.0
 #: Seconds that queries follow each other without a pause.
 CLOSED_S = 0.5
 #: Prompts of the run that are sent in turn.
 PROMPTS = 64
-#: A share of a processor below this cannot be told from none (the kernel counts in hundredths of a second).
+#: A share of a processor below this cannot be distinguished from none (the kernel counts in hundredths of a second).
 LEAST_SHARE = 0.01
 #: Workers at most where the self-check decides.
 MOST_WORKERS = 8

@@ -16,13 +16,13 @@ class Server:
     `opening` is the number of spare connections that are being opened.
     """
 
-    __slots__ = ("_head", "address", "idle", "in_flight", "opening", "rests_until")
+    __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening")
 
     def __init__(self, address: Address, head: bytes) -> None:
         self.address = address
         self.idle: deque[Connection] = deque()
         self.in_flight = self.opening = 0
-        self.rests_until = 0.0
+        self.avoid_until = 0.0
         self._head = head
 
     def request(self, body: bytes | memoryview) -> bytes:

@@ -1,4 +1,4 @@
-"""user.conf: what LoadGen is told beyond the mlperf.conf that is compiled into it.
+"""user.conf: LoadGen's settings beyond the mlperf.conf that is compiled into it.
 
 LoadGen reads a key in this order: model.scenario, *.scenario, model.*, *.* (loadgen/test_settings_internal.cc,
 FromConfig); what user.conf sets replaces what mlperf.conf sets. Times are in ms.

@@ -23,7 +23,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.connection import Address, resolve
 from cm4vllm.loadgen.frames import HEADER, REQUEST, Kind, Stats, WorkerSettings
-from cm4vllm.loadgen.gauge import Gauge, without_pauses
+from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.texts import Texts
 
 __all__ = ["main"]
@@ -38,44 +38,43 @@ def main(argv: Sequence[str]) -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSettings)
     with socket.socket(fileno=int(argv[1])) as peer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         peer.setblocking(False)
-        runner.run(_work(settings, _Link(peer), _Bodies(int(argv[2]))))
+        runner.run(_work(settings, _Link(peer), _SharedBodies(int(argv[2]))))
     return 0
 
 
-async def _work(settings: WorkerSettings, link: _Link, bodies: _Bodies) -> None:
+async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) -> None:
     addresses = await _resolved(settings, link)
     if not addresses:
         return
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_end_with_traceback)
     texts = Texts(settings.text) if settings.text is not None else None
-    without_pauses()
-    gauge = Gauge(settings.name)
-    gauge.watch(loop)
+    stop_garbage_collection()
+    metrics = ProcessMetrics(settings.name)
+    metrics.measure_loop_lag(loop)
     # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
     at_once = settings.max_in_flight is None
-    client = Client(addresses, _Pipe(link, settings), limits=settings.limits, api=settings.api,
+    client = Client(addresses, _RecordSink(link, settings), limits=settings.limits, api=settings.api,
                     stream_interval=settings.stream_interval, max_in_flight=settings.max_in_flight,
-                    sent=gauge.issued if at_once else None,
+                    sent=metrics.add_issue_lag if at_once else None,
                     spare=SPARE if at_once else 0, texts=texts)
     await client.prepare()
-    await link.tell(Kind.READY)
+    await link.send_record(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
     client.close()
-    process = gauge.record()
-    stats = Stats(counts=client.counts, process=process, text=texts.counts() if texts is not None else None)
-    await link.tell(Kind.STATS, msgspec.json.encode(stats))
+    stats = Stats(counts=client.counts, process=metrics.record(), text=texts.counts() if texts is not None else None)
+    await link.send_record(Kind.STATS, msgspec.json.encode(stats))
 
 
 def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process: a query whose exchange broke would never be answered, and LoadGen wait for ever."""
+    """End the process: the fault may have lost a query, for which LoadGen would wait for ever."""
     loop.default_exception_handler(context)
     sys.stderr.flush()
     os._exit(1)
 
 
 async def _resolved(settings: WorkerSettings, link: _Link) -> list[Address]:
-    """Return the addresses of all servers; tell which one cannot be reached, and return none of them."""
+    """Return the addresses of all servers; report one that cannot be reached, and return an empty list."""
     addresses = []
     headers = settings.access.headers()
     for endpoint in settings.endpoints:
@@ -83,12 +82,12 @@ async def _resolved(settings: WorkerSettings, link: _Link) -> list[Address]:
             addresses.append(await resolve(endpoint, settings.ca_file, headers))
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            await link.tell(Kind.UNREACHABLE, msgspec.json.encode((endpoint, reason)))
+            await link.send_record(Kind.UNREACHABLE, msgspec.json.encode((endpoint, reason)))
             return []
     return addresses
 
 
-class _Bodies:
+class _SharedBodies:
     """The memory in which LoadGen's process writes the bodies of the queries; it only ever grows."""
 
     def __init__(self, descriptor: int) -> None:
@@ -119,7 +118,7 @@ class _Link:
         if not self._blocked:
             self._flush()
 
-    async def tell(self, kind: Kind, text: bytes = b"") -> None:
+    async def send_record(self, kind: Kind, text: bytes = b"") -> None:
         """Write one record and wait until all that was written has left."""
         self.write(HEADER.pack(0, kind, len(text)) + text)
         while self._out:
@@ -169,7 +168,7 @@ class _Link:
                 loop.remove_writer(self._peer)
 
 
-class _Pipe:
+class _RecordSink:
     """The client's sink: each answer becomes a record."""
 
     def __init__(self, link: _Link, settings: WorkerSettings) -> None:

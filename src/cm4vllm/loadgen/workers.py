@@ -29,7 +29,7 @@ __all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
 
 #: Seconds that a worker may take to start and to reach its servers.
 START_S = 60.0
-#: Seconds that a worker may take to close its connections and to tell its statistics.
+#: Seconds that a worker may take to close its connections and to send its statistics.
 END_S = 20.0
 
 #: Bytes that are read from a worker at a time, at least.
@@ -147,10 +147,7 @@ class Workers:
             worker.socket.close()
 
     def _read(self) -> None:
-        """Read until every worker has closed its end; whatever goes wrong here ends the run, which would wait for ever.
-
-        The parent catches nothing that is raised in a thread.
-        """
+        """Read until every worker has closed its end. An error here ends the run, which would wait for ever."""
         try:
             self._read_all()
         except Exception as error:
@@ -195,7 +192,7 @@ class Workers:
                 failures.append((key, text, kind == Kind.FAILED_LATE))
             else:
                 self._other(worker, kind, text)
-        # A query's first token comes before its end: LoadGen dies where it learns of the end first.
+        # A query's first token is reported before its end: LoadGen 6.0.17 crashes otherwise.
         if firsts:
             self._receiver.first_tokens(firsts)
         if answers:
@@ -219,10 +216,10 @@ class Workers:
             self._started.set()
         elif kind == Kind.STATS:
             self.stats.append(msgspec.json.decode(text, type=Stats))
-            worker.told_stats = True
+            worker.sent_stats = True
 
     def _ended(self, worker: _Worker) -> None:
-        if worker.told_stats or self._closing or self._error is not None:
+        if worker.sent_stats or self._closing or self._error is not None:
             return
         status = worker.process.wait()
         error = RunFailed(f"{worker.name} of the client ended by itself: {exit_in_words(status)}",
@@ -245,7 +242,7 @@ class _Worker:
         self.name = settings.name
         self.issued = 0
         self.ended = 0
-        self.told_stats = False
+        self.sent_stats = False
         self.socket, theirs = socket.socketpair()
         with theirs:
             for end in (self.socket, theirs):
@@ -262,7 +259,7 @@ class _Worker:
 
     def send(self, records: list[bytes]) -> None:
         self.issued += len(records)
-        # A worker that has ended is told of by the reading thread.
+        # A worker that has ended is reported by the reading thread.
         with contextlib.suppress(OSError):
             self.socket.sendall(b"".join(records))
 

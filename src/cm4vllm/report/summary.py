@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jinja2
 
-from cm4vllm.loadgen.marks import headroom as client_headroom
+from cm4vllm.loadgen.client_doubts import headroom as client_headroom
 from cm4vllm.report import charts, wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.figures import metric_names
-from cm4vllm.loadgen.marks import marks
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.records import CampaignRecord
@@ -129,7 +129,7 @@ class Performance:
     @property
     def client_doubts(self) -> tuple[str, ...]:
         """What makes our client doubtful as an instrument in this run."""
-        return tuple(marks(self.run)) if self.run else ()
+        return tuple(client_doubts(self.run)) if self.run else ()
 
     @property
     def metric(self) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Whether the client was fit to measure a server: what a record of a run says against it."""
+"""Reasons to doubt that the client was fast enough to measure the server, from the record of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord
 
-__all__ = ["headroom", "marks"]
+__all__ = ["client_doubts", "headroom"]
 
 
 def headroom(run: RunRecord) -> float | None:
     """Return how many times its load the client could have carried; None where it was not checked.
 
-    The load is the one that was aimed at or the one that came, whichever is greater, in queries as long as those of the
+    The load is the target or the load that was reached, whichever is greater, in queries as long as those of the
     self-check.
     """
     check, client = run.client.self_check, run.client
@@ -23,12 +23,12 @@ def headroom(run: RunRecord) -> float | None:
     return check.capacity_qps / load if load else None
 
 
-def marks(run: RunRecord) -> list[str]:
-    """Return what makes the client doubtful as an instrument, one sentence each; nothing where it was fit."""
-    return list(_marks(run))
+def client_doubts(run: RunRecord) -> list[str]:
+    """Return the reasons to doubt the client's measurement, one sentence each; empty where there is none."""
+    return list(_doubts(run))
 
 
-def _marks(run: RunRecord) -> Iterator[str]:
+def _doubts(run: RunRecord) -> Iterator[str]:
     room = headroom(run)
     if room is None:
         yield "the client was not checked before the run"

@@ -1,4 +1,4 @@
-"""The requests of a client while they are open, through all their tries."""
+"""A request of the client while it is in flight: its attempts, its response, its end."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cm4vllm.loadgen.wire import AnswerError, FinishReason, StreamReader, most_b
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client import Client
 
-__all__ = ["Exchange", "Request"]
+__all__ = ["InFlightRequest", "Request"]
 
-#: Times a request is sent again when nothing of its answer had come; LoadGen's clock runs on.
+#: Retries of a request of whose response nothing has arrived; LoadGen's clock runs on.
 MAX_RETRIES = 2
-#: Pieces of a stream (of some 250 bytes) that are worth being reduced to their tokens before the stream ends.
-MUCH = 16
+#: Pieces of a stream, of about 250 bytes each, that are reduced to their tokens before the stream ends.
+PIECES_TO_COMPACT = 16
 
 #: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
 #: issued (time.monotonic_ns).
 Request = tuple[int, bytes | memoryview, int, int]
 
 
-class Exchange:
-    """One request through all its tries, until it is answered or given up: exactly once, whatever a server sends.
+class InFlightRequest:
+    """One request with all its attempts. It ends exactly once, complete or failed, whatever a server sends.
 
-    Everything that reads bytes of a server is inside a `try` that ends the request. What a server can make Python raise
-    has no list: UnicodeDecodeError, RecursionError, ValueError of a number with too many digits.
+    All code that reads bytes of a server is inside a `try` that ends the request: there is no complete list of what
+    such bytes can raise (UnicodeDecodeError, RecursionError, ValueError for a number of too many digits, ...).
     """
 
     __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_seen", "json", "key",
@@ -46,7 +46,7 @@ class Exchange:
         self._body = b""
         self._room = most_bytes(client.limits, self.prompt_tokens)
 
-    def body(self, status: int, data: bytes) -> bool:
+    def body_received(self, status: int, data: bytes) -> bool:
         self._room -= len(data)
         if self._room < 0:
             self.abandon("the answer has more bytes than its tokens can have")
@@ -67,13 +67,13 @@ class Exchange:
         return self.first_token_seen
 
     def read_ahead(self) -> None:
-        """Reduce what has been gathered to its tokens, where it is much."""
+        """Reduce the collected bytes to their tokens, where there are many."""
         connection = self.connection
-        if connection is not None and connection.gathered >= MUCH:
+        if connection is not None and connection.collected >= PIECES_TO_COMPACT:
             self.token_count()
 
     def token_count(self) -> int:
-        """Return how many tokens have come so far, of a stream; reads all that has been gathered."""
+        """Return how many tokens of a stream have arrived; reads all that has been collected."""
         connection, reader = self.connection, self._reader
         if connection is None or reader is None:
             return 0
@@ -84,24 +84,24 @@ class Exchange:
             self.abandon(_unreadable(error))
         return reader.token_count
 
-    def ended(self, connection: Connection, status: int) -> None:
+    def response_ended(self, connection: Connection, status: int) -> None:
         self.server.in_flight -= 1
         self.connection = None
         answer = self._answer(status) if not self.abandoned else None
         if answer is None:
-            connection.close()  # who knows what else such a server sends
+            connection.close()  # more may follow of a response that was not understood
         else:
             self._client.release(connection, self.server)
             self._client.complete(self, *answer)
 
-    def broken(self, cause: str, *, answered: bool) -> None:
+    def connection_failed(self, cause: str, *, answered: bool) -> None:
         self.server.in_flight -= 1
         self.connection = None
         if not self.abandoned:
-            self._give_up(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
+            self._retry_or_fail(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
 
     def abandon(self, cause: str) -> None:
-        """Give the request up; what may still come for it is ignored."""
+        """Fail the request; a later response to it is ignored."""
         if self.abandoned:
             return
         self.abandoned = True
@@ -110,13 +110,13 @@ class Exchange:
             self.connection.close()
 
     def _answer(self, status: int) -> tuple[array[int] | int, FinishReason] | None:
-        """Return the tokens of the whole answer and why it ended, or give the request up, or send it again."""
+        """Return the tokens of the whole answer and why it ended; None where the request failed or is sent again."""
         if status != 200:
             message = refusal_words(self._body)
             self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            self._give_up(cause, again=status >= 500 or status == 429)
+            self._retry_or_fail(cause, again=status >= 500 or status == 429)
             return None
         try:
             return self._read()
@@ -140,12 +140,12 @@ class Exchange:
             answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
         tokens = texts.tokens_of(answer)
         if reader is not None and not self.first_token_seen:
-            # Its tokens have no text: the first of them came with the end, at the latest.
+            # Its tokens have no text: the first of them arrived with the end, at the latest.
             self.first_token_seen = True
             client.sink.first_token(self.key, 0)
         return tokens, answer.finish_reason
 
-    def _give_up(self, cause: str, *, again: bool) -> None:
+    def _retry_or_fail(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:
             self.retries += 1
             self._client.retry(self)

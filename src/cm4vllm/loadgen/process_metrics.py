@@ -1,4 +1,4 @@
-"""What one process of the client does to the measurement: its processor time, its pauses, and how late it was."""
+"""Measures one process of the client during a run: processor time, garbage collector pauses, lags."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from cm4vllm.loadgen.records import ProcessRecord, Spread
 
-__all__ = ["Gauge", "spread", "without_pauses"]
+__all__ = ["ProcessMetrics", "spread", "stop_garbage_collection"]
 
-#: Seconds between two looks at how late the event loop is.
-LOOK_S = 0.02
+#: Seconds between two measurements of how late the event loop is.
+LAG_INTERVAL_S = 0.02
 
 
 def spread(times_ms: Sequence[float]) -> Spread | None:
@@ -27,15 +27,15 @@ def spread(times_ms: Sequence[float]) -> Spread | None:
     return Spread(p50_ms=round(p50, 3), p99_ms=round(p99, 3), max_ms=round(ordered[-1], 3))
 
 
-def without_pauses() -> None:
-    """Take what is there out of the garbage collector's sight, and stop it: nothing on the way of a query is cyclic."""
+def stop_garbage_collection() -> None:
+    """Stop the garbage collector, and exempt all present objects: nothing on the path of a query forms cycles."""
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
-class Gauge:
-    """Measures its process from the moment it is made. Times in ns are those of time.monotonic_ns."""
+class ProcessMetrics:
+    """Measures its process from its creation on. Times in ns are those of time.monotonic_ns."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,21 +47,21 @@ class Gauge:
         self._issue_lags = array("d")
         gc.callbacks.append(self._collected)
 
-    def watch(self, loop: AbstractEventLoop) -> None:
-        """Look regularly how late `loop` runs what is due."""
-        due = loop.time() + LOOK_S
+    def measure_loop_lag(self, loop: AbstractEventLoop) -> None:
+        """Measure at intervals how late `loop` runs what is due."""
+        due = loop.time() + LAG_INTERVAL_S
 
-        def look() -> None:
+        def measure() -> None:
             nonlocal due
             now = loop.time()
             self._loop_lags.append(max(0.0, now - due) * 1e3)
-            due = now + LOOK_S
-            loop.call_at(due, look)
+            due = now + LAG_INTERVAL_S
+            loop.call_at(due, measure)
 
-        loop.call_at(due, look)
+        loop.call_at(due, measure)
 
-    def issued(self, issued_ns: int) -> None:
-        """Note how long ago a query was issued that is being sent now."""
+    def add_issue_lag(self, issued_ns: int) -> None:
+        """Record the time since a query was issued that is being sent now."""
         self._issue_lags.append((time.monotonic_ns() - issued_ns) / 1e6)
 
     def record(self) -> ProcessRecord:

@@ -1,9 +1,9 @@
-"""What makes the client doubtful as an instrument."""
+"""Reasons to doubt the client's measurement."""
 
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.marks import headroom, marks
+from cm4vllm.loadgen.client_doubts import client_doubts, headroom
 from cm4vllm.loadgen.records import ClientRecord, ProcessRecord, RunRecord, SelfCheck, Spread
 
 CHECK = SelfCheck(workers=1, tokens=100, queries=500, qps=50, capacity_qps=500, busiest="worker 1", busiest_share=0.1,
@@ -27,7 +27,7 @@ def record(make_settings):
 def test_headroom_is_what_the_client_can_carry_over_the_load_that_came(record):
     run = record()
     assert headroom(run) == 10
-    assert marks(run) == []
+    assert client_doubts(run) == []
     assert headroom(record(completed=10_000)) == 5
     assert headroom(record(tokens=200)) == 5
 
@@ -43,26 +43,26 @@ def test_an_offline_accuracy_run_has_no_target(record):
 def test_a_client_with_little_headroom_is_doubtful(record):
     run = record(self_check=replace(CHECK, capacity_qps=70))
     assert headroom(run) == 1.4
-    [mark] = marks(run)
-    assert "1.40 times the load" in mark
+    [doubt] = client_doubts(run)
+    assert "1.40 times the load" in doubt
 
 
 def test_a_client_that_was_not_checked_is_doubtful(record):
-    assert marks(record(self_check=None)) == ["the client was not checked before the run"]
+    assert client_doubts(record(self_check=None)) == ["the client was not checked before the run"]
 
 
 def test_ttft_that_the_client_adds_is_compared_with_one_percent_of_the_limit(record):
     at_limit = replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=20, max_ms=99))
-    assert marks(record(self_check=at_limit)) == []
-    [mark] = marks(record(self_check=replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=20.1, max_ms=99))))
-    assert "20.1 ms" in mark and "2000 ms" in mark
+    assert client_doubts(record(self_check=at_limit)) == []
+    [doubt] = client_doubts(record(self_check=replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=20.1, max_ms=99))))
+    assert "20.1 ms" in doubt and "2000 ms" in doubt
     slow = replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=99, max_ms=99))
-    assert marks(record("Offline", self_check=slow)) == []
+    assert client_doubts(record("Offline", self_check=slow)) == []
 
 
 @pytest.mark.parametrize("lag", ["issue_lag", "loop_lag"])
 def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
     process = ProcessRecord(name="worker 1", cpu_s=1, wall_s=100, peak_memory_mib=40,
                             **{lag: Spread(p50_ms=0.1, p99_ms=33.3, max_ms=50)})
-    [mark] = marks(record(processes=[process]))
-    assert "33.3 ms late" in mark
+    [doubt] = client_doubts(record(processes=[process]))
+    assert "33.3 ms late" in doubt

@@ -1,4 +1,4 @@
-"""Between LoadGen and the workers: queries out, answers back to LoadGen as int32 tokens, and what is told meanwhile."""
+"""LoadGen's system under test: passes queries to the workers, and the workers' answers and progress back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.loadgen.gauge import Gauge, without_pauses
 from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Progress
+from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.sample_library import SampleLibrary
@@ -20,27 +20,27 @@ from cm4vllm.loadgen.texts import added_up
 from cm4vllm.loadgen.workers import Workers, worker_settings
 from cm4vllm.rules import Mode
 
-__all__ = ["Carrier"]
+__all__ = ["SystemUnderTest"]
 
-#: How long a run that has failed goes on, so that its report can tell one bad request from a server that is gone.
+#: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
 GRACE_S = 1.0
-#: Seconds between two lines of progress.
-TELL_S = 1.0
+#: Seconds between two progress messages.
+PROGRESS_INTERVAL_S = 1.0
 
 
-class Carrier:
+class SystemUnderTest:
     """Use as a context manager around LoadGen's test; `issue` is what LoadGen calls.
 
-    A query that cannot be answered is completed empty, so that LoadGen could end; then the process tells why and ends,
-    because LoadGen cannot be stopped and nothing of the run can be used.
+    A query that cannot be answered is completed empty. Then the process reports why and ends, because LoadGen cannot be
+    stopped and no part of the run can be used.
     """
 
     def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, workers: int, *,
-                 tell: Callable[[Message], None], show_answers: bool = False) -> None:
+                 send: Callable[[Message], None], show_answers: bool = False) -> None:
         self._settings = settings
         self._library = library
-        self._tell = tell
-        self._reporter = Reporter(loadgen, settings, self._first_failure, keep=show_answers)
+        self._send = send
+        self._reporter = Reporter(loadgen, settings, self._on_first_failure, keep=show_answers)
         self._indices: dict[int, int] | None = {} if show_answers else None
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
@@ -48,26 +48,26 @@ class Carrier:
         self._begin = time.monotonic()
         self._over = threading.Event()
         self._ending = threading.Lock()
-        self._teller = threading.Thread(target=self._tell_progress, name="progress", daemon=True)
+        self._progress_thread = threading.Thread(target=self._send_progress, name="progress", daemon=True)
 
-    def __enter__(self) -> Carrier:
-        without_pauses()
-        self._gauge = Gauge("LoadGen")
-        self._teller.start()
+    def __enter__(self) -> SystemUnderTest:
+        stop_garbage_collection()
+        self._metrics = ProcessMetrics("LoadGen")
+        self._progress_thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._over.set()
-        self._teller.join()
+        self._progress_thread.join()
         with self._ending:
             self._workers.close()
-        self._tell_answers()
-        self._process = self._gauge.record()
+        self._send_answers()
+        self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
             raise self._failure()
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """Take what LoadGen issues; called on LoadGen's thread."""
+        """Pass samples to the workers; called by LoadGen on its thread."""
         if not self._issued:
             self._begin = time.monotonic()
         self._issued += len(samples)
@@ -77,10 +77,10 @@ class Carrier:
         self._workers.issue([(sample.id, *records[sample.index]) for sample in samples])
 
     def record(self) -> ClientRecord:
-        """Return what the client saw, when it has ended."""
-        told = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
-        counts = [stats.counts for stats in told]
-        text = added_up([stats.text for stats in told], prompt_tokens=sum(c.prompt_tokens for c in counts))
+        """Return the client's record, after its end."""
+        stats = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
+        counts = [each.counts for each in stats]
+        text = added_up([each.text for each in stats], prompt_tokens=sum(c.prompt_tokens for c in counts))
         return ClientRecord(
             requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
             retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
@@ -89,49 +89,49 @@ class Carrier:
                                          length=sum(c.finish_reasons.length for c in counts)),
             reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
-            processes=[self._process, *(stats.process for stats in told)],
+            processes=[self._process, *(each.process for each in stats)],
         )
 
-    def _tell_progress(self) -> None:
-        while not self._over.wait(TELL_S):
-            self._tell_answers()
+    def _send_progress(self) -> None:
+        while not self._over.wait(PROGRESS_INTERVAL_S):
+            self._send_answers()
             reporter = self._reporter
             # How many queries a paced performance run will issue only LoadGen knows.
             known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY
             done = reporter.completed_count + reporter.failed_count
-            self._tell(Progress(
+            self._send(Progress(
                 done=done, waiting=self._issued - done,
                 total=max(self._issued, self._settings.samples) if known else None,
                 elapsed_s=round(time.monotonic() - self._begin, 3), tokens=reporter.token_count))
 
-    def _tell_answers(self) -> None:
+    def _send_answers(self) -> None:
         indices, answers = self._indices, self._reporter.take()
         if indices is not None and answers:
-            self._tell(Answers(answers=[(indices.pop(key), tokens.tolist()) for key, tokens in answers]))
+            self._send(Answers(answers=[(indices.pop(key), tokens.tolist()) for key, tokens in answers]))
 
-    def _first_failure(self, cause: str) -> None:
-        self._tell(FirstFailure(cause=cause))
-        threading.Thread(target=self._give_up, name="grace", daemon=True).start()
+    def _on_first_failure(self, cause: str) -> None:
+        self._send(FirstFailure(cause=cause))
+        threading.Thread(target=self._end_after_grace, name="grace", daemon=True).start()
 
-    def _give_up(self) -> None:
+    def _end_after_grace(self) -> None:
         if not self._over.wait(GRACE_S):
             self._end(None)
 
     def _end(self, error: CmError | None) -> None:
-        """End the process with what is known: `error`, or else the requests that failed."""
+        """Report `error`, or else the requests that failed, and end the process."""
         with self._ending:
             try:
                 if error is None:
                     self._workers.close()
-                self._process = self._gauge.record()
+                self._process = self._metrics.record()
                 reason = error or self._failure()
-                self._tell(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause,
+                self._send(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause,
                                   remedy=reason.remedy, client=self.record()))
             except BaseException:
                 traceback.print_exc()
                 raise
             finally:
-                # Whatever happens in this thread: without it LoadGen would wait for ever.
+                # Also after an error in this thread: LoadGen would wait for ever.
                 os._exit((error or RunFailed).exit_code)
 
     def _failure(self) -> RunFailed:
@@ -142,5 +142,5 @@ class Carrier:
         return RunFailed(
             f"{failures.total()} of {self._issued} requests of the {settings.scenario} {settings.mode} run failed",
             cause=causes,
-            remedy=f"look what the server says{log}, then run again; nothing of this run is kept as a result",
+            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result",
         )

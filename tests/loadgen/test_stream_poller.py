@@ -1,4 +1,4 @@
-"""Streams that have begun, read together in rounds: on real sockets, with the other end in the test's hand."""
+"""Streams that have begun, polled together: on real sockets, with the other end under the test's control."""
 
 import asyncio
 import socket
@@ -8,9 +8,9 @@ import pytest
 import uvloop
 from test_connection import TOKENS, Exchange, recorded
 
-from cm4vllm.loadgen import lane as lane_module
+from cm4vllm.loadgen import stream_poller
 from cm4vllm.loadgen.connection import Connection
-from cm4vllm.loadgen.lane import Lane
+from cm4vllm.loadgen.stream_poller import StreamPoller
 
 _, STREAM = recorded()
 #: Where the stream's first token has come, and its second chunk begins.
@@ -18,15 +18,15 @@ BEGUN = STREAM.rindex(b"\r\n", 0, STREAM.index(b"data:", STREAM.index(b"data:") 
 
 
 class Peer:
-    """A connection in a lane, and the socket at its other end."""
+    """A connection in a poller, and the socket at its other end."""
 
-    def __init__(self, lane, server):
-        self.lane = lane
+    def __init__(self, poller, server):
+        self.poller = poller
         self.server = server
 
     async def connect(self, mine):
         loop = asyncio.get_running_loop()
-        _, self.connection = await loop.create_connection(lambda: Connection(lambda _: None, self.lane), sock=mine)
+        _, self.connection = await loop.create_connection(lambda: Connection(lambda _: None, self.poller), sock=mine)
 
     async def ask(self):
         self.exchange = Exchange()
@@ -54,13 +54,13 @@ def with_peer(script, pair=tcp_pair):
         mine, server = pair()
         mine.setblocking(False)
         server.setblocking(False)
-        peer = Peer(Lane(), server)
+        peer = Peer(StreamPoller(), server)
         await peer.connect(mine)
         try:
             await script(peer)
         finally:
             peer.connection.close()
-            peer.lane.close()
+            peer.poller.close()
             server.close()
             await asyncio.sleep(0)
 
@@ -91,8 +91,8 @@ def test_streams_split_anywhere_follow_each_other_on_one_connection(pair):
     with_peer(script, pair)
 
 
-def test_a_first_token_waits_for_no_round_and_an_end_does(monkeypatch):
-    monkeypatch.setattr(lane_module, "ROUND_S", 0.5)
+def test_a_first_token_waits_for_no_poll_and_an_end_does(monkeypatch):
+    monkeypatch.setattr(stream_poller, "POLL_INTERVAL_S", 0.5)
 
     async def script(peer):
         loop = asyncio.get_running_loop()
@@ -108,9 +108,9 @@ def test_a_first_token_waits_for_no_round_and_an_end_does(monkeypatch):
     with_peer(script)
 
 
-def test_a_stream_that_comes_at_once_is_never_in_the_lane():
+def test_a_stream_that_comes_at_once_is_never_polled():
     async def script(peer):
-        peer.lane.enter = None
+        peer.poller.add = None
         for _ in range(3):
             await peer.ask()
             peer.say(STREAM)
@@ -125,7 +125,7 @@ def test_a_stream_that_comes_at_once_is_never_in_the_lane():
      "the connection broke: ConnectionResetError"),
     (lambda server: server.sendall(b"no chunk\r\n"), "the answer is not HTTP"),
 ], ids=["closed", "reset", "no HTTP"])
-def test_a_stream_that_breaks_in_the_lane_is_told_of_once(end, cause):
+def test_a_stream_that_breaks_while_polled_is_reported_once(end, cause):
     async def script(peer):
         await peer.ask()
         peer.say(STREAM[:BEGUN])
@@ -162,8 +162,8 @@ def test_what_comes_together_with_the_end_of_the_connection_is_read_to_its_end(e
 
 @pytest.mark.parametrize("short", [1, 2, 16, 479, 480])
 def test_pieces_of_every_length_are_read_whole(monkeypatch, short):
-    monkeypatch.setattr(lane_module, "_SMALL", short)
-    monkeypatch.setattr(lane_module, "_LARGE", 2 * short)
+    monkeypatch.setattr(stream_poller, "_SMALL", short)
+    monkeypatch.setattr(stream_poller, "_LARGE", 2 * short)
 
     async def script(peer):
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_one_stream_that_breaks_leaves_the_others_alone():
         mine, server = tcp_pair()
         mine.setblocking(False)
         server.setblocking(False)
-        other = Peer(peer.lane, server)
+        other = Peer(peer.poller, server)
         await other.connect(mine)
         for one in (peer, other):
             await one.ask()
