@@ -6,6 +6,7 @@ they take longest. A test that measures time is marked `timing`: it comes last, 
 """
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -25,31 +26,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    from xdist.scheduler import LoadGroupScheduling
-
-    class ByFile(LoadGroupScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
-
-    return ByFile(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if item.get_closest_marker("timing"):
-            item.add_marker(pytest.mark.xdist_group("timing"))
-    if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
-
-
-def _turn(item) -> int:
-    group = item.get_closest_marker("xdist_group")
-    return 1 if group is None else 2 if group.args[0] == "timing" else 0
-
-
 #: Names a file that every test locks while it runs: together with the others, or alone. Empty in a single process.
 LOCK = "CM4VLLM_TESTS_LOCK"
 
@@ -61,10 +37,53 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput") and (lock := os.environ.pop(LOCK, "")):
+        Path(lock).unlink(missing_ok=True)
+        _groups_file(lock).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        """Gives each process a group of tests at a time: those of a file, unless they are marked otherwise."""
+
+        groups: dict[str, str] | None = None
+
+        def _split_scope(self, nodeid: str) -> str:
+            if self.groups is None:  # the processes have collected, and each has written the same
+                self.groups = json.loads(_groups_file(os.environ[LOCK]).read_text())
+            return self.groups.get(nodeid) or nodeid.partition("::")[0]
+
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
     if not hasattr(config, "workerinput"):
-        lock = os.environ.pop(LOCK, "")
-        if lock:
-            Path(lock).unlink(missing_ok=True)
+        return
+    groups = {item.nodeid: group for item in items if (group := _group(item))}
+    items.sort(key=lambda item: _TURNS.index(_group(item).partition("-")[0]))
+    # To the one that schedules: it sees no marks, and xdist's own way to tell it does nothing with pytest 9.2.
+    path = _groups_file(os.environ[LOCK])
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(groups))
+    aside.replace(path)
+
+
+#: The real vLLM takes longest, and what measures time waits until all else has ended.
+_TURNS = ("vllm", "", "timing")
+
+
+def _group(item) -> str:
+    if item.get_closest_marker("timing"):
+        return "timing"
+    marker = item.get_closest_marker("xdist_group")
+    return marker.args[0] if marker else ""
+
+
+def _groups_file(lock: str) -> Path:
+    return Path(f"{lock}.json")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -207,7 +207,7 @@ sort: '500'
 default_version: 3.1
 deps:
 versions: {3.8: , '2.1': {env: {A: 1}}}
-variations: {x: , y: {base: z, warnings: one, env: {A: [1, 2], B: true, C: }}}
+variations: {x: , y: {base: z, default_variation: {g: v}, warnings: one, env: {A: [1, 2], B: true, C: }}}
 new_env_keys: A
 env: {A: {b: c}}
 input_description: {a: text, b: {desc: x}, c: }

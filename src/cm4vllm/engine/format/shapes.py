@@ -25,7 +25,7 @@ _MAPPINGS = frozenset({
 })
 _LISTS = frozenset({*_PHASES, "brings", "update_meta_if_env", "invalid_variation_combinations",
                     "valid_variation_combinations", "extra_cache_tags_from_env"})
-_TEXTS = frozenset({"alias", "uid", "group", "script_name", "default_version", "default_variation", "tags_help",
+_TEXTS = frozenset({"alias", "uid", "group", "script_name", "default_version", "tags_help",
                     "version", "version_min", "version_max", "version_max_usable"})
 _NUMBERS = frozenset({"sort", "required_disk_space", "disk_bytes"})
 #: A text, or a list of texts.
