@@ -20,6 +20,9 @@ HF = "hf_" + "aB3" * 11
     ("AZURE_STORAGE_CONNECTION_STRING", True), ("GOOGLE_APPLICATION_CREDENTIALS", True), ("GITHUB_PAT", True),
     ("DB_PASS", True), ("SLACK_WEBHOOK_URL", True), ("--hf-token", True), ("--api-key", True), ("--env.HF_TOKEN", True),
     ("--const.HF_TOKEN", True), ("--adr.model.env.HF_TOKEN", True), ("+HF_TOKEN", True), ("OPENAI_API_KEYS", True),
+    ("awsSecretAccessKey", True), ("apiKey", True), ("HF_TOKEN_2", True), ("CLIENT_SECRET_VALUE", True),
+    ("MYSQL_PWD", True), ("DOCKER_AUTH_CONFIG", True), ("SESSION_JWT", True), ("OPENAI_KEY", True), ("MY_KEY", True),
+    ("PWD", False), ("OLDPWD", False), ("key", False), ("CM_CACHE_KEY", False), ("eosToken", False),
     ("CM_TOKENIZER", False), ("CM_MAX_TOKENS", False), ("CM_KEYS", False), ("--max-num-batched-tokens", False),
     ("--api_key_env", False), ("EOS_TOKEN", False), ("TIME_TO_FIRST_TOKEN", False), ("COMPAT", False),
     ("GIT_ASKPASS", False), ("SSH_AUTH_SOCK", False), ("--tokenizer", False), ("PATH", False),
@@ -41,6 +44,11 @@ def test_names_of_secrets(name, secret):
     ('--hf-overrides={"hf_token": "s3cr t", "a": 1}', '--hf-overrides={"hf_token": "${HF_TOKEN:?}", "a": 1}'),
     ("--index=https://jdoe:s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
     ("--url=https://x.example/f?token=s3cr&b=1", "--url=https://x.example/f?token=${TOKEN:?}&b=1"),
+    ("--index=https://s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
+    ("--db=redis://:p@s3cr@h:6379/0", "--db=redis://${DB_SECRET:?}@h:6379/0"),
+    ("--env.HTTPS_PROXY=http://u:p/s3cr@h:3128", "--env.HTTPS_PROXY=http://${HTTPS_PROXY_SECRET:?}@h:3128"),
+    ("s3://AKIA" + "A1B2" * 4 + ":s3cr@bucket/x", "s3://${SECRET:?}@bucket/x"),
+    ('--x={"awsSecretAccessKey":"s3cr"}', '--x={"awsSecretAccessKey":"${AWS_SECRET_ACCESS_KEY:?}"}'),
     (f"--note=it was {HF}", "--note=it was ${NOTE_SECRET:?}"),
     ("ghp_" + "s3cr" * 10, "${SECRET:?}"),
 ])  # fmt: skip
@@ -53,7 +61,8 @@ def test_a_secret_in_a_word_becomes_a_variable(word, redacted):
     "--x=a b - c",
     '--hf-overrides={"eos_token": "</s>", "max_tokens": 5}', "--api_server=http://127.0.0.1:8000", "--env.HF_TOKEN=",
     "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm", "it's", "-v",
-    "--url=git@github.com:a/b.git", "scikit-sk-learn-compatible-estimators", "--api_key_env=MY_NAME",
+    "--url=git@github.com:a/b.git", "--repo=git+ssh://git@github.com:org/repo@v1", "--a=http://h:8000/model@main",
+    "--api_server=http://h:8000,unix:///x@y", "scikit-sk-learn-compatible-estimators", "--api_key_env=MY_NAME",
 ])  # fmt: skip
 def test_what_is_no_secret_stays(word):
     assert redacted_words([word], Vault({})) == [word]
@@ -93,6 +102,15 @@ def test_a_value_that_was_given_as_a_secret_is_found_everywhere():
         assert "%22s%5Ca" not in clean
     assert secrets.cleaned({"A": ["letmein99"], "B_TOKEN": "x"}) == {"A": [HIDDEN], "B_TOKEN": HIDDEN}
     assert secrets.holds({"a": ["... letmein99"]}) and not secrets.holds(["harmless"])
+
+
+def test_the_password_in_the_url_of_a_variable_is_found_where_it_stands_alone():
+    secrets = Vault({"HTTPS_PROXY": "http://jdoe:p%40ssw0rd-9@proxy.example:3128", "PIP_INDEX_URL": "https://t0ken-9@h/x",
+                     "A": "https://h/x?key=abcdef-9"})
+    for text in ("p%40ssw0rd-9", "p@ssw0rd-9", "t0ken-9", "abcdef-9"):
+        assert secrets.clean(f"refused: {text} of jdoe") == f"refused: {HIDDEN} of jdoe"
+        assert secrets.clean(secrets.clean(text)) == HIDDEN
+    assert Vault({"URL": "https://jenkins@h/x"}).clean("jenkins at https://jenkins@h") == f"jenkins at https://{HIDDEN}@h"
 
 
 def test_a_secret_is_known_by_its_form_even_where_nobody_named_it():

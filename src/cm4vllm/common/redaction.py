@@ -28,11 +28,14 @@ _SHORTEST = 6
 # Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
 _SECRET_ENDS = (
     "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "SSHPASS", "CREDENTIAL",
-    "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "API_KEY", "APIKEY",
-    "API_KEYS", *(f"{kind}_KEY{more}" for more in ("", "_ID")
-      for kind in ("ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
-    "_PASS", "_PAT", "_AUTH", "_BEARER",
+    "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "APIKEY",
+    "API_KEYS", *(f"{kind}_KEY_ID" for kind in (
+      "ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
+    "_KEY", "_PASS", "_PWD", "_PAT", "_AUTH", "_AUTH_CONFIG", "_BEARER", "_JWT",
 )  # fmt: skip
+#: Names that end so and are none: the shell's present folder, and keys that sort, select or are public.
+_NO_SECRETS = ("KEY", "PWD", *(f"_{kind}_KEY" for kind in (
+    "CACHE", "SORT", "PUBLIC", "PRIMARY", "FOREIGN", "GROUP", "HOT", "DICT", "JSON", "INDEX", "MAP", "RECORD")))
 #: Tokens of a vocabulary, and times per token.
 _TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
     "EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "FIRST", "OUTPUT", "PER", "NEXT"))
@@ -41,13 +44,17 @@ _TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
 @cache
 def is_secret_name(name: str) -> bool:
     """Tell whether the name of an environment variable, a flag or a key says that its value is a secret."""
-    plain = _normal(name)
-    return f"_{plain}".endswith(_SECRET_ENDS) and not plain.endswith(_TOKENS_OF_TEXT)
+    # The second of two, and what is only called the value of it: HF_TOKEN_2, CLIENT_SECRET_VALUE.
+    plain = re.sub(r"(?:_?\d+|_VALUE)$", "", _normal(name))
+    if plain in _NO_SECRETS or f"_{plain}".endswith(_NO_SECRETS[2:]) or plain.endswith(_TOKENS_OF_TEXT):
+        return False
+    return f"_{plain}".endswith(_SECRET_ENDS)
 
 
 def _normal(name: str) -> str:
-    """Return a name as a variable is written: HF_TOKEN of --hf-token, --env.HF_TOKEN and +HF_TOKEN."""
-    return re.sub(r"[^A-Z0-9_]", "_", name.strip("-+,").rpartition(".")[2].lstrip("+").upper())
+    """Return a name as a variable is written: HF_TOKEN of --hf-token, --env.HF_TOKEN, +HF_TOKEN and hfToken."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-+,").rpartition(".")[2].lstrip("+"))
+    return re.sub(r"[^A-Z0-9_]", "_", words.upper())
 
 
 def variable(name: str) -> str:
@@ -78,15 +85,34 @@ _BEGINNINGS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gl
 
 @cache
 def _in_url() -> re.Pattern[str]:
-    """Match the user and password, or the lone token, before the host of a URL."""
-    return re.compile(r"(?<=://)(?!\$\{)(?:[^/\s:@\"']*:[^/\s@\"']+|[^/\s:@\"']{16,})(?=@)")
+    """Match the user and password, or the lone token, before the host of a URL; group 1 or 2 is the secret of it.
+
+    Of http, what stands alone is a token: a name asks for a password. A password may hold `@`, and `/` where it cannot
+    be a port with a path.
+    """
+    return re.compile(
+        r"(?<=://)(?!(?:\$\{[A-Z0-9_]+:\?\}:?)+@|\(secret\)@)(?:"
+        r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']+)"
+        r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)", re.IGNORECASE)
 
 
 @cache
 def _in_query() -> re.Pattern[str]:
-    """Match a signature or key in the query of a URL; group 1 is its name."""
+    """Match a signature or key in the query of a URL; group 1 is its name, group 2 its value."""
     return re.compile(r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
-                      r"[^&\s\"'#]+", re.IGNORECASE)
+                      r"([^&\s\"'#]+)", re.IGNORECASE)
+
+
+def _secrets_of_urls(text: str) -> list[str]:
+    """Return the secrets in the URLs of a text, each as it stands there and as the server gets it.
+
+    A word of letters that stands alone may be a user's name: it is hidden where it stands, and searched for nowhere.
+    """
+    from urllib.parse import unquote
+
+    found = [one[1] or ("" if one[2].isalpha() else one[2]) for one in _in_url().finditer(text)]
+    found = [one for one in found + [one[2] for one in _in_query().finditer(text)] if one]
+    return list(dict.fromkeys(spelled for one in found for spelled in (one, unquote(one))))
 
 
 @cache
@@ -158,10 +184,15 @@ class Vault:
         return any(fnmatchcase(key, pattern) for pattern in wild)
 
     def learn(self, env: Mapping[str, Any]) -> None:
-        """Take note of the values of the secret keys of `env`, and of each line of those that have several."""
+        """Take note of the values of the secret keys of `env`, each line of those that have several, and of the
+        passwords in URLs, as a proxy's and a package index's.
+        """
         for key, value in env.items():
             if isinstance(value, str) and self.is_secret(key):
                 self.note(key, value)
+            elif isinstance(value, str) and "://" in value and ("@" in value or "?" in value):
+                for secret in _secrets_of_urls(value):
+                    self.note(f"{key}_SECRET", secret)
 
     def learn_words(self, words: Iterable[str]) -> None:
         """Take note of the secrets among the words of a command."""
@@ -358,7 +389,7 @@ class _Words:
             lambda found: f"{found[1]}{found[2]}{found[3] or ''}{self._hidden(found[1], found[4])}", text)
         text = self._pairs(text)
         if "://" in text:
-            self.found += [(name or "SECRET", found[0].rpartition(":")[2]) for found in _in_url().finditer(text)]
+            self.found += [(name or "SECRET", secret) for secret in _secrets_of_urls(text)]
         return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:
