@@ -6,6 +6,7 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
+from cm4vllm.results.codes import codes_page
 from cm4vllm.results.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.model import Figure, Figures, Source, Submission
 from cm4vllm.results.reading import PROBLEMS
@@ -68,9 +69,15 @@ def test_figures_are_read_by_name_and_cannot_be_changed() -> None:
         figures["tpot_p99"] = figures["ttft_p99"]  # type: ignore[index]
 
 
-def test_the_page_of_the_checks_lists_each_with_its_rule() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+def test_the_page_of_the_codes_is_the_one_that_the_code_writes() -> None:
+    page = Path(__file__).parents[2] / "docs" / "checks.md"
+    assert page.read_text(encoding="utf-8") == codes_page(), "python -m cm4vllm.results.codes > docs/checks.md"
+
+
+def test_the_page_lists_each_code_with_rule_source_and_remedy() -> None:
+    page = codes_page()
     for check in CHECKS.values():
-        assert f"| `{check.code}` | {check.rule.text} | {check.rule.source} |" in page
-    for code in PROBLEMS:
-        assert f"`{code}`" in page
+        for text in (f"`{check.code}`", check.rule.text, check.rule.source, check.remedy):
+            assert text in page
+    for code, rule in PROBLEMS.items():
+        assert f"`{code}`" in page and rule.text in page

@@ -32,7 +32,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 __all__ = [
@@ -67,16 +67,19 @@ __all__ = [
 class CmError(Exception):
     """A failure with what failed, why, and what to do about it.
 
-    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done.
+    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done. `state` is what a
+    program that asked for JSON gets all the same, under `new_state`.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, cause: str = "", remedy: str = "") -> None:
+    def __init__(self, what: str, *, cause: str = "", remedy: str = "",
+                 state: Mapping[str, object] | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.cause = cause
         self.remedy = remedy
+        self.state = state or {}
 
     def reworded(self, old: str, new: str) -> None:
         """Put other words in place: a path that has changed, the flag that a key was given by."""

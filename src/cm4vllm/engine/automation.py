@@ -110,6 +110,8 @@ class ScriptAutomation(_OwnAutomation):
                 slim(self.cmind)
         except CmError as error:
             result = {"return": error.exit_code, "error": session.explained(error)}
+            if error.state:
+                result["new_state"] = dict(error.state)
         except Exception as error:
             known = _known(error, verbose=session.verbose)
             result = {"return": known.exit_code, "error": session.explained(known)}
@@ -234,7 +236,7 @@ def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder:
                 result = result if result["return"] else {"return": error.exit_code, "error": str(error)}
     if session.as_json or i.get("save_to_json") or i.get("save_to_yaml"):
         result = session.vault.cleaned(result)
-    if flag(i, "j", "json") and not result["return"]:
+    if flag(i, "j", "json") and (not result["return"] or "new_state" in result):
         print(json.dumps(result, indent=2, default=str))
     return result
 

@@ -234,7 +234,8 @@ class Result:
 
     `model` is the folder's name, `benchmark` that of the benchmark it is a result of, which model_mapping.json may name
     in the open division. `scenario` is spelled as the rules spell it. `compliance` names the tests there are.
-    `measurements` is the file of that name, `user_conf` the text of user.conf.
+    `measurements` is the file of that name, `user_conf` the text of user.conf, `readme` that of README.md; `files`
+    names the files of a tree that they were read from, under the same words.
     """
 
     round: str
@@ -250,6 +251,8 @@ class Result:
     measurements: Mapping[str, Any] = field(default_factory=dict)
     user_conf: str = ""
     compliance: tuple[str, ...] = ()
+    readme: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mapped(self) -> bool:
@@ -293,6 +296,11 @@ class Submission:
     problems: tuple[Finding, ...] = ()
     mapping: Mapping[str, str] = field(default_factory=dict)
     campaign: CampaignRecord | None = None
+
+    @property
+    def home(self) -> Path:
+        """The submitter's folder in a tree."""
+        return self.root / self.division / self.submitter
 
     def system(self, name: str) -> System | None:
         """Return the description of a system; None where there is none."""

@@ -103,12 +103,16 @@ class _Folder:
         """Return the result as one of that round: the limits and targets are those of the round."""
         terms = {mode: terms_of(round_name, self.benchmark, self.scenario, mode) for mode in Mode}
         performance = self.performance and replace(self.performance, terms=terms[Mode.PERFORMANCE])
-        conf = self._beside("user.conf")
+        conf, readme = self._beside("user.conf"), self._beside("README.md")
+        stated = self._measurements_file()
+        files = {"measurements": stated, "user_conf": conf, "readme": readme}
         return Result(
             round=round_name, division=self.home.parent.name, submitter=self.home.name, system=self.system,
             model=self.model, benchmark=self.benchmark, scenario=self.scenario, folder=self.reader.name(self.folder),
             performance=performance, accuracy=self.reader.accuracy(self.folder / "accuracy", terms[Mode.ACCURACY]),
-            measurements=self._measurements(), user_conf=self.reader.text(conf) if conf else "",
+            measurements=self.reader.json(stated), user_conf=self.reader.text(conf) if conf else "",
+            readme=self.reader.text(readme) if readme else "",
+            files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
         )
 
@@ -119,12 +123,12 @@ class _Folder:
     def _beside(self, name: str) -> Path | None:
         return next((path for path in (self.folder / name, self._old("measurements") / name) if path.is_file()), None)
 
-    def _measurements(self) -> Mapping[str, Any]:
-        """Return what is stated of the weights: measurements.json, or <system>[_<implementation>][_<scenario>].json."""
+    def _measurements_file(self) -> Path:
+        """Return where the weights are stated: measurements.json, or <system>[_<implementation>][_<scenario>].json."""
         new, old = self.folder / "measurements.json", self._old("measurements")
         found = sorted(old.glob("*.json")) if old.is_dir() else []
         named = [path for path in found if path.stem == self.system or path.name.startswith(f"{self.system}_")]
-        return self.reader.json(named[0] if named and not new.is_file() else new)
+        return named[0] if named and not new.is_file() else new
 
     def _compliance(self) -> Iterator[Path]:
         yield from self.folder.glob("TEST*")

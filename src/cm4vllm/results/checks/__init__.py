@@ -5,6 +5,8 @@ A new check is one function under @check in one of the modules below; a new modu
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cm4vllm.results.checks import accuracy, campaign, logs, records, submitted
 from cm4vllm.results.checks.check import Check, Fault, Stage, check
 from cm4vllm.results.findings import Finding
@@ -20,13 +22,14 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def findings(submission: Submission, *, submitted: bool = False) -> list[Finding]:
+def findings(submission: Submission, *, submitted: bool = False, stages: Collection[Stage] = ()) -> list[Finding]:
     """Return all that is wrong with a submission: what could not be read, then what each check finds.
 
-    `submitted` adds the checks of runs of which a submission tree is to be made.
+    `submitted` adds the checks of runs of which a submission tree is to be made; `stages` names those to make instead.
     """
+    made = stages or ((Stage.ALWAYS, Stage.SUBMITTED) if submitted else (Stage.ALWAYS,))
     found = list(submission.problems)
     for one in CHECKS.values():
-        if submitted or one.stage is Stage.ALWAYS:
+        if one.stage in made:
             found += one.findings(submission)
     return found

@@ -13,10 +13,11 @@ __all__ = ["Check", "Fault", "Stage", "check"]
 
 
 class Stage(StrEnum):
-    """When a check applies: to whatever has been measured, or only to runs of which a submission tree is to be made."""
+    """When a check applies: to whatever has been measured, to runs of which a tree is to be made, to a written tree."""
 
     ALWAYS = "always"
     SUBMITTED = "submitted"
+    TREE = "tree"
 
 
 @dataclass(frozen=True)

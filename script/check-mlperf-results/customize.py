@@ -1,0 +1,16 @@
+"""Checks a submission tree and prints everything that is wrong in it."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.results.inspection import report_checks
+
+    env = i["env"]
+    tree, sarif = env.get("CM_MLPERF_RESULTS_TREE", ""), env.get("CM_MLPERF_RESULTS_SARIF", "")
+    if not tree:
+        raise UsageError("no submission tree was given", remedy="give its folder with --input")
+    i["state"].update(report_checks(Path(tree).absolute(), round_name=env.get("CM_MLPERF_RESULTS_ROUND", ""),
+                                    sarif=Path(sarif).absolute() if sarif else None))
+    return {"return": 0}

@@ -1,0 +1,54 @@
+"""The page of all codes, docs/checks.md, written from the checks themselves: `python -m cm4vllm.results.codes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm.results.checks import CHECKS, Check, Stage
+from cm4vllm.results.reading import PROBLEMS
+
+__all__ = ["codes_page"]
+
+_HEAD = """\
+# The codes of findings
+
+Written from the code: `python -m cm4vllm.results.codes > docs/checks.md`. The severity is the usual one of a check:
+where a case deserves another, the finding has it. An error refuses a submission, a warning is doubtful, a note is
+allowed and worth knowing.
+
+    cm run script --tags=check,mlperf,results --input=TREE [--out=json] [--sarif=FILE]
+
+prints every finding in TREE and ends with 0 where none is an error, with 60 where one is.
+"""
+_STAGES = {
+    Stage.TREE: "A written submission tree, ours or anyone's",
+    Stage.ALWAYS: "Whatever was measured: our run folders, and trees where they have what the check needs",
+    Stage.SUBMITTED: "Our runs before a submission tree is made of them",
+}
+
+
+def codes_page() -> str:
+    """Return the text of docs/checks.md."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    for stage, title in _STAGES.items():
+        yield f"## {title}\n"
+        yield "| code | severity | what must hold | stated in | what to do |"
+        yield "|---|---|---|---|---|"
+        yield from (_row(check) for check in CHECKS.values() if check.stage is stage)
+        yield ""
+    yield "## What cannot be read\n"
+    yield "| code | what must hold | stated in |"
+    yield "|---|---|---|"
+    yield from (f"| `{code}` | {rule.text} | {rule.source} |" for code, rule in PROBLEMS.items())
+
+
+def _row(check: Check) -> str:
+    return f"| `{check.code}` | {check.severity} | {check.rule.text} | {check.rule.source} | {check.remedy} |"
+
+
+if __name__ == "__main__":
+    print(codes_page(), end="")
