@@ -58,7 +58,7 @@ class Engine:
         self._first(key, token)
 
     def completed(self, completions: Sequence[Completion]) -> None:
-        for key, tokens in completions:
+        for key, tokens, _ in completions:
             if not isinstance(tokens, int):  # a number alone is of servers that give text
                 self._done(key, tokens)
 

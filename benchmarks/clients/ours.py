@@ -13,7 +13,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.frames import WorkerSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.wire import AnswerLimits
-from cm4vllm.loadgen.workers import Answer, Workers
+from cm4vllm.loadgen.workers import Answer, WholeAnswer, Workers
 from cm4vllm.serving.records import Api
 
 __all__ = ["Ours"]
@@ -50,8 +50,8 @@ class Ours:
         for key, address, _ in answers:
             self._first(key, ctypes.c_int.from_address(address).value)
 
-    def completed(self, answers: Sequence[Answer]) -> None:
-        for key, address, count in answers:
+    def completed(self, answers: Sequence[WholeAnswer]) -> None:
+        for key, address, count, _ in answers:
             self._done(key, array("i", ctypes.string_at(address, 4 * count)))  # as LoadGen does, the tokens are copied
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

@@ -33,7 +33,7 @@ class Ledger:
 
     def completed(self, completions):
         self.batches.append(len(completions))
-        for key, tokens in completions:
+        for key, tokens, _ in completions:
             self.events["end", key] += 1
             self.tokens[key] = tokens.tolist()
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.sample_times import SampleTimes
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_names, benchmark_terms, terms
 
@@ -40,14 +41,15 @@ def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settin
 
 def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
     loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
-    reporter = Reporter(loadgen, make_settings("http://a", "Offline", "accuracy"), lambda _: None, keep=True)
+    reporter = Reporter(loadgen, make_settings("http://a", "Offline", "accuracy"), lambda _: None, SampleTimes(),
+                        keep=True)
     token = array("i", [1])
     address, _ = token.buffer_info()
     count, taken = 50_000, []
 
     def report():
         for key in range(count):
-            reporter.completed([(key, address, 1)])
+            reporter.completed([(key, address, 1, False)])
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -98,7 +98,7 @@ def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_set
     assert "rehearsal" in (tmp_path / "run" / "user.conf").read_text()
     assert record.loadgen_version.startswith("6.0.1")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "console.log", "mlperf.conf", "mlperf_log_accuracy.json", "mlperf_log_detail.txt",
+        "client_samples.npy", "console.log", "mlperf.conf", "mlperf_log_accuracy.json", "mlperf_log_detail.txt",
         "mlperf_log_summary.txt", "run.json", "user.conf"]
 
 

@@ -106,7 +106,7 @@ class Receiver:
         self._note("first", [key for key, _, _ in answers])
 
     def completed(self, answers):
-        self._note("end", [key for key, _, _ in answers])
+        self._note("end", [key for key, *_ in answers])
 
     def failed(self, key, cause, *, first_token_seen):
         self._note("end" if first_token_seen else "end without first", [key])

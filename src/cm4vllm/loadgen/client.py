@@ -46,8 +46,9 @@ COMPACT_INTERVAL_S, COMPACT_ALL_S = 0.01, 0.5
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 
 
-#: A whole answer: the key of its request, and its int32 token ids, or only their number where the ids are not wanted.
-Completion: TypeAlias = "tuple[int, array[int] | int]"
+#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, and
+#: why it ended.
+Completion: TypeAlias = "tuple[int, array[int] | int, FinishReason]"
 
 
 @dataclass(slots=True)
@@ -280,7 +281,7 @@ class Client:
             counts.finish_reasons.stop += 1
         if not self._done:
             self._loop.call_soon(self._report_completed)
-        self._done.append((request.key, tokens))
+        self._done.append((request.key, tokens, reason))
         self._forget(request)
 
     def fail(self, request: InFlightRequest, cause: str) -> None:

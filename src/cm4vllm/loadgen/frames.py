@@ -23,8 +23,8 @@ __all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
 REQUEST = struct.Struct("=QQIIq")
-#: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE), tokens of which none follows (COUNTED),
-#: bytes of text that follow (the others).
+#: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE, DONE_AT_LENGTH), tokens of which none
+#: follows (COUNTED, COUNTED_AT_LENGTH), bytes of text that follow (the others).
 HEADER = struct.Struct("=QIi")
 
 
@@ -48,6 +48,9 @@ class Kind(IntEnum):
     #: tokens of an answer but their number.
     FIRST_TEXT = 7
     COUNTED = 8
+    #: As DONE and COUNTED, of an answer whose finish_reason is `length`.
+    DONE_AT_LENGTH = 9
+    COUNTED_AT_LENGTH = 10
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,7 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     workers = checked.workers if checked else settings.num_workers or 1
     with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers) as system:
         duration = _test(loadgen, test, folder, library, system)
+    system.times.write(folder)
     client = replace(system.record(), self_check=checked)
     if client.text is not None:
         client = replace(client, text=replace(client.text, prompts_changed=changed))

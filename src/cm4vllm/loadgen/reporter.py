@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.workers import Answer
+from cm4vllm.loadgen.sample_times import SampleTimes
+from cm4vllm.loadgen.workers import Answer, WholeAnswer
 
 __all__ = ["Reporter"]
 
@@ -19,40 +21,47 @@ _INT_BYTES = 4
 class Reporter:
     """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
-    With `keep`, answers are kept for `take`. `token_count` is the number of tokens that were reported to LoadGen.
+    `times` gets the time of each first token and each end. With `keep`, answers are kept for `take`. `token_count` is
+    the number of tokens that were reported to LoadGen.
     """
 
-    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], *, keep: bool) -> None:
+    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], times: SampleTimes, *,
+                 keep: bool) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         self._report_first = settings.terms.first_token
         self._left_out = 1 if self._report_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
+        self._times = times
         # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
         self._kept: deque[tuple[int, array[int]]] | None = deque() if keep else None
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         if self._report_first:
             response = self._loadgen.QuerySampleResponse
-            self._loadgen.FirstTokenComplete(
-                [response(key, address, count * _INT_BYTES) for key, address, count in answers])
+            responses = [response(key, address, count * _INT_BYTES) for key, address, count in answers]
+            now_ns = time.monotonic_ns()
+            self._loadgen.FirstTokenComplete(responses)
+            self._times.first_tokens(now_ns, answers)
 
-    def completed(self, answers: Sequence[Answer]) -> None:
+    def completed(self, answers: Sequence[WholeAnswer]) -> None:
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
-        for key, address, count in answers:
+        for key, address, count, _ in answers:
             reported = count - left_out
             self.token_count += reported
             # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
             responses.append(
                 response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported) if address else
                 response(key, 0, 0, reported))
+        now_ns = time.monotonic_ns()
         # LoadGen copies the tokens during the call.
         self._loadgen.QuerySamplesComplete(responses)
+        self._times.completed(now_ns, answers)
         self.completed_count += len(responses)
         if self._kept is not None:
             self._kept.extend((key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
-                              for key, address, count in answers if address)
+                              for key, address, count, _ in answers if address)
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""

@@ -25,6 +25,7 @@ from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
+from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
 from cm4vllm.serving.logs import advice, last_words
@@ -197,7 +198,7 @@ def _record(
 ) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
-    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF]
+    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF, SAMPLES_FILE]
     missing = [name for name in logs if not (folder / name).is_file()]
     client = ended.client
     if missing or client.completed != client.requests:

@@ -26,7 +26,7 @@ from cm4vllm.loadgen.loopback import LoopbackSettings
 from cm4vllm.loadgen.process_metrics import spread
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
 from cm4vllm.loadgen.sample_library import SampleLibrary
-from cm4vllm.loadgen.workers import Answer, Workers, worker_settings
+from cm4vllm.loadgen.workers import Answer, WholeAnswer, Workers, worker_settings
 from cm4vllm.serving.access import NO_ACCESS
 
 __all__ = ["in_words", "self_check"]
@@ -166,7 +166,7 @@ class _Tally:
         now = time.monotonic()
         self._firsts += [(key, now) for key, _, _ in answers]
 
-    def completed(self, answers: Sequence[Answer]) -> None:
+    def completed(self, answers: Sequence[WholeAnswer]) -> None:
         self._count(len(answers))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

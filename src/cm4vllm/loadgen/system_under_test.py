@@ -16,6 +16,7 @@ from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collect
 from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
 from cm4vllm.loadgen.sample_library import SampleLibrary
+from cm4vllm.loadgen.sample_times import SampleTimes
 from cm4vllm.loadgen.texts import added_up
 from cm4vllm.loadgen.workers import Workers, worker_settings
 from cm4vllm.rules import Mode
@@ -40,7 +41,8 @@ class SystemUnderTest:
         self._settings = settings
         self._library = library
         self._send = send
-        self._reporter = Reporter(loadgen, settings, self._on_first_failure, keep=show_answers)
+        self.times = SampleTimes()
+        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, keep=show_answers)
         self._indices: dict[int, int] | None = {} if show_answers else None
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
@@ -74,7 +76,12 @@ class SystemUnderTest:
         if self._indices is not None:
             self._indices.update((sample.id, sample.index) for sample in samples)
         records = self._library.records
-        self._workers.issue([(sample.id, *records[sample.index]) for sample in samples])
+        indices = [sample.index for sample in samples]
+        queries = [(sample.id, *records[index]) for sample, index in zip(samples, indices, strict=True)]
+        now_ns = time.monotonic_ns()
+        self._workers.issue(queries)
+        # Behind it: no query waits for this.
+        self.times.issued(now_ns, ((query[0], index, query[3]) for query, index in zip(queries, indices, strict=True)))
 
     def record(self) -> ClientRecord:
         """Return the client's record, after its end."""

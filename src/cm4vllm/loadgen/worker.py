@@ -182,9 +182,11 @@ class _RecordSink:
 
     def completed(self, completions: Sequence[Completion]) -> None:
         self._link.write(b"".join([
-            part for key, tokens in completions for part in (
-                (HEADER.pack(key, Kind.COUNTED, tokens),) if isinstance(tokens, int) else
-                (HEADER.pack(key, Kind.DONE, len(tokens)), tokens.tobytes()))
+            part for key, tokens, reason in completions for part in (
+                (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if reason == "length" else Kind.COUNTED, tokens),)
+                if isinstance(tokens, int) else
+                (HEADER.pack(key, Kind.DONE_AT_LENGTH if reason == "length" else Kind.DONE, len(tokens)),
+                 tokens.tobytes()))
         ]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

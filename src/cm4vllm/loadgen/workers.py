@@ -25,7 +25,7 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.texts import text_settings
 from cm4vllm.loadgen.wire import AnswerLimits
 
-__all__ = ["Answer", "Receiver", "Workers", "worker_settings"]
+__all__ = ["Answer", "Receiver", "WholeAnswer", "Workers", "worker_settings"]
 
 #: Seconds that a worker may take to start and to reach its servers.
 START_S = 60.0
@@ -37,12 +37,16 @@ ROOM_BYTES = 1 << 18
 
 _FRAME = HEADER.size
 _INT_BYTES = 4
+#: Whole answers whose tokens follow.
+_LISTED = (Kind.DONE, Kind.DONE_AT_LENGTH)
 _WITH_TEXT = (Kind.READY, Kind.UNREACHABLE, Kind.FAILED, Kind.FAILED_LATE, Kind.STATS)
 
 
 #: A query's key, the address of its tokens, and their number: int32 that stay there until the receiver returns. The
 #: address is 0 where the tokens themselves are not known.
 Answer = tuple[int, int, int]
+#: The same of a whole answer, and whether it ended at its greatest length.
+WholeAnswer = tuple[int, int, int, bool]
 
 
 class Receiver(Protocol):
@@ -51,7 +55,7 @@ class Receiver(Protocol):
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         """These queries' first tokens came, each of count 1, or 0 where it is not known."""
 
-    def completed(self, answers: Sequence[Answer]) -> None:
+    def completed(self, answers: Sequence[WholeAnswer]) -> None:
         """These queries' answers are whole."""
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
@@ -177,17 +181,17 @@ class Workers:
         if not came:
             return False
         firsts: list[Answer] = []
-        answers: list[Answer] = []
+        answers: list[WholeAnswer] = []
         failures: list[tuple[int, bytes, bool]] = []
         for key, kind, number, address, text in worker.frames():
             if kind == Kind.FIRST:
                 firsts.append((key, address - _INT_BYTES, 1))  # the token is the header's last word
-            elif kind == Kind.DONE:
-                answers.append((key, address, number))
+            elif kind in _LISTED:
+                answers.append((key, address, number, kind == Kind.DONE_AT_LENGTH))
             elif kind == Kind.FIRST_TEXT:
                 firsts.append((key, 0, 0))
-            elif kind == Kind.COUNTED:
-                answers.append((key, 0, number))
+            elif kind in (Kind.COUNTED, Kind.COUNTED_AT_LENGTH):
+                answers.append((key, 0, number, kind == Kind.COUNTED_AT_LENGTH))
             elif kind in (Kind.FAILED, Kind.FAILED_LATE):
                 failures.append((key, text, kind == Kind.FAILED_LATE))
             else:
@@ -282,7 +286,7 @@ class _Worker:
         while at + _FRAME <= self._end:
             key, kind, number = HEADER.unpack_from(buffer, at)
             begin = at + _FRAME
-            end = begin + (number * _INT_BYTES if kind == Kind.DONE else number if kind in _WITH_TEXT else 0)
+            end = begin + (number * _INT_BYTES if kind in _LISTED else number if kind in _WITH_TEXT else 0)
             if end > self._end:
                 break
             yield key, kind, number, self._base + begin, bytes(buffer[begin:end]) if kind in _WITH_TEXT else b""
