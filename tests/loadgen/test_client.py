@@ -1,6 +1,7 @@
 """The client alone, against a server on loopback."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 
@@ -239,6 +240,31 @@ def test_what_is_no_http_fails_the_request_and_not_the_client(fault):
         _, ledger = drive(server, [], script=script)
     assert "not HTTP" in ledger.causes[1]
     assert ledger.tokens[2] == expected_tokens(prompt(2), 128, 2)
+
+
+def test_streams_that_something_collected_and_passed_on_whole_are_counted():
+    with FakeVllm() as server:
+        _, ledger = drive(server, range(20))
+    long = [key for key in range(20) if len(ledger.tokens[key]) >= 8]
+
+    def collected(_, body):
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        events = [{"choices": [{"index": 0, "text": "w", "token_ids": [token],
+                                "finish_reason": "stop" if place + 1 == len(tokens) else None}]}
+                  for place, token in enumerate(tokens)]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
+        lines = b"".join(b"data: %b\n\n" % json.dumps(event).encode()
+                         for event in [*events, {"choices": [], "usage": usage}])
+        data = lines + b"data: [DONE]\n\n"
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
+
+    with FakeVllm(Behaviour(raw=collected)) as server:
+        client, again = drive(server, range(20))
+    assert again.tokens == ledger.tokens
+    assert client.counts.at_once == len(long) > 10
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as server:
+        client, _ = drive(server, range(20))
+    assert client.counts.at_once == 0
 
 
 @pytest.mark.parametrize("stream_interval", [0, 1])

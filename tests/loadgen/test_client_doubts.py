@@ -60,6 +60,12 @@ def test_ttft_that_the_client_adds_is_compared_with_one_percent_of_the_limit(rec
     assert client_doubts(record("Offline", self_check=slow)) == []
 
 
+def test_streams_that_come_whole_make_the_latencies_doubtful(record):
+    assert client_doubts(record(at_once=2500)) == []
+    [doubt] = client_doubts(record(at_once=2501))
+    assert "2501 of 5000 answers came whole" in doubt and "proxy_buffering" in doubt
+
+
 @pytest.mark.parametrize("lag", ["issue_lag", "loop_lag"])
 def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
     process = ProcessRecord(name="worker 1", cpu_s=1, wall_s=100, peak_memory_mib=40,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -44,6 +45,9 @@ COMPACT_INTERVAL_S, COMPACT_ALL_S = 0.01, 0.5
 #: Seconds without a byte, or without a token, from any server after which the open requests fail. Nothing of a whole
 #: answer arrives before its last token.
 STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
+#: A stream came whole when it has this many tokens and takes less than this time for each after the first one: no
+#: server computes a token in it.
+AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
 
 
 #: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, and
@@ -70,6 +74,7 @@ class Counts:
     connections: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    at_once: int = 0
     finish_reasons: FinishCounts = field(default_factory=FinishCounts)
 
 
@@ -274,7 +279,10 @@ class Client:
         """Report a whole answer, together with the others of this iteration of the event loop."""
         counts = self.counts
         counts.completed += 1
-        counts.completion_tokens += tokens if isinstance(tokens, int) else len(tokens)
+        length = tokens if isinstance(tokens, int) else len(tokens)
+        counts.completion_tokens += length
+        if length >= AT_ONCE_TOKENS and request.first_token_seen:
+            counts.at_once += time.monotonic() - request.first_token_at < length * AT_ONCE_S
         if reason == "length":
             counts.finish_reasons.length += 1
         else:

@@ -1,4 +1,4 @@
-"""Reasons to doubt that the client was fast enough to measure the server, from the record of a run."""
+"""Reasons to doubt that the client could measure the server, from the record of a run."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     if check and check.added_ttft and check.added_ttft.p99_ms > allowed:
         yield (f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
                f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms")
+    if run.client.at_once > run.client.completed / 2:
+        yield (f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: something "
+               "before the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a whole "
+               "answer, and TPOT says nothing about the server")
     late = _late_ms(run.client)
     if late > allowed:
         yield (f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from typing import TYPE_CHECKING
 
@@ -32,14 +33,15 @@ class InFlightRequest:
     such bytes can raise (UnicodeDecodeError, RecursionError, ValueError for a number of too many digits, ...).
     """
 
-    __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_seen", "json", "key",
-                 "prompt_tokens", "retries", "server")
+    __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_at",
+                 "first_token_seen", "json", "key", "prompt_tokens", "retries", "server")
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
         self.first_token_seen = self.abandoned = False
+        self.first_token_at = 0.0
         self.connection: Connection | None = None
         self._client = client
         self._reader = _reader(client)
@@ -63,6 +65,7 @@ class InFlightRequest:
             return False
         if first is not None:
             self.first_token_seen = True
+            self.first_token_at = time.monotonic()
             self._client.sink.first_token(self.key, first)
         return self.first_token_seen
 
@@ -142,6 +145,7 @@ class InFlightRequest:
         if reader is not None and not self.first_token_seen:
             # Its tokens have no text: the first of them arrived with the end, at the latest.
             self.first_token_seen = True
+            self.first_token_at = time.monotonic()
             client.sink.first_token(self.key, 0)
         return tokens, answer.finish_reason
 

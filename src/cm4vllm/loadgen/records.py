@@ -173,6 +173,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
 
     `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
     fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
+    `at_once` counts the streams that came whole, which something between server and client had collected.
     `connections` counts those that were opened. `text` is None where the server lists token ids.
     """
 
@@ -185,6 +186,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     finish_reasons: FinishReasons | None = None
     failures: dict[str, int] = {}
     reported_tokens: int = 0
+    at_once: int = 0
     text: TextCounts | None = None
     connections: int = 0
     processes: list[ProcessRecord] = []

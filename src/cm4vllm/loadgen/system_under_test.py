@@ -94,6 +94,7 @@ class SystemUnderTest:
             completion_tokens=sum(c.completion_tokens for c in counts),
             finish_reasons=FinishReasons(stop=sum(c.finish_reasons.stop for c in counts),
                                          length=sum(c.finish_reasons.length for c in counts)),
+            at_once=sum(c.at_once for c in counts),
             reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
             processes=[self._process, *(each.process for each in stats)],
