@@ -5,5 +5,8 @@ __version__ = "0.1.0"
 #: The line that every page and every record of a run that is not a result carries.
 REHEARSAL_NOTICE = "REHEARSAL, NOT A RESULT"
 
+#: The line that every page and every record of a run with the tiny model carries, whatever name it is served under.
+STAND_IN_NOTICE = "STAND-IN WEIGHTS"
+
 #: The submitter's folder where the user named none: the tree must have one, and no name may be made up.
 NO_SUBMITTER = "not-stated"

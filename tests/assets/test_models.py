@@ -1,6 +1,7 @@
 """Models of each source, and what is said when one cannot be had."""
 
 import hashlib
+import json
 
 import pytest
 
@@ -13,6 +14,7 @@ from cm4vllm.assets.models import (
     tokenizer_sha256,
 )
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.training import STAND_IN
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record
@@ -49,6 +51,23 @@ def test_a_snapshot_of_the_hubs_cache_has_the_models_name(model, entry):
 def test_a_folder_called_as_a_benchmark_does_not_become_its_model(model, entry):
     folder = model.rename(model.with_name("llama3_1-8b"))
     assert local(folder, entry).name == "local-llama3_1-8b"
+
+
+def test_the_weights_of_the_tiny_model_are_known_under_any_name(model, entry):
+    assert not local(model, entry).is_stand_in
+    config = model / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **STAND_IN}))
+    folder = model.rename(model.with_name("Llama-2-70b-chat-hf-FP8"))
+    record = local(folder, entry)
+    assert record.is_stand_in and record.name == folder.name and record.min_tokens == 2
+    served = provide(ModelSettings(source="served", location="owner/Big-Model", served_folder=str(folder)), entry)
+    assert served.is_stand_in and served.name == "Big-Model" and served.path == str(folder)
+    assert served.source.startswith("served as owner/Big-Model from the folder Llama-2-70b-chat-hf-FP8; trained here")
+
+
+def test_a_model_served_under_a_benchmarks_name_is_not_that_benchmarks(model, entry):
+    asked = ModelSettings(source="served", location="llama3.1-8b", served_folder=str(model))
+    assert provide(asked, entry).name == "local-llama3.1-8b"
 
 
 def test_files_that_changed_since_are_noticed(model, entry):

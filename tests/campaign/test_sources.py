@@ -25,7 +25,7 @@ BENCHMARK = "llama3.1-8b"
     # With a server that runs, the name is the server's.
     ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
     ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
-    ({"name": "owner/model", "served": True}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
+    ({"name": "owner/model", "served": True}, "_served.owner/model", "_mlcommons", "_mlcommons"),
 ])
 def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
     found = sources(BENCHMARK, **given)

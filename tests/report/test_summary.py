@@ -10,10 +10,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.summary import MAX_BYTES, summary_html
+from cm4vllm.report.table import final_table
 from cm4vllm.report.wording import ms, number, rate, when
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
@@ -179,6 +182,17 @@ def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: 
     assert page.text.startswith("REHEARSAL, NOT A RESULT")
     result = Page(summary_html(published))
     assert ("body", {}) in result.elements and not any(a.get("class") == "notice" for _, a in result.elements)
+
+
+def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, change: Change) -> None:
+    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__model__source=STAND_IN_SOURCE, notice=STAND_IN_NOTICE)
+    for path in published.glob("runs/*/*/*/*/accuracy.json"):
+        change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
+    page = Page(summary_html(published))
+    assert page.text.startswith("STAND-IN WEIGHTS")
+    assert "trained on the machine that ran this" in page.text and "REHEARSAL" not in page.text.upper()
+    assert final_table(load(published)).startswith("*** STAND-IN WEIGHTS ***")
 
 
 def test_hostile_input_stays_text(out: Path, change: Change) -> None:

@@ -57,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             length = {"no-length": None, "longer": 4096}.get(self.fault, 2048)
             models = [{"id": MODEL, "max_model_len": length}]
+            if root := os.environ.get("PEER_ROOT"):
+                models[0]["root"] = root
             if self.fault == "two-models":
                 models.append({"id": "another-model", "max_model_len": 1024})
             if self.fault == "adapter":

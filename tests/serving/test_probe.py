@@ -29,6 +29,20 @@ def test_a_good_server_is_described_by_what_it_says_itself():
     assert record.supervisor_pid is None
 
 
+def test_a_folder_that_the_server_reports_counts_where_it_holds_a_model(monkeypatch, tmp_path):
+    folders = {}
+    roots = {"model": tmp_path, "hub": "owner/model", "elsewhere": tmp_path / "none", "empty": tmp_path}
+    for name, root in roots.items():
+        if name == "empty":
+            (tmp_path / "config.json").unlink()
+        else:
+            (tmp_path / "config.json").write_text("{}")
+        monkeypatch.setenv("PEER_ROOT", str(root))
+        with peer.running() as url:
+            folders[name] = probe(url).model_folder
+    assert folders == {"model": str(tmp_path), "hub": "", "elsewhere": "", "empty": ""}
+
+
 def test_the_only_model_need_not_be_named():
     with peer.running() as url:
         assert probe(url).model_name == peer.MODEL

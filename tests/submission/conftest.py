@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.records import AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
@@ -63,7 +62,7 @@ def software() -> SoftwareRecord:
     return detect_software()
 
 
-def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) -> TreeAsked:
+def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, source: str = "") -> TreeAsked:
     """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
     asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
                         packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
@@ -81,7 +80,7 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) 
                     write_text(folder / log.name, SHORT.sub(r"\g<1>600000", log.read_text()))
                 else:
                     os.link(log, folder / log.name)
-            record = run_record(folder, scenario, mode, rehearsal=rehearsal, samples=samples)
+            record = run_record(folder, scenario, mode, rehearsal=rehearsal, samples=samples, source=source)
             write_record(folder / "run.json", record)
             if mode is Mode.ACCURACY:
                 write_scores(folder, record, samples)
@@ -90,13 +89,15 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES) 
                      extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"})
 
 
-def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int) -> RunRecord:
+def run_record(
+    folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int, source: str,
+) -> RunRecord:
     conf = (folder / "user.conf").read_text()
     settings = RunSettings(
         rehearsal=rehearsal, terms=terms("v6.1", "llama3.1-8b", scenario, mode), user_conf=conf, samples=samples,
         max_tokens=128, min_tokens=2, max_in_flight=64, target_qps_source="given",
         target_qps=float(re.findall(rf"{scenario}.target_qps = (.*)", conf)[0]),
-        model=ModelRecord(name=MODEL, path="/models/tiny-llama", source="trained in /models/tiny-llama",
+        model=ModelRecord(name=MODEL, path="/models/tiny-llama", source=source or "trained in /models/tiny-llama",
                           sha256="1" * 64, weight_data_types="bf16"),
         dataset=DatasetRecord(name="tiny", path="/data/tiny.json", source="made here", sha256="2" * 64, samples=samples,
                               max_input_tokens=100),
@@ -105,7 +106,7 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool,
     )
     files = {path.name: sha256_of(path) for path in folder.glob("mlperf_log_*")}
     return RunRecord(
-        notice=REHEARSAL_NOTICE if rehearsal else "", settings=settings, settings_sha256="3" * 64,
+        notice=settings.notice, settings=settings, settings_sha256="3" * 64,
         started_at="2026-01-01T00:00:00+00:00", ended_at="2026-01-01T00:10:00+00:00", duration_s=600,
         loadgen_version="6.0.17", versions={"mlcommons-loadgen": "6.0.17"}, files=files,
         client=ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1,
@@ -130,7 +131,8 @@ def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
 @pytest.fixture
 def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
     """Lay out a campaign's results over short real runs."""
-    return lambda *, rehearsal=True: make_out(tmp_path / "out", loadgen_logs, rehearsal=rehearsal)
+    return lambda *, rehearsal=True, source="": make_out(tmp_path / "out", loadgen_logs, rehearsal=rehearsal,
+                                                         source=source)
 
 
 @pytest.fixture(scope="session")

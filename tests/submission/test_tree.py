@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import cm4vllm
-from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
+from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.rules import Division, Scenario
@@ -70,6 +71,21 @@ def test_a_result_carries_no_notice_of_a_rehearsal(campaign):
     for path in tree.rglob("*"):
         if path.is_file() and program not in path.parents:
             assert REHEARSAL_NOTICE not in path.read_text(), path
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_stand_in_weights_are_named_as_such_wherever_a_rehearsal_is(campaign, rehearsal):
+    tree = build_tree(campaign(rehearsal=rehearsal, source=STAND_IN_SOURCE))
+    files = [path for path in tree.rglob("*") if path.name in
+             ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
+    files += tree.glob("*/*/systems/*.json")
+    assert len(files) == 2 * 4 + 2
+    for path in files:
+        text = path.read_text()
+        assert STAND_IN_NOTICE in text, path
+        assert (REHEARSAL_NOTICE in text) is rehearsal, path
+    system = json.loads(files[-1].read_text())
+    assert all(system[key].count(STAND_IN_NOTICE) == 1 for key in ("hw_notes", "sw_notes"))
 
 
 def test_measurements_state_the_five_keys_and_no_path_of_the_machine(campaign):

@@ -31,7 +31,10 @@ _SMALLEST_SCALE, _GREATEST_SCALE = 1e-12, 1e4
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model folder as its files describe it. `parameters` is None for packed weights, which do not tell it."""
+    """A model folder as its files describe it. `parameters` is None for packed weights, which do not tell it.
+
+    `stand_in` says that the weights are those of the tiny model, or were made from them.
+    """
 
     architecture: str
     vocabulary: int | None
@@ -39,6 +42,7 @@ class Checkpoint:
     parameters: int | None
     weight_data_types: str
     quantised: bool = False
+    stand_in: bool = False
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -74,6 +78,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         max_positions=whole(text_config(config), "max_position_embeddings", 1),
         parameters=None if packed else sum(real.values()),
         quantised=bool(config.get("quantization_config")),
+        stand_in=bool(config.get("cm4vllm_stand_in")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
 

@@ -36,16 +36,18 @@ _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pd
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Which model: `source` is tiny, path, hf, catalogue or mlcommons.
+    """Which model: `source` is tiny, path, hf, catalogue, mlcommons or served.
 
-    `location` is the folder, the hub id, the catalogue's name or the manifest; `name` a name of the catalogue, which
-    goes before all others. With `verify` files that were proved before are read again. `python` is one that has torch,
-    to train the tiny model with.
+    `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
+    its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
+    name of the catalogue, which goes before all others. With `verify` files that were proved before are read again.
+    `python` is one that has torch, to train the tiny model with.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
     location: Annotated[str, Key("CM_ML_MODEL_LOCATION")] = ""
     name: Annotated[str, Key("CM_ML_MODEL_CATALOGUE_NAME")] = ""
+    served_folder: Annotated[str, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = ""
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
@@ -63,6 +65,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
         "hf": lambda: _hub(where, settings.revision),
         "catalogue": lambda: _catalogued(where, settings.revision),
         "mlcommons": lambda: _mlcommons(where, again=settings.verify),
+        "served": lambda: _served(where, settings.served_folder, settings.revision),
     }
     if source not in sources:
         raise UsageError(f"unknown model source {source!r}", remedy=nearest(source, sources))
@@ -84,7 +87,7 @@ def check_source(variation: str) -> None:
     source, _, where = variation.removeprefix("_").partition(".")
     if source == "path":
         read_checkpoint(given_path(where))
-    elif source == "hf":
+    elif source in ("hf", "served"):
         _require_hub_name(where)
     elif source == "catalogue":
         catalogue().model(where)
@@ -128,12 +131,20 @@ def _tiny(python: str, folder: Path) -> ModelRecord:
                    "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
         )
     tiny_model.train(Path(python), folder)
-    return _described(folder, TINY_NAME, STAND_IN_SOURCE, min_tokens=2, recipe=tiny_model.RECIPE)
+    return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
 
 
 def _local(folder: Path) -> ModelRecord:
     read_checkpoint(folder)  # before the name: a missing folder has none
     return _described(folder, _published_name(folder), f"local folder {folder.name}", recipe={})
+
+
+def _served(name: str, folder: str, revision: str) -> ModelRecord:
+    """Take a given server's model from the folder that the server reports, or by its name from the hub."""
+    if not folder:
+        return _hub(name, revision)
+    return _described(Path(folder), _not_a_benchmarks(_safe(name.rpartition("/")[2])),
+                      f"served as {name} from the folder {Path(folder).name}", recipe={})
 
 
 def _hub(name: str, revision: str) -> ModelRecord:
@@ -180,8 +191,11 @@ def _hosted(name: str) -> CatalogueModel | None:
     return model
 
 
-def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str], min_tokens: int = 1) -> ModelRecord:
+def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
     checkpoint = read_checkpoint(folder)
+    if checkpoint.stand_in and STAND_IN_SOURCE not in source:
+        source += f"; {STAND_IN_SOURCE}"
+    min_tokens = 2 if checkpoint.stand_in else 1
     return ModelRecord(
         name=name, path=str(folder), source=source, sha256=sha256_of_tree(folder), parameters=checkpoint.parameters,
         architecture=checkpoint.architecture, weight_data_types=checkpoint.weight_data_types, min_tokens=min_tokens,
@@ -194,8 +208,11 @@ def _published_name(folder: Path) -> str:
     name = folder.name
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         name = folder.parent.parent.name.rpartition("--")[2]
-    name = _safe(name)
-    # A folder called as a benchmark is not that benchmark's model for it.
+    return _not_a_benchmarks(_safe(name))
+
+
+def _not_a_benchmarks(name: str) -> str:
+    """Return a name under which results can be published: a model called as a benchmark is not its model for it."""
     return f"local-{name}" if name.lower().replace("_", ".") in benchmark_names() else name
 
 

@@ -37,6 +37,8 @@ ARCHITECTURE = {
     "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 256, "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
+#: Stands in config.json, so that the model is known for what it is under any name and in any folder.
+STAND_IN = {"cm4vllm_stand_in": True}
 
 Sequence_ = tuple[list[int], int]  # token ids, and how many of them are the prompt
 
@@ -159,7 +161,7 @@ def main() -> None:
     ids = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
     model = LlamaForCausalLM(LlamaConfig(
         **ARCHITECTURE, vocab_size=tokenizer.get_vocab_size(), dtype="float32",
-        **{key: tokenizer.token_to_id(word) for key, word in ids.items()},
+        **{key: tokenizer.token_to_id(word) for key, word in ids.items()}, **STAND_IN,
     ))  # fmt: skip
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, {sum(map(len, stages))} pairs", flush=True)

@@ -75,7 +75,8 @@ class Sources:
         """Return what the catalogue says of the model, also of one that is named by its hub id."""
         known = catalogue().models
         found = known.get(self._location) if not self.model.startswith("_path.") else None
-        return found or next((entry for entry in known.values() if f"_hf.{entry.hub}" == self.model), None)
+        return found or next((entry for entry in known.values()
+                              if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None)
 
     def _brought(self, source: str, name: str) -> tuple[Brings, ...]:
         if source != _BENCHMARK:
@@ -95,7 +96,7 @@ def sources(
     the given server has for it. `dataset` is "tiny" or "benchmark" where the user says which.
     """
     asked = model_source or (_TINY if name == TINY_NAME else "")
-    model = asked or (_of_name(name) if name else _TINY)
+    model = asked or (_of_name(name, served=served) if name else _TINY)
     if asked and name and not served and name not in (TINY_NAME, asked.partition(".")[2]):
         raise UsageError(f"two models are named: {asked} and --vllm_model_name={name}",
                          cause="the server is started for one of them",
@@ -114,9 +115,12 @@ def sources(
         calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK)
 
 
-def _of_name(name: str) -> str:
-    """Return the variation of a model that is named: one of the catalogue, a folder, or one of the hub."""
+def _of_name(name: str, *, served: bool) -> str:
+    """Return the variation of a model that is named: one of the catalogue, a folder, or one of the hub.
+
+    A server may report the folder of one that it serves; that is known when the server was asked.
+    """
     if name in catalogue().models:
         return f"_catalogue.{name}"
     folder = Path(name).expanduser().absolute()
-    return f"_path.{folder}" if folder.is_dir() else f"_hf.{name}"
+    return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"

@@ -60,7 +60,7 @@ def _dataset(dataset: DatasetRecord) -> DatasetRecord:
 
 
 def _server(server: ServerRecord, model_path: str) -> ServerRecord:
-    known = replace(server, access=NO_ACCESS, ca_file="")
+    known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
         return known
     program, *words = server.argv or [""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
 from cm4vllm.rules import Mode, Scenario, Terms
@@ -78,6 +79,17 @@ class RunSettings(Record, frozen=True, kw_only=True):
     @property
     def mode(self) -> Mode:
         return self.terms.mode
+
+    @property
+    def notices(self) -> list[str]:
+        """What every page and every record of the run must say of it."""
+        return [*([STAND_IN_NOTICE] if self.model.is_stand_in else []),
+                *([REHEARSAL_NOTICE] if self.rehearsal else [])]
+
+    @property
+    def notice(self) -> str:
+        """All notices in one line; empty for a result with the model's own weights."""
+        return "; ".join(self.notices)
 
     @property
     def expected_qps(self) -> float:

@@ -14,7 +14,6 @@ from typing import IO, cast
 
 import msgspec
 
-from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
@@ -208,7 +207,7 @@ def _record(
     require_whole(folder, settings.mode)
     require_agreement(settings, client.text)
     return RunRecord(
-        notice=REHEARSAL_NOTICE if settings.rehearsal else "", settings=settings,
+        notice=settings.notice, settings=settings,
         settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,
         loadgen_version=version, versions=ended.versions, client=client,
         server_metrics=metrics,

@@ -35,8 +35,9 @@ def _text(report: Report, *, terminal: bool) -> str:
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
         return _coloured(report, rows)
-    title = f"*** {report.notice} ***" if report.rehearsal else headline(report)
-    return "\n".join([_line(title), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
+    titles = [*([f"*** {report.notice} ***"] if report.notice else []),
+              *([] if report.rehearsal else [headline(report)])]
+    return "\n".join([*map(_line, titles), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -127,7 +128,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     for row in rows:
         table.add_row(*(Text(_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
-    if report.rehearsal:
+    if report.notice:
         console.print(Text(f" {_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
     styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}

@@ -86,7 +86,8 @@ def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
         stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
         return {}
     record, path = launch(settings, env)
-    return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path)}
+    return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path),
+            "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder}
 
 
 def attend(settings: LaunchSettings, path: str) -> None:

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
+from cm4vllm.common.hosts import is_loopback
 from cm4vllm.serving.access import NO_ACCESS, Access
 from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
-from cm4vllm.serving.records import Api, Dialect, ServerRecord
+from cm4vllm.serving.records import Api, Dialect, ServerRecord, host_of
 from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 
 __all__ = ["check_completion", "check_vocabulary", "probe", "served_models"]
@@ -35,13 +36,15 @@ _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama
 class Model:
     """A model that a server lists. `max_model_len` is 0 where the server does not tell it.
 
-    `owner` is whom the server names as its owner: most name themselves.
+    `owner` is whom the server names as its owner: most name themselves. `root` is what it was loaded from: a folder, or
+    the name of a hub's model.
     """
 
     name: str
     max_model_len: int = 0
     adapter: bool = False
     owner: str = ""
+    root: str = ""
 
 
 def probe(
@@ -98,7 +101,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     return ServerRecord(
         endpoint=site.endpoint, api=api, dialect=dialect, ca_file=site.ca_file, access=site.access,
         model_name=model.name, max_model_len=length, software=software, version=version, owned=False,
-        unchecked=[*unchecked, *note],
+        model_folder=_folder(site, model), unchecked=[*unchecked, *note],
     )
 
 
@@ -153,8 +156,15 @@ def served_models(site: Site | str) -> list[Model]:
     listed = _json(site, "GET", "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(endpoint, "its /v1/models lists no models")
-    return [Model(str(entry["id"]), _length(entry), bool(entry.get("parent")), str(entry.get("owned_by") or ""))
-            for entry in listed]
+    return [Model(str(entry["id"]), _length(entry), bool(entry.get("parent")), str(entry.get("owned_by") or ""),
+                  str(entry.get("root") or "")) for entry in listed]
+
+
+def _folder(site: Site, model: Model) -> str:
+    """Return the folder that a server on this machine reports as its model's; empty where it has no model's files."""
+    folder = Path(model.root)
+    here = site.endpoint.startswith("unix:") or is_loopback(host_of(site.endpoint))
+    return str(folder) if here and folder.is_absolute() and (folder / "config.json").is_file() else ""
 
 
 def _length(entry: Mapping[str, Any]) -> int:

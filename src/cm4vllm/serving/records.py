@@ -77,8 +77,9 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     servers of the same model, over which the client spreads its requests; `members` are their records where they are
     ours. `ca_file` holds the certificates that a https:// endpoint is checked against, beside the system's; `access`
     names the variables that hold its key and headers. `unchecked` says in words what the probe could not find out.
-    `niceness` is what its processes and their scheduling group have more of than ours while the latency of its answers
-    is measured.
+    `model_folder` is the folder that a server at --api_server reports its model's files in, where that is on this
+    machine; empty otherwise. `niceness` is what its processes and their scheduling group have more of than ours while
+    the latency of its answers is measured.
     """
 
     endpoint: str
@@ -96,6 +97,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     owned: bool
     argv: list[str] = []
     env: dict[str, str] = {}
+    model_folder: str = ""
     niceness: int = 0
     packages: dict[str, str] = {}
     log: str = ""

@@ -75,7 +75,7 @@ def build_tree(asked: TreeAsked) -> Path:
     facts = published_facts(asked.out)
     with staged_folder(submission) as staging:
         home = staging / asked.division / asked.submitter
-        write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.notice))
+        write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.settings.notices))
         if settings.model.name != settings.benchmark:
             write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
         for run in runs:
@@ -126,13 +126,14 @@ def _checked_system(asked: TreeAsked) -> dict[str, str]:
     return system
 
 
-def _marked(system: dict[str, str], notice: str) -> dict[str, str]:
-    """Return the description with the notice of a rehearsal in its remarks, and refuse one in a result's."""
-    marked = [key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in system[key]]
-    if marked and not notice:
+def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:
+    """Return the description with the runs' notices in its remarks, and refuse that of a rehearsal for a result."""
+    remarks = {key: system[key] for key in ("hw_notes", "sw_notes")}
+    if REHEARSAL_NOTICE not in notices and any(REHEARSAL_NOTICE in text for text in remarks.values()):
         raise SubmissionError(f"{SYSTEM_FILE} is that of a rehearsal, the runs are not",
                               remedy=_DESCRIBE)
-    return system | {key: f"{notice} {system[key]}".strip() for key in ("hw_notes", "sw_notes") if key not in marked}
+    return system | {key: " ".join([*(notice for notice in notices if notice not in text), text]).strip()
+                     for key, text in remarks.items()}
 
 
 def _settings(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord], *, measurements_file: str,

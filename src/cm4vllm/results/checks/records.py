@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
@@ -70,17 +69,17 @@ def one_style(submission: Submission) -> Iterator[Fault]:
                         "settings.rehearsal", run.settings.rehearsal, found[0][1].settings.rehearsal)
 
 
-@check("REHEARSAL-NOTICE", "a rehearsal says so in each of its records, and nothing else does", source=_DESIGN,
-       remedy=_AGAIN)
+@check("REHEARSAL-NOTICE", "a rehearsal and a run with stand-in weights say so in each record, and nothing else does",
+       source=_DESIGN, remedy=_AGAIN)
 def honest_notices(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
-        expected = REHEARSAL_NOTICE if run.settings.rehearsal else ""
+        expected = run.settings.notice
         if run.notice != expected:
-            yield Fault(f"{record_file(part)} does not say truly whether it is a rehearsal: it contradicts itself",
-                        record_file(part), "notice", repr(run.notice), repr(expected))
+            yield Fault(f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
+                        "it contradicts itself", record_file(part), "notice", repr(run.notice), repr(expected))
         if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
             name = record_file(part, ACCURACY_FILE)
-            yield Fault(f"{name} does not say truly whether it is a rehearsal", name, "notice",
+            yield Fault(f"{name} does not say truly whether it is a rehearsal and whose weights it has", name, "notice",
                         repr(part.record.notice), repr(expected),
                         remedy="score the run again: --tags=process,mlperf,accuracy")
 
