@@ -116,7 +116,8 @@ def test_the_password_in_the_url_of_a_variable_is_found_where_it_stands_alone():
 def test_a_secret_is_known_by_its_form_even_where_nobody_named_it():
     secrets = Vault({})
     for text in (f"token {HF} used", "GET https://u:passw0rd@h/x", "Authorization: Bearer abcdefgh",
-                 "https://h/x?X-Amz-Signature=0123456789abcdef", "sk-proj-0123456789abcdefghij", "AKIA" + "A1B2" * 4):
+                 "https://h/x?X-Amz-Signature=0123456789abcdef", "sk-proj-" + "0123456789" * 2,
+                 "AKIA" + "A1B2" * 4):
         assert HIDDEN in secrets.clean(text), text
     for text in ("x.json at http://127.0.0.1:8000/v1?max_tokens=5", "a bearer of news", "hf_transfer", "task-sk-1"):
         assert secrets.clean(text) == text

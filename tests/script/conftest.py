@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cm4vllm.common.processes import die_with_parent
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -69,6 +71,11 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def end_with_the_tests() -> None:
+    """Have the kernel end `cm`, and so the server that it waits for, when the tests are killed."""
+    die_with_parent(signal.SIGTERM)
+
+
 class Cm:
     """The `cm` of this environment, started in a folder of the test's own."""
 
@@ -85,7 +92,7 @@ class Cm:
         with log.open("w") as file:
             process = subprocess.Popen(
                 [*inside, Path(sys.executable).with_name("cm"), *words], cwd=self.cwd, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_the_tests,
             )
         running = Running(process, log)
         self.running.append(running)

@@ -17,6 +17,7 @@ import peer
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
+from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
@@ -201,7 +202,8 @@ finally:
 
 def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, model_record):
     process = subprocess.Popen([sys.executable, "-c", FOREGROUND, python, model_record, str(tmp_path / "server")],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               preexec_fn=die_with_parent)
     lines = []
     for line in process.stdout:
         lines.append(line)

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
@@ -110,7 +111,7 @@ def stuck(record, folder) -> str:
 @pytest.mark.parametrize("killed", [("owner", "supervisor"), ("engine",)], ids="+".join)
 def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, python, str(model), str(tmp_path / "server")],
-                             stdout=subprocess.PIPE, text=True)
+                             stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
     try:
         for line in owner.stdout:
             if line.strip() == "READY":

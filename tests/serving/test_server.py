@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, ServerUnsuitable, UsageError
+from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
@@ -306,7 +307,8 @@ time.sleep(600)
 def owner(tmp_path):
     """A process that owns a server with stubborn orphans, in a process group of its own."""
     words = [sys.executable, "-c", OWNER, str(tmp_path), peer.MODEL, sys.executable, "-c", STUBBORN, *PEER[1:]]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                               preexec_fn=die_with_parent)
     for line in process.stdout:
         if line.strip() == "READY":
             break

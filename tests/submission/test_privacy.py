@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.program import program_files
 from cm4vllm.common.records import write_record
+from cm4vllm.common.redaction import without_keys
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario
@@ -21,8 +23,9 @@ from cm4vllm.submission.system import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 
 ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}
-#: A user whom no file of the repository names, this one included.
-PERSON = "jdoe" + "4711x"
+#: A user and a device that no file of the repository names, this one included: a file that is not as its commit has it
+#: is searched for them.
+PERSON, GPU = "jdoe" + "4711x", "GPU-" + "77e1a2b3-0d9c"
 
 
 @pytest.fixture
@@ -154,23 +157,32 @@ def test_the_login_of_the_model_hub_is_a_secret(root, tmp_path):
     assert first_private("used hub-login-of-jdoe", words).kind == "secret"
 
 
+def test_no_file_of_the_program_is_refused_where_it_was_changed():
+    """A file that is not as its commit has it is read as any other: while somebody edits it, nothing may be refused."""
+    words = private_words()
+    for file in program_files():
+        content = file.path.read_text(errors="replace")
+        assert without_keys(content) == content, file.name
+        assert first_private(content, words) is None, file.name
+
+
 def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypatch):
     monkeypatch.setenv("USER", PERSON)
     asked = campaign()
     address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
                     if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
-    gpu = GpuFacts(name="NVIDIA L40S", uuid="GPU-4039dfe4-0c97", memory_bytes=48 * 2**30, max_sm_mhz=None,
+    gpu = GpuFacts(name="NVIDIA L40S", uuid=GPU, memory_bytes=48 * 2**30, max_sm_mhz=None,
                    pcie_generation=None, pcie_width=None, driver="570")
     write_record(asked.out / "system/machine.json", msgspec.structs.replace(detect_machine(), gpus=[gpu]))
     for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
         rewrite(run, lambda record: record["settings"]["model"].update(source=f"the folder /mnt/{PERSON}/llama"))
-    ours = f"GPU-4039dfe4-0c97 run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
+    ours = f"{GPU} run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
     asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
                                 readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
                                 extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"))
     tree = build_tree(asked)
     inspect_tree(tree)
-    private = [PERSON, "GPU-4039dfe4-0c97", address, str(Path.home()) + "/x", str(asked.out)]
+    private = [PERSON, GPU, address, str(Path.home()) + "/x", str(asked.out)]
     for path in tree.rglob("*"):
         if path.is_file() and "src/cm4vllm" not in path.as_posix():
             for word in filter(None, private):
