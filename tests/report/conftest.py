@@ -12,6 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
+
+from fake_vllm import prompt
+from peer import Peer
+
 from cm4vllm import REHEARSAL_NOTICE, __version__
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
@@ -28,6 +34,9 @@ from cm4vllm.loadgen.records import (
     SelfCheck,
     Spread,
 )
+from cm4vllm.loadgen.runner import run as measure_run
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, terms
 from cm4vllm.serving.metrics import ServerMetrics, Timing
@@ -177,6 +186,32 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
               CheckerRun(name="submission_checker_old", argv=["python", "submission_checker_old.py"], status=0,
                          results=2, errors=[], warnings=[], crashed=False, passed=True)],
     ))
+    return out
+
+
+@pytest.fixture(scope="session")
+def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rehearsal's folder again, with runs that the client made: each sample's times, and the server's metrics."""
+    out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("measured") / "test"))
+    shutil.rmtree(out / "runs")
+    dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
+    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
+    dataset.write_text(json.dumps(samples))
+    with Peer() as peer:
+        for scenario in MEASURED:
+            for mode in Mode:
+                folder = out / "runs" / SYSTEM / MODEL / scenario / mode
+                found = terms("v6.1", "llama3.1-8b", scenario, mode)
+                conf = user_conf(found, ExecutionMode.TEST, target_qps=40, test_query_count=160,
+                                 dataset_samples=SAMPLES)
+                record = measure_run(run_settings(
+                    conf, model=MODEL_RECORD, target_qps=40, target_qps_source="the test's", self_check=False,
+                    dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
+                    server=msgspec.structs.replace(SERVER, endpoint=peer.endpoint, owned=False)), folder)
+                if mode is Mode.ACCURACY:
+                    values = {"rouge1": 38.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
+                    write_record(folder / ACCURACY_FILE,
+                                 accuracy_record(values, record, folder / "mlperf_log_accuracy.json"))
     return out
 
 

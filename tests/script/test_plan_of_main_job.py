@@ -104,7 +104,7 @@ def executed(monkeypatch, request, *, duration_s=700, fails=""):
     for name, value in {
         "read_record": run, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
         "check_tokenizer": None,
-        "load": SimpleNamespace(invalid_results=[]), "summary_html": "", "write_text": None, "final_table": "",
+        "load": SimpleNamespace(invalid_results=[]), "write_summary": None, "final_table": "",
     }.items():
         monkeypatch.setattr(module, name, lambda *_, value=value: value)
     recipes = Taken(fails)

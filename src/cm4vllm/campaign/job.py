@@ -25,7 +25,7 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, MeasuredTarget, Need, Step
 from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
 from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
-from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, now, read_record, write_record
@@ -33,7 +33,7 @@ from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import Report, load
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.summary import write_summary
 from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, Mode
@@ -231,7 +231,7 @@ def _report(job: Job, execution: _Execution) -> Report:
     if set(job.modes) != set(Mode):
         say("no submission tree: it needs an accuracy and a performance run of each scenario")
     report = load(job.out)
-    write_text(job.out / "summary.html", summary_html(job.out))
+    write_summary(report)
     print(final_table(report), flush=True)
     if execution.failure is not None:
         raise execution.failure

@@ -1,4 +1,4 @@
-"""summary.html: all that is known of a campaign on one page, in one file that loads nothing."""
+"""summary.html: all that is known of a campaign, on a page that loads nothing; and its data for programs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from pathlib import Path
 
 import jinja2
 
+from cm4vllm.common.files import write_text
+from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.client_doubts import headroom as client_headroom
 from cm4vllm.report import charts, wording
+from cm4vllm.report.exports import summary_csv, summary_record
 from cm4vllm.report.model import Report, load
+from cm4vllm.report.pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.system import Group, groups, machine_group
-from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, unexpected
+from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.report.versions import versions
+from cm4vllm.report.why import why
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 from cm4vllm.submission.software import read_software
 
-__all__ = ["MAX_BYTES", "render", "summary_html"]
+__all__ = ["MAX_BYTES", "render", "summary_html", "write_summary"]
 
 #: The page stays below this, whatever a checker has to say.
-MAX_BYTES = 200_000
+MAX_BYTES = 300_000
 
 #: So many findings of one checker are shown; the rest is counted, and stands in the checker's own log.
 MAX_FINDINGS = 40
@@ -34,6 +39,13 @@ def summary_html(out: Path, *, system: str = "", model: str = "", published: boo
     `published` makes the page that goes into a submission, before anybody has checked that.
     """
     return render(load(out, system=system, model=model), published=published)
+
+
+def write_summary(report: Report) -> None:
+    """Write the page, summary.json and summary.csv into the campaign's folder."""
+    write_text(report.page, render(report))
+    write_record(report.out / "summary.json", summary_record(report))
+    write_text(report.out / "summary.csv", summary_csv(report))
 
 
 def render(report: Report, *, published: bool = False) -> str:
@@ -50,7 +62,9 @@ def render(report: Report, *, published: bool = False) -> str:
         missing=missing(report), missing_scenarios=missing_scenarios(report), groups=_groups(report),
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
         charts=charts, traces=_traces(report), client_headroom=client_headroom, w=wording,
-        max_findings=MAX_FINDINGS,
+        max_findings=MAX_FINDINGS, record=summary_record(report, published=published), sentence=sentence(report),
+        drawn={m.scenario: pictures(m) for m in report.results}, metric_words=wording.metric_words,
+        whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
     )

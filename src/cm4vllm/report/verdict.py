@@ -14,7 +14,8 @@ from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
 
-__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words", "unexpected"]
+__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words", "sentence",
+           "unexpected"]
 
 
 class Kind(StrEnum):
@@ -48,6 +49,22 @@ def headline(report: Report, *, published: bool = False) -> str:
     if incomplete:
         return f"Valid as far as it goes{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
     return f"A valid result{where}"
+
+
+def sentence(report: Report) -> str:
+    """Return what was measured on what, and what came out, in one plain sentence."""
+    parts = []
+    for result in report.results:
+        part = result.performance
+        if part is None or part.metric is None:
+            continue
+        rooms = [f"{one.name} p99 {headroom(one.headroom)} of its limit" if one.headroom > 0 else
+                 f"{one.name} p99 {headroom(one.headroom)}" for one in part.latencies if one.headroom is not None]
+        room = f" ({', '.join(rooms)})" if rooms else ""
+        parts.append(f"{figure(part.metric)} in the {result.scenario} scenario{room}")
+    came = " and ".join(parts) or "no figure yet"
+    served = report.server.named
+    return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
 
 
 def findings(report: Report, *, published: bool = False) -> list[Finding]:

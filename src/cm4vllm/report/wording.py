@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
@@ -20,6 +21,7 @@ __all__ = [
     "headroom",
     "hosts_of",
     "judgement",
+    "metric_words",
     "ms",
     "number",
     "percent",
@@ -32,6 +34,17 @@ __all__ = [
     "typed_command",
     "when",
 ]
+
+
+class Named(Protocol):
+    """A figure: what it is of, and its unit."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unit(self) -> str: ...
+
 
 def number(value: float | int) -> str:
     """Write a number with thousands separated: whole numbers whole, others with their significant digits."""
@@ -58,6 +71,14 @@ def rate(value: float) -> str:
 def figure(found: Figure | None) -> str:
     """Write a figure with its unit, or `not measured`."""
     return "not measured" if found is None else f"{rate(found.value)} {found.unit}".rstrip()
+
+
+def metric_words(found: Named | None) -> str:
+    """Write what a figure is of, with its unit: `tokens/s`, or `latency p90, ms`."""
+    if found is None:
+        return ""
+    name = found.name.replace("_", " ")
+    return found.unit if name.endswith("per second") else f"{name}, {found.unit}"
 
 
 def ms(value: float) -> str:

@@ -1,0 +1,209 @@
+"""Pictures as plain shapes: the geometry of axes, histograms, lines and bars, and the table of the same numbers.
+
+A template writes each shape as an SVG element; colours are those of the page, so that a picture follows the scheme of
+the reader and of print. A picture of 400,000 values is as small as one of 100: values become bars of a histogram, or
+intervals of the run of which the mean and the extremes are kept, never a chosen part of the values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["HEIGHT", "WIDTH", "Axis", "Canvas", "Picture", "Shape", "Table"]
+
+#: The box of a picture in units of its own; it is drawn as wide as there is room.
+WIDTH, HEIGHT = 440, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 44, 22, 36
+
+#: From this ratio of the ends on, values above zero stand on a logarithmic axis.
+_LOG_FROM = 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An SVG element: its tag, its attributes, and its text. `hint` is shown where the pointer rests."""
+
+    tag: str
+    attributes: dict[str, str | float]
+    text: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of a picture; the first cell of a row is its heading."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its title, what it shows in one sentence, its numbers, and where they were read."""
+
+    title: str
+    words: str
+    shapes: tuple[Shape, ...]
+    tables: tuple[Table, ...]
+    source: str
+    legend: tuple[tuple[str, str], ...] = ()
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values from `low` to `high` on a length from `begin` to `end`; logarithmic where they span a wide range."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    logarithmic: bool = False
+
+    @classmethod
+    def over(cls, values: Sequence[float], begin: float, end: float, *, zero: bool = False, wide: bool = True) -> Axis:
+        """Return an axis that holds all values; with `zero` it begins there; `wide` allows a logarithmic one."""
+        low, high = (min(values), max(values)) if values else (0.0, 1.0)
+        if wide and not zero and low > 0 and high / low > _LOG_FROM:
+            return cls(low / 1.1, high * 1.1, begin, end, logarithmic=True)
+        low = 0.0 if zero or low < 0.5 * high else low
+        span = (high - low) or abs(high) or 1.0
+        return cls(low if low == 0 else low - 0.04 * span, high + 0.04 * span, begin, end)
+
+    def at(self, value: float) -> float:
+        """Return where a value stands; one beyond an end stands at it."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
+        number = math.log(max(value, self.low)) if self.logarithmic else value
+        part = min(1.0, max(0.0, (number - low) / (high - low)))
+        return round(self.begin + part * (self.end - self.begin), 1)
+
+    def edges(self, count: int) -> list[float]:
+        """Return `count` + 1 values at equal distances on the axis."""
+        if self.logarithmic:
+            step = math.log(self.high / self.low) / count
+            return [self.low * math.exp(step * i) for i in range(count + 1)]
+        return [self.low + (self.high - self.low) * i / count for i in range(count + 1)]
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Return round values on the axis, `most` about."""
+        if self.logarithmic:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            steps = (1, 2, 5) if len(decades) <= 3 else (1, 3) if len(decades) <= 4 else (1,)
+            found = [step * 10.0**decade for decade in decades for step in steps]
+        else:
+            raw = (self.high - self.low) / most
+            power = 10.0 ** math.floor(math.log10(raw))
+            step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+            first = math.ceil(self.low / step - 1e-9)
+            found = [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        return [value for value in found if self.low <= value <= self.high]
+
+
+@dataclass
+class Canvas:
+    """Collects the shapes of one picture. `x` goes to the right, `y` upwards."""
+
+    x: Axis
+    y: Axis
+    shapes: list[Shape] = field(default_factory=list)
+
+    @classmethod
+    def over(cls, xs: Sequence[float], ys: Sequence[float], *, from_zero: bool = False) -> Canvas:
+        """Return one whose axes hold these values; y begins at zero."""
+        return cls(Axis.over(xs, _LEFT, WIDTH - _RIGHT, zero=from_zero),
+                   Axis.over(ys, HEIGHT - _BOTTOM, _TOP, zero=True))
+
+    def axes(self, x_unit: str, y_unit: str) -> None:
+        """Draw both axes with round numbers and their units."""
+        bottom, left, right = self.y.begin, self.x.begin, self.x.end
+        for value in self.y.ticks(4):
+            y = self.y.at(value)
+            self._add("line", "grid", x1=left, x2=right, y1=y, y2=y)
+            self._text(short(value), left - 5, y + 4, "tick end")
+        self._add("line", "axis", x1=left, x2=right, y1=bottom, y2=bottom)
+        for value in self.x.ticks():
+            x = self.x.at(value)
+            self._add("line", "axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
+            self._text(short(value), x, bottom + 16, "tick mid")
+        self._text(x_unit, (left + right) / 2, HEIGHT - 4, "unit mid")
+        self._text(y_unit, 2, 11, "unit")
+
+    def bars(self, edges: Sequence[float], counts: Sequence[int], hints: Sequence[str]) -> None:
+        """Draw a histogram. A bar of one value at least is two units high: the tail stays visible."""
+        bottom = self.y.begin
+        for low, high, count, hint in zip(edges, edges[1:], counts, hints, strict=False):
+            if count:
+                left, right = self.x.at(low), self.x.at(high)
+                top = min(self.y.at(count), bottom - 2)
+                self.shapes.append(Shape("rect", {
+                    "class": "bar-1", "x": left, "y": top, "width": round(max(right - left - 0.7, 0.8), 1),
+                    "height": round(bottom - top, 1)}, hint=hint))
+
+    def line(self, points: Iterable[tuple[float, float]], kind: str, *, scale: Axis | None = None) -> None:
+        """Draw a line through points; `scale` is the axis of their y where it is another one."""
+        y = scale or self.y
+        drawn = " ".join(f"{self.x.at(px):g},{y.at(py):g}" for px, py in points)
+        if drawn:
+            self._add("polyline", kind, points=drawn)
+
+    def mark(self, value: float, kind: str, words: str, *, row: int = 0) -> None:
+        """Draw an upright line at a value of x, with words beside its upper end, in rows that do not overlap."""
+        x = self.x.at(value)
+        self._add("line", kind, x1=x, x2=x, y1=_TOP - 2, y2=self.y.begin)
+        side = "end" if x > (self.x.begin + self.x.end) / 2 else ""
+        self._text(words, x - 4 if side else x + 4, _TOP + 9 + 13 * row, f"label {kind} {side}".strip())
+
+    def level(self, value: float, kind: str, words: str) -> None:
+        """Draw a line across at a value of y, with words above its right end."""
+        y = self.y.at(value)
+        self._add("line", kind, x1=self.x.begin, x2=self.x.end, y1=y, y2=y)
+        self._text(words, self.x.end, y - 4, f"label {kind} end")
+
+    def right_percent(self) -> Axis:
+        """Draw a second axis at the right, from 0 to 100 %, and return it."""
+        axis = Axis(0, 100, self.y.begin, _TOP + 4)
+        for value in (0, 50, 100):
+            self._text(f"{value} %", self.x.end + 4, axis.at(value) + 4, "tick")
+        return axis
+
+    def _add(self, tag: str, kind: str, **attributes: str | float) -> None:
+        self.shapes.append(Shape(tag, {"class": kind, **{key: _plain(value) for key, value in attributes.items()}}))
+
+    def _text(self, text: str, x: float, y: float, kind: str) -> None:
+        self.shapes.append(Shape("text", {"class": kind, "x": _plain(x), "y": _plain(y)}, text))
+
+
+def bar_rows(rows: Sequence[tuple[str, Sequence[tuple[float, str, str]], str]], end: float, *,
+             height: int = 34) -> tuple[tuple[Shape, ...], int]:
+    """Return level bars, one a row: its name above, its parts (length, class, hint) side by side, words at its end.
+
+    `end` is the length of the widest row. The second value is the height of the picture.
+    """
+    shapes: list[Shape] = []
+    scale = (WIDTH - 16) / (end or 1)
+    for number, (name, parts, words) in enumerate(rows):
+        top, x = 8 + number * height, 8.0
+        shapes.append(Shape("text", {"class": "label", "x": 8, "y": top + 9}, name))
+        shapes.append(Shape("text", {"class": "label end", "x": WIDTH - 8, "y": top + 9}, words))
+        for length, kind, hint in parts:
+            width = max(length * scale, 1.5) if length > 0 else 0.0
+            if width:
+                shapes.append(Shape("rect", {"class": kind, "x": round(x, 1), "y": top + 13,
+                                             "width": round(width, 1), "height": 11}, hint=hint))
+            x += width
+    return tuple(shapes), 12 + len(rows) * height
+
+
+def short(value: float) -> str:
+    """Write a number of an axis: few digits, thousands as k, millions as M."""
+    for factor, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * factor or (sign != "k" and abs(value) >= factor):
+            return f"{value / factor:.3g}{sign}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _plain(value: str | float) -> str | float:
+    return round(value, 1) if isinstance(value, float) else value

@@ -1,0 +1,142 @@
+"""Pictures of a run over its time: tokens/s, requests that run and wait, the KV cache, answers, times to first token.
+
+Each is drawn in at most INTERVALS parts of the run. Of each part the mean and the greatest value are kept, so that no
+peak is lost, however long the run was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cm4vllm.loadgen.sample_times import SAMPLES_FILE
+from cm4vllm.report.drawing import Canvas, Picture, Table
+from cm4vllm.report.wording import ms, number, percent, rate
+from cm4vllm.results.model import Performance
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples
+
+__all__ = ["timelines"]
+
+#: Parts of a run that are drawn, and rows of its table.
+INTERVALS, ROWS = 60, 12
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.void]
+
+
+def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
+    """Give the pictures of a performance run for which something was recorded."""
+    samples = read_samples(part.folder / METRICS_FILE)
+    beside = part.log.rpartition("/")[0]
+    if rows is not None and len(rows) > 1 and (rows["first_ns"] >= 0).all():
+        yield _first_tokens(part, rows, f"{beside}/{SAMPLES_FILE}")
+    if len(samples) > 2:
+        source = f"{beside}/{METRICS_FILE}"
+        yield _tokens(part, samples, source)
+        yield _requests(samples, source)
+        yield _kv_cache(samples, source)
+    elif rows is not None and len(rows) > 1:
+        yield _open(rows, f"{beside}/{SAMPLES_FILE}")
+    if rows is not None and len(rows) > 1 and part.queries == 1:
+        yield _answered(rows, f"{beside}/{SAMPLES_FILE}")
+
+
+def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
+    """Return begin, end, mean and greatest value of each of `count` equal parts of the time that has any."""
+    edges = np.linspace(at[0], at[-1], min(count, max(1, len(at) - 1)) + 1)
+    place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 2)
+    found = []
+    for number_ in range(len(edges) - 1):
+        inside = values[place == number_]
+        if len(inside):
+            found.append((float(edges[number_]), float(edges[number_ + 1]), float(inside.mean()), float(inside.max())))
+    return found
+
+
+def _over_time(title: str, words: str, source: str, unit: str, series: Sequence[tuple[str, str, Floats, Floats]],
+               write: Callable[[float], str], *, top: float = 0.0) -> tuple[Canvas, Picture]:
+    """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line."""
+    canvas = Canvas.over([0.0, *(float(at[-1]) for _, _, at, _ in series)],
+                         [top, 1e-9, *(float(values.max()) for _, _, _, values in series)], from_zero=True)
+    canvas.axes("time, s", unit)
+    tables = []
+    for name, kind, at, values in series:
+        parts = _parts(at, values, INTERVALS)
+        if len(at) > INTERVALS:
+            canvas.line([((a + b) / 2, most) for a, b, _, most in parts], f"{kind} most")
+        canvas.line([((a + b) / 2, mean) for a, b, mean, _ in parts], kind)
+        tables.append(Table((f"{name}: from, s", "to, s", "mean", "most"), tuple(
+            (f"{a:,.1f}", f"{b:,.1f}", write(mean), write(most)) for a, b, mean, most in _parts(at, values, ROWS))))
+    legend = tuple((kind, name) for name, kind, _, _ in series) if len(series) > 1 else ()
+    return canvas, Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
+
+
+def _with(canvas: Canvas, picture: Picture) -> Picture:
+    """Return the picture with what was drawn on its canvas since."""
+    return Picture(picture.title, picture.words, tuple(canvas.shapes), picture.tables, picture.source, picture.legend)
+
+
+def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) -> Picture:
+    at = np.array([sample.at_s for sample in samples])
+    counts = np.array([sample.generation_tokens for sample in samples], float)
+    rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
+    mean = part.figures.get("tokens_per_second")
+    words = f"Tokens/s that the server generated, up to {rate(float(rates.max()))}" + (
+        f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else "")
+    where = source + (f": generation_tokens; mean: {mean.source}" if mean else "")
+    canvas, picture = _over_time("Tokens per second", words, where, "tokens/s", [
+        ("tokens/s", "line-1", at[1:], rates)], rate, top=mean.value if mean else 0.0)
+    if mean:
+        canvas.level(mean.value, "mark-p99", f"LoadGen: {rate(mean.value)}")
+    return _with(canvas, picture)
+
+
+def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
+    at = np.array([sample.at_s for sample in samples])
+    running = np.array([sample.running for sample in samples], float)
+    waiting = np.array([sample.waiting for sample in samples], float)
+    words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
+    return _over_time("Requests running and waiting", words, f"{source}: running, waiting", "requests", [
+        ("running", "line-1", at, running), ("waiting", "line-2", at, waiting)], rate)[1]
+
+
+def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
+    at = np.array([sample.at_s for sample in samples])
+    used = np.array([100 * sample.kv_cache_usage for sample in samples])
+    preempted = samples[-1].preemptions - samples[0].preemptions
+    words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
+    return _over_time("KV cache in use", words, f"{source}: kv_cache_usage, preemptions", "% of the KV cache", [
+        ("in use", "line-1", at, used)], lambda value: percent(value / 100))[1]
+
+
+def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
+    at = rows["issued_ns"] / 1e9
+    ttft = (rows["first_ns"] - rows["issued_ns"]) / 1e6
+    limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)
+    near = float(limit) if limit is not None and limit < 3 * ttft.max() else 0.0
+    words = f"TTFT of the samples issued in each part of the run: mean and greatest; {ms(float(ttft.max()))} ms at most"
+    canvas, picture = _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, top=near)
+    if near:
+        canvas.level(near, "mark-limit", f"limit {number(near)} ms")
+    return _with(canvas, picture)
+
+
+def _open(rows: Rows, source: str) -> Picture:
+    """Draw how many requests were open: for servers that show no metrics."""
+    times = np.concatenate([rows["issued_ns"], rows["last_ns"]]) / 1e9
+    change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
+    order = np.lexsort((-change, times))
+    open_ = np.cumsum(change[order])
+    words = f"Requests that were open, as the client saw them: up to {number(int(open_.max()))}"
+    return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)[1]
+
+
+def _answered(rows: Rows, source: str) -> Picture:
+    """Draw how many samples of one query were answered over its time."""
+    ends = np.sort(rows["last_ns"]) / 1e9
+    most = float(ends[int(0.99 * (len(ends) - 1))])
+    words = f"Samples answered over the run: 99 % after {most:,.1f} s, all after {ends[-1]:,.1f} s"
+    at, done = np.concatenate([[0.0], ends]), np.arange(len(ends) + 1, dtype=float)
+    return _over_time("Samples answered", words, source, "samples", [("answered", "line-1", at, done)], rate)[1]

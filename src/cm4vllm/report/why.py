@@ -1,0 +1,232 @@
+"""What bound a performance run, and which option would move it: computed from evidence, silent where it is not enough.
+
+The evidence is the server's own metrics through the run, the client's self-check, and LoadGen's percentiles against
+their limits. A cause is named only where its numbers stand out; what no rule below covers is not explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cm4vllm.loadgen.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
+from cm4vllm.report.wording import headroom, ms, number, percent, rate, times
+from cm4vllm.results.model import Latency, Performance
+from cm4vllm.serving.metrics import ServerMetrics, Timing
+
+__all__ = ["Cause", "Why", "why"]
+
+#: Samples of the server's metrics, and requests in them, from which on they say something.
+LEAST_SAMPLES, LEAST_REQUESTS = 5, 30
+#: The part of a request's time from which on a phase is what binds.
+MOST = 0.5
+#: The part of its time in which a request of an unpaced run decodes, from which on decoding binds.
+MOST_DECODING = 0.7
+#: A KV cache that is as full as this is the limit where requests wait; preemptions count from this part of requests on.
+FULL, PREEMPTED = 0.95, 0.01
+#: The part of the sequences that a server allows from which on they count as all at work.
+NEARLY = 0.95
+#: The engine does not explain a mean TTFT that is this many times its own queue and prefill, and as many ms more.
+UNEXPLAINED, UNEXPLAINED_MS = 2.0, 50.0
+
+
+class Cause(StrEnum):
+    CLIENT = "the client"
+    KV_CACHE = "the KV cache"
+    QUEUE = "the queue"
+    PREFILL = "prefill"
+    DECODE = "decoding"
+    HOST = "what lies around the engine"
+    LOAD = "the load"
+
+
+@dataclass(frozen=True)
+class Why:
+    """What bound a run in one sentence, which option would move it, and the numbers that say so, with their source."""
+
+    cause: Cause
+    words: str
+    option: str
+    evidence: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The evidence of a run, complete: `sequences` is the server's --max-num-seqs, None where it is not stated."""
+
+    run: RunRecord
+    metrics: ServerMetrics
+    queue: Timing
+    prefill: Timing
+    decode: Timing
+    latencies: tuple[Latency, ...]
+
+    @property
+    def total_ms(self) -> float:
+        return self.queue.mean_ms + self.prefill.mean_ms + self.decode.mean_ms
+
+    def share(self, phase: Timing) -> float:
+        return phase.mean_ms / self.total_ms
+
+    @property
+    def sequences(self) -> int | None:
+        words = " ".join(self.run.settings.server.argv).replace("=", " ").split()
+        after = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "--max-num-seqs"]
+        return int(after[-1]) if after and after[-1].isdecimal() else None
+
+    @property
+    def all_running(self) -> bool:
+        """Whether about as many requests ran as the server allows: it is sampled between its steps."""
+        return self.sequences is not None and self.metrics.running_max >= NEARLY * self.sequences
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        names = ("queue", self.queue), ("prefill", self.prefill), ("decode", self.decode)
+        return (f"of a request's {ms(self.total_ms)} ms in the server: " + ", ".join(
+            f"{name} {ms(timing.mean_ms)} ms ({percent(self.share(timing))})" for name, timing in names),)
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        allowed = f" of {number(self.sequences)} sequences" if self.sequences else ""
+        return (f"up to {number(self.metrics.running_max)}{allowed} ran at a time, {rate(self.metrics.waiting_mean)} "
+                f"requests waited in the mean, {number(self.metrics.waiting_max)} at most",)
+
+    @property
+    def cache(self) -> tuple[str, ...]:
+        return (f"the KV cache was {percent(self.metrics.kv_cache_usage_max)} full at most, with "
+                f"{number(self.metrics.preemptions)} preemptions",)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return tuple(f"{one.name} p99 {ms(one.p99)} ms of {number(one.limit)} ms: {headroom(one.headroom)}"
+                     for one in self.latencies if one.limit is not None and one.headroom is not None)
+
+
+def why(part: Performance) -> Why | None:
+    """Return what bound a performance run; None where the evidence is not enough to say."""
+    seen = _evidence(part)
+    if seen is None:
+        return None
+    source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
+    found = _client(seen) or _kv_cache(seen)
+    if found is None:
+        found = _at_once(seen) if seen.run.settings.terms.at_once else _paced(seen)
+    if found is None:
+        return None
+    cause, words, option, evidence = found
+    return Why(cause, words, option, evidence, source)
+
+
+_Found = tuple[Cause, str, str, tuple[str, ...]]
+
+
+def _evidence(part: Performance) -> _Seen | None:
+    metrics = part.run.server_metrics if part.run else None
+    if part.run is None or metrics is None or metrics.samples < LEAST_SAMPLES:
+        return None
+    queue, prefill, decode = metrics.queue, metrics.prefill, metrics.decode
+    if queue is None or prefill is None or decode is None:
+        return None
+    seen = _Seen(part.run, metrics, queue, prefill, decode, part.latencies)
+    enough = min(queue.requests, prefill.requests, decode.requests) >= LEAST_REQUESTS
+    return seen if enough and seen.total_ms > 0 else None
+
+
+def _client(seen: _Seen) -> _Found | None:
+    room = client_headroom(seen.run)
+    if room is None or room >= HEADROOM:
+        return None
+    busiest = max(seen.run.client.processes, key=lambda one: one.cpu_share, default=None)
+    used = () if busiest is None else (
+        f"its busiest process, {busiest.name}, used {percent(busiest.cpu_share)} of a processor",)
+    return (Cause.CLIENT, "The client may have bound this run, not the server.",
+            "more client processes (--num_workers), or a host of its own for the client",
+            (f"the client can carry {times(room)} the load of this run; {HEADROOM} are needed", *used))
+
+
+def _kv_cache(seen: _Seen) -> _Found | None:
+    metrics = seen.metrics
+    preempted = metrics.preemptions >= max(1.0, PREEMPTED * seen.queue.requests)
+    if not preempted and not (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
+        return None
+    larger = ("--kv_cache_space" if "VLLM_CPU_KVCACHE_SPACE" in seen.run.settings.server.env else
+              "--gpu_memory_utilization or --kv_cache_dtype=fp8")
+    return (Cause.KV_CACHE, "The KV cache bound this run: requests waited for room in it" +
+            (", and running ones were preempted and computed again." if preempted else "."),
+            f"a larger KV cache ({larger}), or fewer sequences at a time (--max_num_seqs)",
+            (*seen.cache, *seen.requests, *seen.phases))
+
+
+def _around_the_engine(seen: _Seen) -> _Found | None:
+    """Say that requests wait for their first token outside of the engine, whose own times do not explain TTFT."""
+    ttft = next((one for one in seen.latencies if one.name == "TTFT"), None)
+    if ttft is None or ttft.mean is None or ttft.headroom is None or ttft.headroom >= MOST:
+        return None
+    engine = seen.queue.mean_ms + seen.prefill.mean_ms
+    if ttft.mean < UNEXPLAINED * engine + UNEXPLAINED_MS:
+        return None
+    late = max((lag.p99_ms for one in seen.run.client.processes for lag in (one.issue_lag, one.loop_lag) if lag),
+               default=0.0)
+    evidence = (f"TTFT is {ms(ttft.mean)} ms in the mean, of which {ms(engine)} ms are the engine's queue and prefill",
+                f"the client itself was late by {ms(late)} ms (99th percentile)", *seen.limits)
+    if late >= MOST * ttft.p99:
+        return (Cause.CLIENT, "The client bound this run: it was late by most of TTFT.",
+                "more client processes (--num_workers), or a host of its own for the client", evidence)
+    return (Cause.HOST, "Most of the time to the first token passed outside of the engine: in the server's HTTP "
+            "process, on the way to it, or waiting for a processor.",
+            "more processors for the server, a host of its own for the client, or a lower --server_target_qps",
+            evidence)
+
+
+def _at_once(seen: _Seen) -> _Found | None:
+    """Say what bound a run whose samples are all there from the start: that they wait is no finding."""
+    working = seen.prefill.mean_ms + seen.decode.mean_ms
+    if not working:
+        return None
+    if seen.prefill.mean_ms / working >= MOST:
+        return (Cause.PREFILL, "Reading the prompts (prefill) bound this run.",
+                "more tokens in a step (--max_num_batched_tokens)", (*seen.phases, *seen.requests))
+    if seen.decode.mean_ms / working < MOST_DECODING:
+        return None
+    most = seen.run.settings.max_in_flight
+    if seen.metrics.running_max >= most and not seen.all_running and seen.metrics.waiting_mean < 1:
+        return (Cause.DECODE, "Decoding bound this run, with all the requests at work that the client sends at a time.",
+                f"more requests in flight than {number(most)} (--max_in_flight)", (*seen.phases, *seen.requests))
+    if seen.all_running and seen.metrics.kv_cache_usage_max < MOST:
+        return (Cause.DECODE, "Decoding bound this run, with every sequence that the server allows at work and most of "
+                "the KV cache free.", "more sequences at a time (--max_num_seqs)",
+                (*seen.phases, *seen.requests, *seen.cache))
+    return (Cause.DECODE, "Decoding bound this run: the time of a step, one token of each running request.",
+            "a faster step: --tp_size, or --quantization", (*seen.phases, *seen.requests, *seen.cache))
+
+
+def _paced(seen: _Seen) -> _Found | None:
+    """Say what bound a run whose queries come at their own times."""
+    if (found := _around_the_engine(seen)) is not None:
+        return found
+    if seen.share(seen.queue) >= MOST:
+        if seen.all_running:
+            return (Cause.QUEUE, "Requests waited for a place: every sequence that the server allows was at work.",
+                    "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
+                    (*seen.phases, *seen.requests, *seen.limits))
+        return (Cause.QUEUE, "Requests waited in the server's queue: it was given more than it can serve.",
+                "a lower --server_target_qps", (*seen.phases, *seen.requests, *seen.limits))
+    rooms = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
+    if not rooms:
+        return None
+    if min(rooms.values()) >= MOST and seen.metrics.waiting_mean < 1:
+        return (Cause.LOAD, "Nothing in the server bound this run: it was given less than it can serve.",
+                "a higher --server_target_qps", (*seen.limits, *seen.requests))
+    tightest = min(rooms, key=lambda name: rooms[name])
+    if tightest == "TTFT" and seen.prefill.mean_ms > seen.queue.mean_ms:
+        return (Cause.PREFILL, "Reading the prompts (prefill) bound this run: TTFT is nearest to its limit, and "
+                "prefill is the greater part of it.",
+                "a lower --server_target_qps, or more tokens in a step (--max_num_batched_tokens)",
+                (*seen.limits, *seen.phases))
+    if tightest == "TPOT" and seen.share(seen.decode) >= MOST:
+        return (Cause.DECODE, "Decoding bound this run: TPOT is nearest to its limit, and most of a request's time is "
+                "decoding.", "fewer sequences at a time (--max_num_seqs), or a lower --server_target_qps",
+                (*seen.limits, *seen.phases, *seen.requests))
+    return None

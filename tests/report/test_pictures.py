@@ -1,0 +1,137 @@
+"""The pictures of a run: what they are drawn from, that no value is lost in them, and how small and quick they are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
+from cm4vllm.report.drawing import Axis
+from cm4vllm.report.model import load
+from cm4vllm.report.pictures import pictures
+from cm4vllm.report.summary import MAX_BYTES, summary_html
+from cm4vllm.report.wording import ms, number
+from cm4vllm.results.model import Performance
+
+
+def titled(found, title):
+    return next(picture for picture in found if picture.title.startswith(title))
+
+
+@pytest.fixture(scope="session")
+def drawn(measured_runs: Path):
+    return {result.scenario: pictures(result) for result in load(measured_runs).results}
+
+
+def test_a_rehearsal_has_at_least_eight_pictures(drawn) -> None:
+    assert [picture.title for picture in drawn["Server"]] == [
+        "TTFT: distribution", "TPOT: distribution", "TTFT over the run", "Tokens per second",
+        "Requests running and waiting", "KV cache in use", "Length of the prompts", "Length of the answers",
+        "The 10 slowest samples", "Time of a request in the server", "Why answers ended",
+        "Accuracy against the reference",
+    ]  # fmt: skip
+    # Beside these, the server's own where it was sampled often enough in the short run.
+    assert {"Samples answered", "Length of the prompts", "Length of the answers", "Time of a request in the server",
+            "Why answers ended", "Accuracy against the reference"} <= {picture.title for picture in drawn["Offline"]}
+
+
+def test_each_picture_has_words_shapes_a_table_and_a_source(drawn) -> None:
+    for picture in (*drawn["Offline"], *drawn["Server"]):
+        assert picture.words and picture.shapes and picture.source.startswith("runs/"), picture.title
+        assert all(table.rows and all(len(row) == len(table.head) for row in table.rows) for table in picture.tables)
+        for shape in picture.shapes:
+            numbers = [value for value in shape.attributes.values() if not isinstance(value, str)]
+            assert all(-1 <= value <= 441 for value in numbers), (picture.title, shape)
+
+
+def test_the_percentiles_beside_a_distribution_are_loadgens(measured_runs: Path, drawn) -> None:
+    log = read_detail_log(next(measured_runs.glob("runs/*/*/Server/performance")) / DETAIL_LOG)
+    table = titled(drawn["Server"], "TTFT: d").tables[0]
+    logged = {row[0]: row[1] for row in table.rows}
+    for name, key in (("p50", "50.00"), ("p90", "90.00"), ("p99", "99.00"), ("p99.9", "99.90")):
+        assert logged[name] == ms(log.number(f"result_first_token_{key}_percentile_latency_ns") / 1e6)
+
+
+def test_every_sample_is_in_a_distribution_once(measured_runs: Path, drawn) -> None:
+    rows = read_sample_times(next(measured_runs.glob("runs/*/*/Server/performance")))
+    for title in ("TTFT: d", "Length of the p", "Length of the a"):
+        bins = titled(drawn["Server"], title).tables[-1]
+        assert sum(int(row[2].replace(",", "")) for row in bins.rows) == len(rows), title
+        assert bins.rows[-1][3] == "100.0%"
+
+
+def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -> None:
+    found = pictures(load(real_runs).results[1])
+    picture = titled(found, "TTFT: d")
+    assert "LoadGen's percentiles alone" in picture.source
+    assert any(shape.attributes["class"] == "mark-limit" for shape in picture.shapes)
+    assert not any(shape.attributes["class"] == "bar-1" for shape in picture.shapes)
+
+
+@pytest.fixture(scope="session")
+def many(measured_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400,000 samples: TTFT of about 100 ms, and one of 9 s; answers of 40 tokens, and one of 128."""
+    folder = tmp_path_factory.mktemp("many")
+    draw, rows = np.random.default_rng(1), np.zeros(400_000, FIELDS)
+    rows["issued_ns"] = np.sort(draw.uniform(0, 600e9, len(rows)).astype(np.int64))
+    rows["first_ns"] = rows["issued_ns"] + draw.lognormal(np.log(100e6), 0.3, len(rows)).astype(np.int64)
+    rows["tokens"], rows["prompt_tokens"], rows["index"] = 40, 60, np.arange(len(rows)) % 13368
+    rows["first_ns"][7777] = rows["issued_ns"][7777] + 9_000_000_000
+    rows["last_ns"] = rows["first_ns"] + 40 * 10_000_000
+    rows["tokens"][99], rows["last_ns"][99] = 128, rows["first_ns"][99] + 1_280_000_000
+    np.save(folder / SAMPLES_FILE, rows)
+    return folder
+
+
+def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: Path, many: Path) -> None:
+    result = load(measured_runs).results[1]
+    part = result.performance
+    assert isinstance(part, Performance)
+    found = pictures(replace(result, performance=replace(part, folder=many)))
+    assert sum(len(picture.shapes) for picture in found) < 1000
+    ttft = titled(found, "TTFT: d")
+    last = ttft.tables[-1].rows[-1]
+    assert last[2] == "1" and float(last[1].replace(",", "")) >= 9000
+    bar = [shape for shape in ttft.shapes if shape.tag == "rect"][-1]
+    assert bar.attributes["height"] >= 2 and "1 samples" in bar.hint
+    assert max(float(row[3].replace(",", "")) for row in titled(found, "TTFT over").tables[0].rows) == 9000
+    slow = titled(found, "The 10 slowest").tables[0].rows
+    assert slow[0][0] == str(7777 % 13368) and slow[0][-1].startswith("waited for its first token")
+    assert slow[1][-1].startswith("long answer") and slow[1][6] == "128"
+
+
+@pytest.mark.timing
+def test_a_page_of_400_000_samples_takes_at_most_5_s(measured_runs: Path, many: Path, tmp_path: Path) -> None:
+    import shutil
+
+    out = Path(shutil.copytree(measured_runs, tmp_path / "test"))
+    for folder in out.glob("runs/*/*/*/performance"):
+        shutil.copy(many / SAMPLES_FILE, folder / SAMPLES_FILE)
+        run = folder / "run.json"
+        run.write_text(run.read_text().replace(_digest(measured_runs, folder), _digest(many, many)))
+    begin = time.process_time()
+    html = summary_html(out)
+    assert time.process_time() - begin < 5
+    assert number(400_000) in html and len(html.encode()) < MAX_BYTES
+
+
+def _digest(root: Path, folder: Path) -> str:
+    from cm4vllm.common.files import sha256_of
+
+    path = next((p for p in root.glob(f"runs/*/*/{folder.parent.name}/{folder.name}")), folder)
+    return sha256_of(path / SAMPLES_FILE)
+
+
+@pytest.mark.parametrize(("values", "logarithmic"), [([1.0, 2.0, 20.0], False), ([1.0, 2000.0], True), ([3.0], False),
+                                                     ([0.0, 0.0], False), ([0.0, 5000.0], False)])
+def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> None:
+    axis = Axis.over(values, 50, 400)
+    assert axis.logarithmic is logarithmic
+    assert all(50 <= axis.at(value) <= 400 for value in values)
+    assert 1 <= len(axis.ticks()) <= 12
+    assert axis.edges(4)[0] == pytest.approx(axis.low) and axis.edges(4)[-1] == pytest.approx(axis.high)

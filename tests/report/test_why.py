@@ -1,0 +1,149 @@
+"""What bound a run: found on simulated servers whose bottleneck is known, and not said where it cannot be known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as changed
+from simulated_server import SimulatedServer
+
+from cm4vllm.loadgen.records import ProcessRecord, Spread
+from cm4vllm.report.model import load
+from cm4vllm.report.why import Cause, Why, why
+from cm4vllm.results.model import Figure, Figures, Performance, Source
+from cm4vllm.serving.metrics import ServerMetrics
+
+
+@pytest.fixture(scope="session")
+def offline(real_runs: Path) -> Performance:
+    return load(real_runs).results[0].performance
+
+
+@pytest.fixture(scope="session")
+def paced(real_runs: Path) -> Performance:
+    return load(real_runs).results[1].performance
+
+
+def explained(part: Performance, server: SimulatedServer, metrics: ServerMetrics, *, http_ms: float = 0.0,
+              **client: object) -> Why | None:
+    """Give what is said of a run of this server; `http_ms` pass outside of its engine."""
+    run = part.run
+    argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
+    settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)
+    figures = {figure.name: figure for figure in part.figures.values()}
+    if part.latencies:
+        tpot = [(one.end_ms - one.first_ms) / (one.answer - 1) for one in server.requests]
+        for name, value in {
+            "ttft_p99": server.p99("due_ms", "first_ms") + http_ms,
+            "ttft_mean": server.mean("due_ms", "first_ms") + http_ms,
+            "tpot_p99": sorted(tpot)[int(0.99 * len(tpot))], "tpot_mean": sum(tpot) / len(tpot),
+        }.items():
+            figures[name] = Figure(name, value, "ms", Source("log", name))
+    return why(replace(part, figures=Figures(figures.values()), run=changed(
+        run, settings=settings, server_metrics=metrics, client=changed(run.client, **client))))
+
+
+def simulated(part: Performance, *, qps: float = 0.0, prompt: int = 100, answer: int = 60, **limits: float,
+              ) -> Why | None:
+    server = SimulatedServer(**limits)
+    return explained(part, server, server.run(qps=qps, prompt=prompt, answer=answer))
+
+
+def test_a_run_at_once_with_every_sequence_at_work_is_bound_by_their_number(offline: Performance) -> None:
+    found = simulated(offline, sequences=32)
+    assert found.cause is Cause.DECODE and "--max_num_seqs" in found.option
+    assert any("32 of 32 sequences" in line for line in found.evidence)
+
+
+def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline: Performance) -> None:
+    found = simulated(offline, sequences=1000, answer=300)
+    assert found.cause is Cause.DECODE and "--tp_size" in found.option
+
+
+def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline: Performance) -> None:
+    found = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
+    assert found.cause is Cause.PREFILL and "--max_num_batched_tokens" in found.option
+
+
+@pytest.mark.parametrize("scenario", ["offline", "paced"])
+def test_a_small_kv_cache_is_named_with_its_preemptions(scenario: str, request: pytest.FixtureRequest) -> None:
+    part = request.getfixturevalue(scenario)
+    found = simulated(part, qps=0 if scenario == "offline" else 60, kv_tokens=2000)
+    assert found.cause is Cause.KV_CACHE and "preempted" in found.words
+    assert "--kv_cache_space" in found.option  # the option of the CPU backend, which this server runs
+
+
+def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline: Performance) -> None:
+    run = changed(offline.run, settings=changed(
+        offline.run.settings, server=changed(offline.run.settings.server, env={})))
+    found = simulated(replace(offline, run=run), kv_tokens=2000)
+    assert "--gpu_memory_utilization" in found.option
+
+
+def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced: Performance) -> None:
+    found = simulated(paced, qps=100, sequences=16)
+    assert found.cause is Cause.QUEUE and "--max_num_seqs" in found.option and "--server_target_qps" in found.option
+
+
+def test_slow_steps_are_decoding(paced: Performance) -> None:
+    found = simulated(paced, qps=10, sequences=64, step_ms=95)
+    assert found.cause is Cause.DECODE
+    assert any(line.startswith("TPOT p99") for line in found.evidence)
+
+
+def test_long_prompts_are_prefill(paced: Performance) -> None:
+    found = simulated(paced, qps=0.2, sequences=64, step_ms=2, prompt=12000, answer=200, prefill_ms_per_token=0.15)
+    assert found.cause is Cause.PREFILL
+
+
+def test_a_light_load_bounds_nothing(paced: Performance) -> None:
+    found = simulated(paced, qps=5, sequences=64)
+    assert found.cause is Cause.LOAD and "a higher --server_target_qps" in found.option
+
+
+def test_time_that_the_engine_does_not_explain_is_around_it(paced: Performance) -> None:
+    """As on a host with too few processors: the engine's queue and prefill take 10 ms, TTFT 3 s."""
+    server = SimulatedServer()
+    found = explained(paced, server, server.run(qps=5), http_ms=3000)
+    assert found.cause is Cause.HOST
+    assert "are the engine's queue and prefill" in found.evidence[0]
+
+
+def test_a_late_client_is_the_client(paced: Performance) -> None:
+    server, lag = SimulatedServer(), Spread(p50_ms=900, p99_ms=2500, max_ms=3000)
+    late = ProcessRecord(name="worker 1", cpu_s=3, wall_s=3, peak_memory_mib=40, loop_lag=lag, issue_lag=lag)
+    found = explained(paced, server, server.run(qps=5), http_ms=3000, processes=[late])
+    assert found.cause is Cause.CLIENT
+
+
+def test_a_client_without_headroom_is_named_before_all_else(offline: Performance) -> None:
+    server = SimulatedServer(sequences=32)
+    check = changed(offline.run.client.self_check, capacity_qps=1.0)
+    found = explained(offline, server, server.run(), self_check=check)
+    assert found.cause is Cause.CLIENT and "--num_workers" in found.option
+
+
+def test_nothing_is_said_without_enough_evidence(offline: Performance, paced: Performance) -> None:
+    assert why(offline) is None  # no metrics of the server
+    server = SimulatedServer(sequences=32)
+    metrics = server.run()
+    assert explained(offline, server, metrics) is not None
+    assert explained(offline, server, changed(metrics, samples=4)) is None
+    assert explained(offline, server, changed(metrics, decode=None)) is None
+    assert explained(offline, server, changed(metrics, queue=changed(metrics.queue, requests=29))) is None
+    assert why(replace(offline, run=None)) is None
+
+
+def test_prompts_that_are_read_between_the_steps_of_others_are_not_taken_for_decoding(offline: Performance) -> None:
+    """A step that also reads prompts delays every running request: by the phases alone that cannot be told apart."""
+    assert simulated(offline, sequences=64, prompt=4000, answer=4, prefill_ms_per_token=0.2) is None
+
+
+def test_nothing_is_said_where_no_phase_stands_out(offline: Performance) -> None:
+    server = SimulatedServer(sequences=300)
+    metrics = server.run()
+    even = changed(metrics, prefill=changed(metrics.prefill, mean_ms=40.0),
+                   decode=changed(metrics.decode, mean_ms=60.0))
+    assert explained(offline, server, even) is None
