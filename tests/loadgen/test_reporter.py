@@ -39,10 +39,22 @@ def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settin
     assert record.client.reported_tokens == record.client.completion_tokens - 64 * left_out
 
 
+def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_parts(tmp_path, make_settings):
+    """It frees a part's queries when all of it was answered, and gives their keys to queries of the next one."""
+    given = []
+    settings = make_settings("http://a", "Offline", "accuracy", test_query_count=4)
+    assert "performance_sample_count_override = 4" in settings.user_conf
+    with FakeVllm() as server:
+        settings = replace(settings, server=replace(settings.server, endpoint=server.endpoint))
+        run(settings, tmp_path / "run", on_answers=lambda answers: given.extend(answers) or "")
+    assert {index: list(tokens) for index, tokens in given} == SENT
+    assert len(given) == len(SENT)
+
+
 def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
     loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
     reporter = Reporter(loadgen, make_settings("http://a", "Offline", "accuracy"), lambda _: None, SampleTimes(),
-                        keep=True)
+                        indices={key: key for key in range(50_000)})
     token = array("i", [1])
     address, _ = token.buffer_info()
     count, taken = 50_000, []

@@ -21,12 +21,12 @@ _INT_BYTES = 4
 class Reporter:
     """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
-    `times` gets the time of each first token and each end. With `keep`, answers are kept for `take`. `token_count` is
-    the number of tokens that were reported to LoadGen.
+    `times` gets the time of each first token and each end. `indices` has the sample of each query that is open; with
+    it, answers are kept for `take`. `token_count` is the number of tokens that were reported to LoadGen.
     """
 
     def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], times: SampleTimes, *,
-                 keep: bool) -> None:
+                 indices: dict[int, int] | None = None) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         self._report_first = settings.terms.first_token
@@ -34,7 +34,8 @@ class Reporter:
         self._failed_once = failed_once
         self._times = times
         # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
-        self._kept: deque[tuple[int, array[int]]] | None = deque() if keep else None
+        self._kept: deque[tuple[int, array[int]]] = deque()
+        self._indices = indices
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         if self._report_first:
@@ -54,14 +55,23 @@ class Reporter:
             responses.append(
                 response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported) if address else
                 response(key, 0, 0, reported))
+        # Before LoadGen hears of them: where it loads the dataset in parts, it then gives their keys to other queries.
+        kept = self._with_samples(answers)
         now_ns = time.monotonic_ns()
         # LoadGen copies the tokens during the call.
         self._loadgen.QuerySamplesComplete(responses)
         self._times.completed(now_ns, answers)
         self.completed_count += len(responses)
-        if self._kept is not None:
-            self._kept.extend((key, array("i", ctypes.string_at(address, count * _INT_BYTES)))
-                              for key, address, count, _ in answers if address)
+        self._kept.extend(kept)
+
+    def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, array[int]]]:
+        """Return the sample and the tokens of each answer whose tokens are known; nothing where none are kept."""
+        indices = self._indices
+        if indices is None:
+            return []
+        samples = [indices.pop(key) for key, *_ in answers]
+        return [(sample, array("i", ctypes.string_at(address, count * _INT_BYTES)))
+                for sample, (_, address, count, _) in zip(samples, answers, strict=True) if address]
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""
@@ -75,6 +85,5 @@ class Reporter:
             self._failed_once(cause)
 
     def take(self) -> list[tuple[int, array[int]]]:
-        """Return the answers (key and tokens) that came since the last call, of those that are kept."""
-        kept = self._kept
-        return [] if kept is None else [kept.popleft() for _ in range(len(kept))]
+        """Return the answers (sample and tokens) that came since the last call, of those that are kept."""
+        return [self._kept.popleft() for _ in range(len(self._kept))]

@@ -42,8 +42,8 @@ class SystemUnderTest:
         self._library = library
         self._send = send
         self.times = SampleTimes()
-        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, keep=show_answers)
         self._indices: dict[int, int] | None = {} if show_answers else None
+        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices)
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
         self._issued = 0
@@ -113,9 +113,8 @@ class SystemUnderTest:
                 elapsed_s=round(time.monotonic() - self._begin, 3), tokens=reporter.token_count))
 
     def _send_answers(self) -> None:
-        indices, answers = self._indices, self._reporter.take()
-        if indices is not None and answers:
-            self._send(Answers(answers=[(indices.pop(key), tokens.tolist()) for key, tokens in answers]))
+        if answers := self._reporter.take():
+            self._send(Answers(answers=[(sample, tokens.tolist()) for sample, tokens in answers]))
 
     def _on_first_failure(self, cause: str) -> None:
         self._send(FirstFailure(cause=cause))
