@@ -6,7 +6,7 @@ import msgspec
 
 from cm4vllm.loadgen.records import ClientRecord
 
-__all__ = ["Answers", "Ended", "Failed", "FirstFailure", "Message", "Note", "Progress"]
+__all__ = ["Answers", "Ended", "Failed", "FirstFailure", "Latencies", "Message", "Note", "Progress", "Timed"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
@@ -35,6 +35,32 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     answers: list[tuple[int, list[int]]]
 
 
+class Timed(msgspec.Struct, frozen=True, array_like=True):
+    """The times of one answer: when its query was issued, in s since the first one, and what LoadGen judges.
+
+    `tpot_ms` is None for an answer of one token.
+    """
+
+    issued_s: float
+    ttft_ms: float
+    tpot_ms: float | None
+    latency_ms: float
+
+
+class Latencies(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="latencies"):
+    """The answers since the last such message, and what is open `elapsed_s` seconds after the first query.
+
+    `issued` counts all queries so far. `overdue` of them wait for their first token for longer than the limit allows.
+    `oldest_open_s` is when the oldest query without its whole answer was issued, None where all are answered.
+    """
+
+    elapsed_s: float
+    answers: list[Timed]
+    issued: int
+    overdue: int
+    oldest_open_s: float | None
+
+
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="first_failure"):
     """The first request of a run failed; the run ends soon. Sent at once: LoadGen may crash before its end."""
 
@@ -59,4 +85,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Note | Answers | FirstFailure | Ended | Failed
+Message = Progress | Note | Answers | Latencies | FirstFailure | Ended | Failed

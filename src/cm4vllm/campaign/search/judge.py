@@ -1,0 +1,203 @@
+"""The judgement of a probe: when is it certain that a rate keeps the limits, or that it does not?
+
+A judge is fed with latencies as they come, by the records of the client in a real run and by the simulator in a
+simulated one, and uses LoadGen's early-stopping test. It knows of three things that LoadGen's test alone does not:
+queries of the warm-up do not count, since a short run begins with an empty server; answers that are still open are not
+forgotten, since the slow ones come last; and a time to first token that grows steadily will pass its limit later on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.loadgen.early_stopping import failing, most_over, passes, percentile, wilson_interval
+from cm4vllm.loadgen.messages import Latencies, Timed
+from cm4vllm.rules import LatencyLimits
+
+__all__ = ["Judge", "ProbePlan", "probe_record"]
+
+#: To end a short probe early as failing takes more certainty than LoadGen's test has, and this part of the queries that
+#: a full-length run may have over a limit: late queries come in groups, and the test takes them for independent.
+_EARLY_CONFIDENCE, _EARLY_PART = 1 - 1e-6, 0.25
+#: The part of a probe that is made in any case: a rate that passes must do so for some time.
+_LEAST_PART = 0.5
+#: Growth is looked for in so many parts of the time, and believed from this ratio of slope to standard error on: 1 in
+#: 500 for independent values and eight parts.
+_PARTS, _CERTAIN_SLOPE = 8, 4.5
+#: Standard deviations, of the logarithm of the percentile of an eighth of a probe, that a probe keeps from a limit.
+_MARGIN = 1.0
+_LEAST_MS = 1e-3
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """How long a probe issues queries, of which the first `warm_up_s` do not count; `full_s` is a full-length run's.
+
+    A probe that is `sure` stands for a full-length run: it passes only with a margin, and fails before its end only
+    where that run could not pass any more.
+    """
+
+    seconds: float
+    warm_up_s: float
+    full_s: float
+    sure: bool = False
+
+
+class Judge:
+    """Feed it with `take`; it returns a verdict as soon as there is one. `verdict` is that of all that came."""
+
+    def __init__(self, limits: LatencyLimits, rate: float, plan: ProbePlan) -> None:
+        self._plan = plan
+        self._allowed = most_over(round(rate * plan.full_s))
+        self._limits: Mapping[str, float] = {
+            name: value for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms)) if value is not None}
+        self._over = dict.fromkeys(self._limits, 0)
+        self._values: dict[str, list[float]] = {name: [] for name in self._limits}
+        self._queries = 0
+        #: Answers to queries that others issued before them have not had yet, by the time of issue.
+        self._ahead: list[tuple[float, int, Timed]] = []
+        self._seen = 0
+        self._last = Latencies(elapsed_s=0.0, answers=[], issued=0, overdue=0, oldest_open_s=None)
+        self._counted: list[tuple[float, float]] = []
+        self._latency_sum = 0.0
+
+    def take(self, news: Latencies) -> Verdict | None:
+        """Count what is new; return the verdict where it is certain before the probe's end."""
+        for answer in news.answers:
+            self._seen += 1
+            self._latency_sum += answer.latency_ms
+            heapq.heappush(self._ahead, (answer.issued_s, self._seen, answer))
+        self._last = news
+        until = math.inf if news.oldest_open_s is None else news.oldest_open_s
+        while self._ahead and self._ahead[0][0] < until:
+            self._count(heapq.heappop(self._ahead)[2])
+        if self._is_failing_early():
+            return Verdict.FAILS
+        done = max((at for at, _ in self._counted[-1:]), default=0.0) - self._plan.warm_up_s
+        if done >= _LEAST_PART * (self._plan.seconds - self._plan.warm_up_s) and self._is_passing():
+            return Verdict.PASSES
+        return None
+
+    def verdict(self) -> Verdict:
+        """Return the verdict at the probe's end."""
+        if self._is_passing():
+            return Verdict.PASSES
+        return Verdict.FAILS if self._is_failing() else Verdict.UNDECIDED
+
+    @property
+    def queries(self) -> int:
+        """The queries that count: issued after the warm-up, and all before them answered."""
+        return self._queries
+
+    @property
+    def answer_ms(self) -> float:
+        """The mean time of a whole answer; 0 where there was none."""
+        return self._latency_sum / self._seen if self._seen else 0.0
+
+    @property
+    def growing(self) -> bool:
+        """Whether the time to first token rises steadily, to more than its limit at the end of a full-length run."""
+        limit = self._limits.get("TTFT")
+        means = _part_means(self._counted, _PARTS)
+        if limit is None or len(means) < _PARTS:
+            return False
+        times, values = zip(*means, strict=True)
+        slope, intercept = statistics.linear_regression(times, values)
+        rest = [value - intercept - slope * time for time, value in means]
+        spread = math.sqrt(sum(one * one for one in rest) / (len(means) - 2) / _squares(times))
+        return slope * self._plan.full_s + intercept > limit and slope > _CERTAIN_SLOPE * spread
+
+    def limits(self) -> list[LimitRecord]:
+        """Return how the queries that count stand to each limit."""
+        records = []
+        for name, limit in self._limits.items():
+            counted, over, values = self._queries, self._over[name], self._values[name]
+            low, high = wilson_interval(counted - over, counted)
+            records.append(LimitRecord(
+                name=name, limit_ms=limit, over=over, within=1 - over / counted if counted else 0.0, low=low, high=high,
+                p99_ms=round(percentile(values), 3) if values else None))
+        return records
+
+    def _count(self, answer: Timed) -> None:
+        if answer.issued_s < self._plan.warm_up_s:
+            return
+        self._queries += 1
+        self._counted.append((answer.issued_s, answer.ttft_ms))
+        for name, value in (("TTFT", answer.ttft_ms), ("TPOT", answer.tpot_ms)):
+            if name in self._limits and value is not None:
+                self._values[name].append(value)
+                self._over[name] += value > self._limits[name]
+
+    def _is_passing(self) -> bool:
+        return (all(passes(self._queries, over) for over in self._over.values()) and not self.growing
+                and (not self._plan.sure or self._has_margin()))
+
+    def _has_margin(self) -> bool:
+        """Say whether the percentiles of the parts of the time stay below the limits by their own variation.
+
+        A queue near its capacity is long at some times and empty at others: a run that is longer than this one will see
+        longer queues.
+        """
+        for name, limit in self._limits.items():
+            values = self._values[name]
+            size = len(values) // _PARTS
+            if size >= 5:
+                each = [math.log(max(percentile(values[part * size:(part + 1) * size]), _LEAST_MS))
+                        for part in range(_PARTS)]
+                if statistics.fmean(each) + _MARGIN * statistics.stdev(each) > math.log(limit):
+                    return False
+        return True
+
+    def _is_failing(self) -> bool:
+        return any(failing(queries, late) for queries, late in self._late())
+
+    def _is_failing_early(self) -> bool:
+        if self._plan.sure:
+            return any(late > self._allowed for _, late in self._late())
+        return any(late > _EARLY_PART * self._allowed and failing(queries, late, confidence=_EARLY_CONFIDENCE)
+                   for queries, late in self._late())
+
+    def _late(self) -> Iterator[tuple[int, int]]:
+        """Give for each limit the queries after the warm-up, and how many of them are over it for certain.
+
+        Those that are open count as within it unless their first token is overdue.
+        """
+        begin, last = self._plan.warm_up_s, self._last
+        if last.elapsed_s <= begin:
+            return
+        waiting = [answer for _, _, answer in self._ahead if answer.issued_s >= begin]
+        queries = max(self._queries + len(waiting), round(last.issued * (1 - begin / last.elapsed_s)))
+        for name, over in self._over.items():
+            values = ((one.ttft_ms if name == "TTFT" else one.tpot_ms) or 0.0 for one in waiting)
+            late = over + sum(value > self._limits[name] for value in values)
+            yield queries, min(queries, late + (last.overdue if name == "TTFT" else 0))
+
+
+def probe_record(number: int, rate: float, plan: ProbePlan, judge: Judge, verdict: Verdict | None, *, took_s: float,
+                 ended_early: bool, folder: str = "", server: str = "") -> ProbeRecord:
+    """Return the record of a probe that has ended; `verdict` is the early one, where there was one."""
+    return ProbeRecord(
+        number=number, rate=rate, planned_s=round(plan.seconds, 3), took_s=round(took_s, 3),
+        warm_up_s=round(plan.warm_up_s, 3), queries=judge.queries, limits=judge.limits(),
+        verdict=verdict or judge.verdict(), ended_early=ended_early, sure=plan.sure, growing=judge.growing,
+        answer_ms=round(judge.answer_ms, 3), folder=folder, server=server)
+
+
+def _part_means(values: list[tuple[float, float]], parts: int) -> list[tuple[float, float]]:
+    """Return the means of time and value in `parts` equal numbers of values; none where there are too few."""
+    size = len(values) // parts
+    if size < 5:
+        return []
+    groups = [values[part * size:(part + 1) * size] for part in range(parts)]
+    return [(statistics.fmean(at for at, _ in group), statistics.fmean(value for _, value in group))
+            for group in groups]
+
+
+def _squares(values: tuple[float, ...]) -> float:
+    middle = statistics.fmean(values)
+    return sum((value - middle) ** 2 for value in values)

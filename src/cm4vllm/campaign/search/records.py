@@ -1,0 +1,111 @@
+"""search.json: what was tried to find a target rate, and what came of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cm4vllm.common.records import Record
+
+__all__ = ["SEARCH_FILE", "Boundary", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict"]
+
+#: The name of the record's file in the folder of a search.
+SEARCH_FILE = "search.json"
+
+
+class Verdict(StrEnum):
+    PASSES = "passes"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+
+
+class Boundary(StrEnum):
+    """What lies just above the highest passing rate: latencies that rise slowly, or that leave all bounds."""
+
+    SMOOTH = "smooth"
+    CLIFF = "cliff"
+    UNKNOWN = "unknown"
+
+
+class LimitRecord(Record, frozen=True, kw_only=True):
+    """How a probe stands to one limit.
+
+    `over` of the probe's counted queries were over it; `within` is the share that was not, in [0..1], with its 95 %
+    Wilson interval from `low` to `high`. `p99_ms` is taken as LoadGen takes it.
+    """
+
+    name: str
+    limit_ms: float
+    over: int
+    within: float
+    low: float
+    high: float
+    p99_ms: float | None
+
+
+class ProbeRecord(Record, frozen=True, kw_only=True):
+    """One short Server run at `rate` queries/s.
+
+    `queries` are those that count: issued after the warm-up. `planned_s` is how long queries were to be issued,
+    `took_s` how long the probe took to the last answer or to its early end. `sure` probes stand for a full-length run:
+    they pass only at their end, and with a margin. `growing` says that the time to first token
+    rose so steadily that a full-length run would pass its limit. `server` says what the server was doing, where its
+    metrics tell.
+    """
+
+    number: int
+    rate: float
+    planned_s: float
+    took_s: float
+    warm_up_s: float
+    queries: int
+    limits: list[LimitRecord]
+    verdict: Verdict
+    ended_early: bool
+    sure: bool = False
+    growing: bool = False
+    answer_ms: float = 0.0
+    folder: str = ""
+    server: str = ""
+
+    @property
+    def decided(self) -> bool:
+        return self.verdict is not Verdict.UNDECIDED
+
+    @property
+    def binding(self) -> LimitRecord | None:
+        """The limit with the fewest queries within it; of equals the one whose percentile is nearest to its limit."""
+        return min(self.limits, key=lambda one: (one.within, -(one.p99_ms or 0.0) / one.limit_ms), default=None)
+
+
+class SearchRecord(Record, frozen=True, kw_only=True):
+    """A search that ended. Rates are in queries/s.
+
+    `rate` is the highest one that passes, confirmed by a probe of the longest kind where `confirmed`. `lowest_failing`
+    is None where no rate above it failed. The true limit is believed to lie from `low` to `high`. `stopped` says why
+    the search ended. `cost_s` is the time that all probes took.
+    """
+
+    scenario: str
+    benchmark: str
+    rate: float
+    confirmed: bool
+    lowest_failing: float | None
+    low: float
+    high: float | None
+    binding: str
+    cause: str
+    boundary: Boundary
+    start: float
+    start_source: str
+    stopped: str
+    cost_s: float
+    rehearsal: bool
+    probes: list[ProbeRecord]
+
+    @property
+    def words(self) -> str:
+        """The result in one line."""
+        above = f", {self.lowest_failing:g} does not" if self.lowest_failing else ""
+        sure = "" if self.confirmed else ", not confirmed by a long probe"
+        return (f"{self.rate:g} queries/s pass{sure}{above}; {self.binding or 'no limit'} binds, the boundary is "
+                f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes")
