@@ -3,9 +3,9 @@
     python early_stopping_sut.py FOLDER QUERIES:OVER_TTFT:OVER_TPOT ...
 
 Each run leaves its detail log in FOLDER/QUERIES-OVER_TTFT-OVER_TPOT. The limits are 500 ms to the first token and 200
-ms for each token after it. The first token of a query comes at once, or after 700 ms in the first OVER_TTFT queries; the
-second and last one follows at once, or 500 ms later in the last OVER_TPOT queries. A run that took much longer than that
-is made again: the machine was too busy to answer the other queries in time.
+ms for each token after it. The first token of a query comes at once, or after 700 ms in the first OVER_TTFT queries;
+the second and last one follows at once, or 500 ms later in the last OVER_TPOT queries. A run that took much longer than
+that is made again: the machine was too busy to answer the other queries in time.
 """
 
 from __future__ import annotations

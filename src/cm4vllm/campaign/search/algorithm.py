@@ -1,7 +1,7 @@
 """The search itself: which rates are tried, in which order and for how long. It asks a prober, and knows no server.
 
-The first rate comes from the rate that the server reached Offline and from queueing theory. From there the rate moves by
-steps whose logarithm doubles until one rate passes and a higher one does not; the bracket is then halved on the
+The first rate comes from the rate that the server reached Offline and from queueing theory. From there the rate moves
+by steps whose logarithm doubles until one rate passes and a higher one does not; the bracket is then halved on the
 logarithm of the rate, with probes that grow longer as it narrows. A probe that decides nothing is made again, twice as
 long. In the end the highest passing rate must pass a probe of the longest kind.
 """
