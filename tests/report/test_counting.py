@@ -53,6 +53,17 @@ def test_every_page_says_it(counted: Path) -> None:
     assert all("vLLM 0.5.5" not in page for page in pages)
 
 
+def test_what_the_server_could_not_be_asked_stands_on_every_page(counted: Path, change: Change) -> None:
+    unknown = {"software": "", "version": "", "unchecked": ["whether it caches prompt prefixes: /metrics is missing"]}
+    for run in runs(counted):
+        change(run, RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
+    change(counted / "server" / "server.json", ServerRecord, **unknown)
+    readmes = measurement_readmes(counted)
+    for page in [*readmes.values(), unescape(summary_html(counted)), final_table(load(counted), stream=io.StringIO())]:
+        assert "not checked: whether it caches prompt prefixes" in " ".join(page.split())
+    assert not any(line.strip() == "- Server:" for page in readmes.values() for line in page.splitlines())
+
+
 def test_a_server_that_lists_ids_is_said_to(real_runs: Path) -> None:
     for page in (*measurement_readmes(real_runs).values(), summary_html(real_runs)):
         assert "Token ids are those that the server lists" in page

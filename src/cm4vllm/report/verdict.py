@@ -100,7 +100,7 @@ def missing(report: Report) -> list[str]:
         gaps.append("the data types of the model's weights")
     if not report.server.argv:
         gaps.append("the server's command: it was started by somebody else")
-    return gaps
+    return gaps + [f"not checked: {note}" for note in report.server.unchecked]
 
 
 def unexpected(report: Report) -> list[str]:

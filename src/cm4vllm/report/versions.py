@@ -9,7 +9,10 @@ __all__ = ["versions"]
 
 
 def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
-    """Return versions by where they worked: the harness (cm4vllm, CM, LoadGen, its packages) and the server."""
+    """Return versions by where they worked: the harness (cm4vllm, CM, LoadGen, its packages) and the server.
+
+    A server that names neither itself nor its packages is left out.
+    """
     harness: dict[str, str] = {}
     if report.campaign:
         harness["cm4vllm"] = report.campaign.cm4vllm_version
@@ -21,4 +24,4 @@ def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
     software, version = run.settings.server.software, run.settings.server.version
     server = {software: version} if software and version else {}
     server |= {name: version for name, version in sorted(run.settings.server.packages.items()) if name != "vllm"}
-    return {"Harness": harness, "Server": server}
+    return {where: found for where, found in (("Harness", harness), ("Server", server)) if found}
