@@ -44,10 +44,16 @@ class AccuracyRun:
     folder: Path
     model: Path
 
-    def write(self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None, **dataset):
-        """Write the dataset of `outputs`, the log of `answers` and run.json, as a LoadGen run leaves them."""
+    def write(self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None,
+              columns=(), **dataset):
+        """Write the dataset of `outputs`, the log of `answers` and run.json, as a LoadGen run leaves them.
+
+        `columns` are further columns of each row.
+        """
         path = self.folder / "dataset.json"
-        path.write_text(json.dumps([{"input": "x", "tok_input": [1], "output": output} for output in outputs]))
+        more = columns or [{}] * len(outputs)
+        path.write_text(json.dumps([{"input": "x", "tok_input": [1], "output": output, **others}
+                                    for output, others in zip(outputs, more, strict=True)]))
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         entries = [
             {"seq_id": n, "qsl_idx": index, "token_count": 0,

@@ -1,6 +1,7 @@
 """Datasets: the tiny one reads as the reference reads its own; files that do not fit are refused with the reason."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -62,6 +63,36 @@ def test_the_tiny_dataset_has_the_benchmarks_size_and_the_models_tokens(tmp_path
     assert list(table.columns) == list(COLUMNS)
     assert len(table) == SAMPLES
     assert all(isinstance(token, int) for token in table["tok_input"][0])
+
+
+def test_a_stand_in_has_the_columns_that_its_benchmarks_samples_are_scored_by(tmp_path, model_record):
+    settings = DatasetSettings(source="tiny", model_record=model_record, round="v6.0", benchmark="llama3.1-405b")
+    record = provide(settings, tmp_path)
+    made = rows_of(Path(record.path))
+    assert len(made) == 8313
+    assert [row["metric"] for row in made[:6]] == 2 * ["rouge", "niah_em", "qa_em"]
+    summary, code, answer = (row["output"] for row in made[:3])
+    assert summary.endswith(".")
+    assert re.fullmatch(r"\w{8}(-\w{4}){3}-\w{12}", code)
+    assert re.fullmatch(r"\d+ tons of \w+\|a cargo of \d+ tons of \w+", answer)
+    goods = answer.partition("|")[0].split()[-1]
+    assert f"cargo {goods}" in made[2]["input"]  # what is asked for stands in the prompt, as in its summary
+    factor, _, words = record.recipe["length_factor"].partition(":")
+    assert 0 < float(factor) < 1
+    assert "684.68 an answer" in words
+
+
+def test_a_row_that_no_metric_is_named_for_is_refused(tmp_path):
+    path = tmp_path / "data.json"
+    settings = DatasetSettings(source="path", location=str(path), round="v6.0", benchmark="llama3.1-405b")
+    path.write_text(json.dumps(rows(8313)))
+    with pytest.raises(DatasetError, match="lacks metric"):
+        provide(settings, tmp_path)
+    path.write_text(json.dumps([*rows(8312, metric="rouge"), *rows(1, metric="bleu")]))
+    with pytest.raises(DatasetError, match="sample 8312 has 'bleu' as its metric"):
+        provide(settings, tmp_path)
+    path.write_text(json.dumps([*rows(8312, metric="rouge"), *rows(1, metric="qa_em")]))
+    assert provide(settings, tmp_path).samples == 8313
 
 
 def test_truncation_of_a_tokenizer_does_not_cut_prompts(tmp_path, model, model_record):

@@ -42,7 +42,12 @@ def test_the_documented_table_is_what_can_be_run():
 
 @pytest.mark.parametrize(("round_name", "name", "words"), [
     ("v4.1", "gptj-99", "beam search"),
-    ("v6.1", "deepseek-r1", "scorer"),
+    ("v6.1", "deepseek-r1", "prm800k"),
+    ("v6.1", "gpt-oss-120b", "drawn at temperature 1"),
+    ("v6.1", "gpt-oss-120b", "a dataset of their own, of 6,396 samples"),
+    ("v6.1", "gpt-oss-120b", "LiveCodeBench"),
+    ("v4.1", "mixtral-8x7b", "mxeval"),
+    ("v6.0", "mixtral-8x7b", "end at a sequence of tokens"),
     ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
     ("v6.1", "llama3.1-8b-edge", "its category is edge"),
 ])

@@ -1,4 +1,4 @@
-"""Scores of an accuracy run while it goes on, from a random part of the answers that have come."""
+"""ROUGE of an accuracy run while it goes on, from a random part of the answers that have come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cm4vllm.accuracy.pairs import PairScorer
 from cm4vllm.accuracy.rouge import TYPES
-from cm4vllm.accuracy.scoring import references_of, require_tokenizer
+from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.loadgen.records import RunSettings
@@ -120,10 +120,11 @@ def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveS
     """
     scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
     require_tokenizer(settings)
-    count = min(DRAWN, settings.samples)
-    drawn = random.Random(0).sample(range(settings.samples), count)  # noqa: S311 - the same samples in every run
-    references = dict(zip(drawn, references_of(settings.dataset, drawn), strict=True))
-    return LiveScores(scorer, Detokenizer(Path(settings.model.path)), references, settings.samples)
+    by_rouge, rows = scorer_of(settings.terms).by_rouge, rows_of_samples(settings.dataset)[:settings.samples]
+    places = [place for place, row in enumerate(rows) if by_rouge(row)]
+    drawn = random.Random(0).sample(places, min(DRAWN, len(places)))  # noqa: S311 - the same samples in every run
+    references = {place: str(rows[place]["output"]) for place in drawn}
+    return LiveScores(scorer, Detokenizer(Path(settings.model.path)), references, len(places))
 
 
 def _student(freedom: int) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cm4vllm.accuracy.rouge import TYPES, rouge
-from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.accuracy.words import Vocabulary
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.processes import die_with_parent
@@ -64,7 +64,7 @@ class PairScorer:
         return {type_: float(scores[type_].fmeasure) for type_ in TYPES}
 
     def _lines(self, text: str) -> str:
-        return "\n".join(self._split(text.strip()))
+        return on_lines(self._split, text)
 
 
 def score_pairs(predictions: Sequence[str], references: Sequence[str], sentences: Sentences, *, seed: str = "",

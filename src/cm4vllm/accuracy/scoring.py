@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.pairs import PairScores, score_pairs
+from cm4vllm.accuracy.families import METRIC, Samples, Scored, rouge_and_exact_match, rouge_of_all
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import Sentences
@@ -29,11 +30,12 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
 __all__ = [
+    "MISSING",
     "SCORERS",
     "Scorer",
     "accuracy_text",
-    "references_of",
     "require_tokenizer",
+    "rows_of_samples",
     "score_run",
     "scorer_of",
 ]
@@ -41,21 +43,36 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scorer:
-    """How a benchmark's reference script writes its scores.
+    """How a benchmark's reference script computes its scores, and how it writes them.
 
-    `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the checkers before round v5.1 do not
-    read; `source` is the reference script.
+    `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
+    checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
+    the reference script.
     """
 
+    compute: Callable[[Samples], Scored]
     quoted: bool
     source: str
+    by_rouge: Callable[[Mapping[str, Any]], bool] = lambda row: True
 
 
-#: The scorers by the name that the rules have for them. All of today's are families of ROUGE: the same computation,
-#: written as the benchmark's own script writes it.
+#: The scorers by the name that the rules have for them.
 SCORERS = {
-    "rouge": Scorer(quoted=True, source="language/llama3.1-8b/evaluation.py"),
-    "rouge-tokens": Scorer(quoted=False, source="language/llama2-70b/evaluate-accuracy.py"),
+    "rouge": Scorer(compute=rouge_of_all, quoted=True, source="language/llama3.1-8b/evaluation.py"),
+    "rouge-tokens": Scorer(compute=rouge_of_all, quoted=False, source="language/llama2-70b/evaluate-accuracy.py"),
+    "rouge-exact-match": Scorer(compute=rouge_and_exact_match, quoted=False,
+                                by_rouge=lambda row: row[METRIC] == "rouge",
+                                source="language/llama3.1-405b/evaluate-accuracy.py"),
+}
+
+#: The scorers that are not built, and what each lacks: never is a part of the samples left out of a score.
+MISSING = {
+    "rouge-gsm8k-mbxp": "it has mxeval compile and run the programs of MBXP, a third of the samples; an environment "
+    "with its compilers, and a sandbox for such programs, are missing",
+    "deepseek-r1": "it has prm800k grade mathematics, and LiveCodeBench run programs; an environment with both, and a "
+    "sandbox for such programs, are missing",
+    "gpt-oss": "it has LiveCodeBench run programs; an environment with it, and a sandbox for such programs, are "
+    "missing",
 }
 
 
@@ -90,13 +107,13 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         begin = time.monotonic()
         sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
         answers = _answers(log, run.settings.samples)
-        pairs = _pairs(run.settings, answers, sentences, digest, workers)
-        values = _values(pairs, answers)
+        scored = _scored(run.settings, answers, sentences, digest, workers)
+        values = _values(scored, answers)
         record = AccuracyRecord(
             notice=run.notice, scores=_scores(run.settings.terms, values, len(answers.indices)),
             values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
-            samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(pairs),
-            verified=pairs.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
+            samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(scored),
+            verified=scored.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
             duration_s=time.monotonic() - begin,
         )
         write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms)))
@@ -128,30 +145,28 @@ def _answers(log: Path, expected: int) -> _Answers:
     return _Answers(list(first), list(first.values()))
 
 
-def _pairs(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str,
-           workers: int | None) -> PairScores:
+def _scored(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str, workers: int | None) -> Scored:
     require_tokenizer(settings)
-    references = references_of(settings.dataset, answers.indices)
+    rows = rows_of_samples(settings.dataset, answers.indices)
     predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
-    return score_pairs(predictions, references, sentences, seed=seed, workers=workers)
+    return scorer_of(settings.terms).compute(Samples(predictions, rows, sentences, seed, workers))
 
 
-def _values(pairs: PairScores, answers: _Answers) -> dict[str, float | int]:
+def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
     """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
-    count = len(pairs.lengths)
-    values: dict[str, float | int] = {
-        type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES
-    }
-    values["gen_len"] = sum(pairs.lengths)
+    count = len(answers.indices)
+    values: dict[str, float | int] = dict(scored.values)
+    values["gen_len"] = scored.characters
     values["gen_num"] = count
     values["gen_tok_len"] = answers.token_count
     values["tokens_per_sample"] = round(answers.token_count / count, 1)
     return values
 
 
-def _scorer(pairs: PairScores) -> str:
+def _scorer(scored: Scored) -> str:
     version = metadata.version("rouge-score")
-    return f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {pairs.verified} samples drawn"
+    return (f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {scored.verified} samples "
+            "drawn")
 
 
 def require_tokenizer(settings: RunSettings) -> None:
@@ -163,14 +178,14 @@ def require_tokenizer(settings: RunSettings) -> None:
                          remedy="use the dataset that belongs to the model, or make it again")
 
 
-def references_of(dataset: DatasetRecord, indices: Sequence[int]) -> list[str]:
-    """Return the references of these samples. Raises DatasetError when the file is not the one of the record."""
+def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of these samples, of all without. Raises DatasetError when the file is not the record's."""
     path = Path(dataset.path)
     rows = rows_of(path)
     if sha256_of(path) != dataset.sha256:
         raise DatasetError(f"{path} is not the dataset of the run", cause="its SHA-256 differs from that in run.json",
                            remedy="run the accuracy run again")
-    return [str(rows[index]["output"]) for index in indices]
+    return rows if indices is None else [rows[index] for index in indices]
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:

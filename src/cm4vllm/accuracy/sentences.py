@@ -20,7 +20,7 @@ from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import staged_folder
 
 __all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given", "find_model",
-           "install_model"]
+           "install_model", "on_lines"]
 
 Splitter = Callable[[str], list[str]]
 
@@ -94,6 +94,11 @@ class Sentences:
             nltk.data.path.insert(0, str(self.data))  # nltk opens no model outside the folders in its list
         trained: Splitter = PunktTokenizer("english").tokenize
         return trained
+
+
+def on_lines(split: Splitter, text: str) -> str:
+    """Return a text as the reference scripts score it: stripped, each sentence on a line of its own."""
+    return "\n".join(split(text.strip()))
 
 
 def find_model(data: Path | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,13 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.published import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of
 from cm4vllm.common.errors import DatasetError, DownloadError, ModelError, UsageError
 from cm4vllm.common.files import given_path, require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import benchmark_terms
+from cm4vllm.rules import BenchmarkTerms, accuracy_targets, benchmark_terms
 
 __all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "check", "check_file", "provide", "rows_of"]
 
@@ -51,44 +52,57 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
-    samples = benchmark_terms(settings.round, settings.benchmark).samples
+    benchmark = benchmark_terms(settings.round, settings.benchmark)
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     source = settings.source or ("tiny" if model is None or model.is_stand_in else "mlcommons")
     if source == "tiny":
         if model is None:
             raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="make it: cm run script "
                                "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>")
-        record = _tiny(Path(model.path) / "tokenizer.json", settings, samples, folder)
+        record = _tiny(Path(model.path) / "tokenizer.json", settings, benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
-        record = _converted(path, f"local file {path.name}", settings, samples, model, folder)
+        record = _converted(path, f"local file {path.name}", settings, benchmark, model, folder)
     elif source == "mlcommons":
-        record = _mlcommons(settings, samples, model, folder)
+        record = _mlcommons(settings, benchmark, model, folder)
     else:
         raise UsageError(f"unknown dataset source {source!r}", remedy="known: tiny, path, mlcommons")
     write_record(folder / DATASET_FILE, record)
     return record
 
 
-def _tiny(tokenizer_json: Path, settings: DatasetSettings, samples: int, folder: Path) -> DatasetRecord:
+def _tiny(tokenizer_json: Path, settings: DatasetSettings, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
     require_space(folder, _SPACE_BYTES, "the tiny dataset")
-    split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, samples, _TINY_NAME
+    split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, benchmark.samples, _TINY_NAME
     if settings.calibration:
         # None of the evaluation's prompts: the sets are split by the text itself.
         split, seed, count, name = Split.TRAINING, CALIBRATION_SEED, CALIBRATION_SAMPLES, f"{_TINY_NAME}-calibration"
     path = folder / f"{name}.json"
     with step(f"making the dataset {name} of {count} samples"):
-        rows = list(_tokenised(examples(split, count, seed), tokenizer_json))
+        rows = list(_tokenised(examples(split, count, seed), benchmark.columns, tokenizer_json))
         write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
     return DatasetRecord(
         name=name, path=str(path), source="made here from a seed (cm4vllm.assets.tiny_dataset)",
         sha256=sha256_of(path), samples=len(rows), max_input_tokens=max(len(row["tok_input"]) for row in rows),
         tokenizer_sha256=sha256_of(tokenizer_json), sentences="punkt-untrained",
-        recipe={"seed": str(seed), "split": split},
+        recipe={"seed": str(seed), "split": split, **_length_factor(rows, benchmark, tokenizer_json)},
     )  # fmt: skip
 
 
-def _mlcommons(settings: DatasetSettings, samples: int, model: ModelRecord | None, folder: Path) -> DatasetRecord:
+def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokenizer_json: Path) -> dict[str, str]:
+    """Say how long the references are beside the answers of the benchmark's own model, where the rules have those."""
+    targets = accuracy_targets(benchmark.round, benchmark.name, benchmark.scenarios[0])
+    published = next((target.reference for target in targets if target.metric == "TOKENS_PER_SAMPLE"), None)
+    if published is None:
+        return {}
+    encodings = _tokenizer(tokenizer_json).encode_batch([row["output"] for row in rows], add_special_tokens=False)
+    mean = sum(len(encoding.ids) for encoding in encodings) / len(rows)
+    return {"length_factor": f"{mean / published:.3f}: {mean:.1f} tokens a reference, {published:g} an answer of the "
+                             "benchmark's own model"}
+
+
+def _mlcommons(settings: DatasetSettings, benchmark: BenchmarkTerms, model: ModelRecord | None,
+               folder: Path) -> DatasetRecord:
     """Take the benchmark's own dataset, or its calibration set, from MLCommons' storage."""
     assets = catalogue().benchmark(settings.benchmark)
     name = assets.calibration if settings.calibration else assets.dataset
@@ -103,11 +117,24 @@ def _mlcommons(settings: DatasetSettings, samples: int, model: ModelRecord | Non
             error.remedy, f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: "
             f"--{flag}={own} of run-mlperf,inference,\nor _path./folder/{own} among the tags of get,dataset"]))
         raise
-    record = _converted(had[0], f"MLCommons, {manifest.base}/{known.file}", settings, samples, model, folder)
+    record = _converted(had[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)
     return msgspec.structs.replace(record, name=name)
 
 
-def _tokenised(made: list[Example], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
+def _tokenised(made: list[Example], columns: Mapping[str, Sequence[str]],
+               tokenizer_json: Path) -> Iterator[dict[str, Any]]:
+    """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
+    tokenizer, kinds = _tokenizer(tokenizer_json), list(product(*columns.values()))
+    for start in range(0, len(made), _CHUNK):
+        chunk = made[start : start + _CHUNK]
+        encodings = tokenizer.encode_batch([one.input for one in chunk])
+        for number, (example, encoding) in enumerate(zip(chunk, encodings, strict=True), start):
+            kind = kinds[number % len(kinds)]
+            yield {"input": example.input, "tok_input": encoding.ids,
+                   "output": reference_of(example, kind[0] if kind else ""), **dict(zip(columns, kind, strict=True))}
+
+
+def _tokenizer(tokenizer_json: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
@@ -117,16 +144,13 @@ def _tokenised(made: list[Example], tokenizer_json: Path) -> Iterator[dict[str, 
                          remedy="copy or download the model again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    for start in range(0, len(made), _CHUNK):
-        chunk = made[start : start + _CHUNK]
-        for example, encoding in zip(chunk, tokenizer.encode_batch([one.input for one in chunk]), strict=True):
-            yield {"input": example.input, "tok_input": encoding.ids, "output": example.output}
+    return tokenizer
 
 
-def _converted(path: Path, source: str, settings: DatasetSettings, samples: int, model: ModelRecord | None,
-               folder: Path) -> DatasetRecord:
+def _converted(path: Path, source: str, settings: DatasetSettings, benchmark: BenchmarkTerms,
+               model: ModelRecord | None, folder: Path) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
-    rows = _checked(path, None if settings.calibration else samples, _vocabulary(model))
+    rows = _checked(path, None if settings.calibration else benchmark, _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     write_text(ours, json.dumps(rows, separators=(",", ":")) + "\n")
@@ -139,26 +163,28 @@ def _converted(path: Path, source: str, settings: DatasetSettings, samples: int,
 
 def check(settings: DatasetSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises DatasetError, UsageError."""
-    samples = benchmark_terms(settings.round, settings.benchmark).samples
+    benchmark = benchmark_terms(settings.round, settings.benchmark)
     if settings.source == "path":
-        check_file(given_path(settings.location), None if settings.calibration else samples)
+        check_file(given_path(settings.location), None if settings.calibration else benchmark)
 
 
-def check_file(path: Path, samples: int | None) -> None:
-    """Raise DatasetError where `path` cannot be the dataset of `samples` samples, or with None a calibration set."""
-    _checked(path, samples, None)
+def check_file(path: Path, benchmark: BenchmarkTerms | None) -> None:
+    """Raise DatasetError where `path` cannot be the dataset of `benchmark`, or with None a calibration set."""
+    _checked(path, benchmark, None)
 
 
-def _checked(path: Path, samples: int | None, vocabulary: int | None) -> list[dict[str, Any]]:
+def _checked(path: Path, benchmark: BenchmarkTerms | None, vocabulary: int | None) -> list[dict[str, Any]]:
     """Return the rows of a file that has been checked; a calibration set, of any size, needs no answers."""
     rows = read_published(path)
-    needed = ("tok_input",) if samples is None else COLUMNS
+    columns = benchmark.columns if benchmark else {}
+    needed = (*COLUMNS, *columns) if benchmark else ("tok_input",)
     _check_columns(path, set(rows[0]), needed)
-    if samples is not None and len(rows) != samples:
-        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {samples}",
+    if benchmark is not None and len(rows) != benchmark.samples:
+        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {benchmark.samples}",
                            remedy="give the whole dataset; --test_query_count shortens a rehearsal")
     for number, row in enumerate(rows):
         _check_row(path, number, row, vocabulary, needed)
+        _check_values(path, number, row, columns)
     return rows
 
 
@@ -188,6 +214,14 @@ def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int 
             f"{path}: sample {number} has token id {max(tokens)}",
             cause=f"the model's vocabulary has {vocabulary}: the dataset was tokenised for another model",
             remedy="give the dataset that belongs to the model")
+
+
+def _check_values(path: Path, number: int, row: Mapping[str, Any], columns: Mapping[str, Sequence[str]]) -> None:
+    for name, values in columns.items():
+        if row[name] not in values:
+            raise DatasetError(f"{path}: sample {number} has {row[name]!r} as its {name}",
+                               cause=f"the benchmark's samples have {', '.join(values)}",
+                               remedy="copy or download the dataset again")
 
 
 def _vocabulary(model: ModelRecord | None) -> int | None:

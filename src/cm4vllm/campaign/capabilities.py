@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cm4vllm.accuracy.scoring import SCORERS
+from cm4vllm.accuracy.scoring import MISSING, SCORERS
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -67,14 +67,29 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
     lacks = []
     if not benchmark.loadgen:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
-    elif (beams := _beams(benchmark)) > 1:
-        lacks.append(f"it is decoded by beam search with {beams} beams, which the client does not ask a server for")
+    else:
+        lacks += _not_asked_for(benchmark)
     if benchmark.scorer not in SCORERS:
-        lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
+        why = MISSING.get(benchmark.scorer, "")
+        lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet"
+                     + (f": {why}" if why else ""))
     if not set(benchmark.scenarios) & set(_SCENARIOS) or benchmark.category != "datacenter":
         lacks.append(f"its category is {benchmark.category}, and it needs {', '.join(benchmark.required[0].all_of)}")
     return lacks
 
 
-def _beams(benchmark: BenchmarkTerms) -> int:
-    return terms(benchmark.round, benchmark.name, benchmark.scenarios[0], Mode.ACCURACY).generation.beams
+def _not_asked_for(benchmark: BenchmarkTerms) -> list[str]:
+    """Return what the benchmark has a server do and the client does not ask for."""
+    modes = {mode: terms(benchmark.round, benchmark.name, benchmark.scenarios[0], mode) for mode in Mode}
+    generation, lacks = modes[Mode.ACCURACY].generation, []
+    if generation.beams > 1:
+        lacks.append(f"it is decoded by beam search with {generation.beams} beams, which the client does not ask a "
+                     "server for")
+    if not generation.greedy:
+        lacks.append(f"its tokens are drawn at temperature {generation.temperature:g}, and the client asks for the "
+                     "most likely token alone")
+    if (samples := modes[Mode.PERFORMANCE].samples) != benchmark.samples:
+        lacks.append(f"its performance runs have a dataset of their own, of {samples:,} samples, and a job has one")
+    if benchmark.stops_at_tokens:
+        lacks.append("some of its answers end at a sequence of tokens, which the client does not ask a server for")
+    return lacks

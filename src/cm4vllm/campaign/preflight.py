@@ -61,7 +61,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     Raises UsageError, ModelError, DatasetError, SourceUnavailable, InstallError, PortInUse, DiskFull, NotWritable.
     """
     if name := env.get(_DATASET):
-        check_file(Path(name), job.benchmark.samples)
+        check_file(Path(name), job.benchmark)
     if name := env.get(_CALIBRATION):
         check_file(Path(name), None)
     check_source(job.sources.model)

@@ -167,6 +167,13 @@ class LengthsEntry(Entry, frozen=True, kw_only=True):
     max_tokens: int
 
 
+class ColumnEntry(Entry, frozen=True, kw_only=True):
+    """A column that the dataset has beyond prompt, tokens and reference, and the values that it may hold."""
+
+    name: str
+    values: tuple[str, ...]
+
+
 class StopEntry(Entry, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     where: dict[str, str]
@@ -207,6 +214,7 @@ class Family(Record, frozen=True, kw_only=True):
     user_conf: tuple[UserConfEntry, ...] = ()
     generation: tuple[GenerationEntry, ...] = ()
     closed_lengths: tuple[LengthsEntry, ...] = ()
+    columns: tuple[ColumnEntry, ...] = ()
     stop_sequences: tuple[StopEntry, ...] = ()
     speculative_decoding: tuple[SpeculationEntry, ...] = ()
     first_token_reported_again: bool = True

@@ -97,6 +97,11 @@ class Generation(Record, frozen=True, kw_only=True):
     beams: int = 1
     reasoning_effort: str = ""
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken each time: also where the choice is cut to that one."""
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
 
 class RequiredScenarios(Record, frozen=True, kw_only=True):
     """The scenarios that a closed result on a system of `system_type` needs: `all_of`, and one of `one_of` if any."""
@@ -123,6 +128,8 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     `model` is the reference's. `scenarios` are those that a result may have, those of `required` for every type of
     system. `samples` is the size of the accuracy dataset. `min_tokens` and `max_tokens` hold every answer of every mode
     (0 where the rules state none). `loadgen` says whether LoadGen measures it; else the endpoints harness does.
+    `columns` are those of the dataset beyond prompt, tokens and reference, each with the values that it may hold; a
+    sample is scored by them. `stops_at_tokens` says that answers of some samples end at a sequence of tokens.
     """
 
     round: str
@@ -136,6 +143,8 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     scorer: str
     compliance: tuple[str, ...]
     loadgen: bool
+    columns: dict[str, tuple[str, ...]] = {}
+    stops_at_tokens: bool = False
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
         """Return what a closed result on a system of this type needs; None where there is no such benchmark."""
@@ -232,6 +241,8 @@ def benchmark_terms(round_name: str, name: str) -> BenchmarkTerms:
         samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
         max_tokens=max((one.max_tokens for one in generation), default=0),
         scorer=family.scorer, compliance=_tests(family, round_name, name), loadgen=bool(family.loadgen and generation),
+        columns={one.name: one.values for one in matching(family.columns, round_name, name)},
+        stops_at_tokens=bool(matching(family.stop_sequences, round_name, name)),
     )
 
 

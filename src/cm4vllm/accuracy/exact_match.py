@@ -1,0 +1,46 @@
+"""Exact matches of llama3.1-405b: an answer to a question, and codes to be retrieved from a long text.
+
+The numbers are those of the functions `qa_em` and `niah_em` of mlcommons/inference
+language/llama3.1-405b/evaluate-accuracy.py, in percent, their oddities included.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["answered", "retrieved"]
+
+_CODE = re.compile(r"\w{8}-\w{4}-\w{4}-\w{4}-\w{12}")
+_SPACES = re.compile(r"\s+")
+_ANSWER = "Answer: "
+
+
+def answered(prediction: str, reference: str) -> float:
+    """Return 100 where a prediction gives one of the answers in `reference`, which `|` separates, else 0.
+
+    What follows the last "Answer: " counts, the whole text where there is none; case and spaces do not. A prediction
+    that is itself a part of the reference, the empty one too, counts as right.
+    """
+    given = prediction.rpartition(_ANSWER)[2]
+    if given in reference:
+        return 100.0
+    plain = _plain(given)
+    return 100.0 if any(_plain(one) in plain for one in reference.split("|")) else 0.0
+
+
+def retrieved(prediction: str, reference: str) -> float:
+    """Return how much of the codes in `reference` a prediction repeats, in percent, rounded to two digits; 0 without.
+
+    The n-th code of the prediction is compared with the n-th of the reference, by the characters that both have, in
+    whatever order; codes that the reference lacks count as wrong.
+    """
+    found, wanted = _CODE.findall(prediction), _CODE.findall(reference)
+    if not found:
+        return 0.0
+    shares = [sum(1.0 for character in theirs if character.lower() in ours.lower()) / len(theirs)
+              for ours, theirs in zip(found, wanted, strict=False)]
+    return round(sum(shares) / len(found) * 100, 2)
+
+
+def _plain(text: str) -> str:
+    return _SPACES.sub("", text).lower()

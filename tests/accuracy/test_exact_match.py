@@ -1,0 +1,144 @@
+"""Exact matches and their means are those of the reference script of llama3.1-405b, which runs beside ours."""
+
+import ast
+import os
+import random
+import re
+import string
+import subprocess
+import uuid
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from nltk.tokenize.punkt import PunktSentenceTokenizer
+from rouge_score import rouge_scorer
+
+from cm4vllm.accuracy.exact_match import answered, retrieved
+from cm4vllm.accuracy.families import Samples, rouge_and_exact_match
+from cm4vllm.accuracy.scoring import accuracy_text, score_run, scorer_of
+from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.rules import Mode, Scenario, terms
+
+COMMIT = "b66003e1"
+SCRIPT = "language/llama3.1-405b/evaluate-accuracy.py"
+UNTRAINED = Sentences("punkt-untrained")
+TERMS = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, Mode.ACCURACY)
+WORDS = ["the", "ship", "from", "Riga", "landed", "40", "tons", "of", "salt.", "Monday!", "Answer:", "|", "silk_1", "São",
+         "ß", "Á", "", "\n"]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The functions and constants of the reference script, at the commit that its numbers are from."""
+    if not os.environ.get("INFERENCE_GIT"):
+        pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
+    done = subprocess.run(["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
+                          capture_output=True, text=True, check=True, encoding="utf-8")
+    # Without its imports, of which transformers and tqdm are not installed here, and without its main program.
+    tree = ast.parse(done.stdout)
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign)]
+    names = {"re": re, "np": np, "pd": pd, "rouge_scorer": rouge_scorer,
+             "nltk": SimpleNamespace(sent_tokenize=PunktSentenceTokenizer().tokenize)}
+    exec(compile(tree, SCRIPT, "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def text(draw, words=12):
+    return " ".join(draw.choices(WORDS, k=draw.randint(0, words)))
+
+
+def codes(draw, known):
+    """Return a text with none to three codes, known ones among them, some of them in capitals or changed."""
+    parts = []
+    for _ in range(draw.randint(0, 3)):
+        code = draw.choice(known)
+        if draw.random() < 0.3:
+            code = code.upper()
+        if draw.random() < 0.4:
+            at = draw.randrange(len(code))
+            code = code[:at] + draw.choice(string.hexdigits + "_-") + code[at + 1:]
+        parts += [text(draw, 3), code]
+    return " ".join(parts)
+
+
+def cases(count, seed):
+    """Return (prediction, reference, metric), as likely right as wrong."""
+    draw = random.Random(seed)
+    known = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(6)]
+    found = []
+    for _ in range(count):
+        metric = draw.choice(["rouge", "niah_em", "qa_em"])
+        if metric == "niah_em":
+            found.append((codes(draw, known), codes(draw, known), metric))
+            continue
+        reference = "|".join(text(draw, 4) for _ in range(draw.randint(1, 3))) if metric == "qa_em" else text(draw)
+        prediction = text(draw)
+        if draw.random() < 0.5:
+            prediction = f"{prediction} {draw.choice(['Answer: ', ''])}{draw.choice(reference.split('|')).upper()}"
+        found.append((prediction, reference, metric))
+    return found
+
+
+def test_each_match_is_the_references(reference):
+    seen = set()
+    for prediction, wanted, _ in cases(6000, 1):
+        for ours, theirs in ((answered, reference.qa_em), (retrieved, reference.niah_em)):
+            value = ours(prediction, wanted)
+            assert value == theirs(wanted, prediction)["exact_match"], (prediction, wanted)
+            seen.add((ours, value))
+    assert {(answered, 0.0), (answered, 100.0), (retrieved, 0.0), (retrieved, 100.0)} < seen
+    assert len(seen) > 8  # codes that are right in part, too
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_means_are_the_references_to_the_last_bit(reference, seed):
+    drawn = cases(500, seed)
+    rows = [{"output": wanted, "metric": metric} for _, wanted, metric in drawn]
+    predictions = [prediction for prediction, _, _ in drawn]
+    ours = rouge_and_exact_match(Samples(predictions, rows, UNTRAINED, workers=1))
+    texts, wanted = reference.postprocess_text(predictions, [row["output"] for row in rows])
+    metrics = [row["metric"] for row in rows]
+    scores = [reference.process_item(item) for item in zip(texts, wanted, metrics, strict=True)]
+    table = pd.DataFrame({"accuracy": scores, "metric": metrics})  # the last lines of run_evaluation
+    assert ours.values == table.accuracy.apply(pd.Series).describe().loc["mean"].to_dict()
+    assert ours.characters == sum(map(len, texts))
+
+
+@pytest.mark.parametrize(("prediction", "wanted", "value"), [
+    ("It is Riga. Answer: Oslo", "Oslo|Riga", 100.0), ("Answer: Riga Answer: Kiel", "Oslo|Riga", 0.0),
+    ("the port of R I G A", "Oslo|riga", 100.0), ("", "Oslo", 100.0), ("Bergen", "Oslo|Riga", 0.0),
+])
+def test_an_answer_counts_by_what_follows_the_last_answer(prediction, wanted, value):
+    assert answered(prediction, wanted) == value
+
+
+def test_codes_are_compared_by_place():
+    first, second = (str(uuid.UUID(int=number << 96 | number)) for number in (0x11111111, 0x22222222))
+    assert retrieved(f"{first} and {second}", f"{first} {second}") == 100.0
+    assert retrieved("none", first) == 0.0
+    assert retrieved(f"{first} {second}", first) == 50.0  # one too many
+    assert 0 < retrieved(second, first) < 100  # zeros and dashes are in both
+
+
+def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(accuracy_run):
+    outputs = ["the ship from Riga landed", "ten tons|salt", "12345678-1234-1234-1234-123456789012"]
+    kinds = [{"metric": metric} for metric in ("rouge", "qa_em", "niah_em")]
+    answers = list(enumerate(["the ship from Oslo landed", "ten tons of salt", "silk"]))
+    folder = accuracy_run.write(outputs, answers, columns=kinds)
+    accuracy_run.change(terms=TERMS)
+    record = score_run(folder)
+    assert record.values["rougeL"] == pytest.approx(80.0)
+    assert record.values["exact_match"] == 50.0
+    assert record.values["tokens_per_sample"] == round(record.tokens / 3, 1)
+    assert [score.label for score in record.scores] == ["rougeL", "exact_match", "tokens_per_sample"]
+    assert record.verified == 1
+    written = (folder / "accuracy.txt").read_text(encoding="utf-8")
+    for label, pattern in (("rougeL", r".*'rougeL':\s+'?([\d.]+)'?.*"),
+                           ("exact_match", r".*'exact_match':\s([\d.]+).*"),
+                           ("tokens_per_sample", r".*'tokens_per_sample':\s([\d.]+).*")):
+        found = [m[1] for line in written.splitlines() if (m := re.match(pattern, line))]
+        assert [float(value) for value in found] == [record.values[label]]
+    assert written == accuracy_text(record.values | {"gen_len": sum(len(text) for _, text in answers), "gen_num": 3,
+                                                     "gen_tok_len": record.tokens}, scorer_of(TERMS))
