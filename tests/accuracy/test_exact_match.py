@@ -25,8 +25,8 @@ COMMIT = "b66003e1"
 SCRIPT = "language/llama3.1-405b/evaluate-accuracy.py"
 UNTRAINED = Sentences("punkt-untrained")
 TERMS = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, Mode.ACCURACY)
-WORDS = ["the", "ship", "from", "Riga", "landed", "40", "tons", "of", "salt.", "Monday!", "Answer:", "|", "silk_1", "São",
-         "ß", "Á", "", "\n"]
+WORDS = ["the", "ship", "from", "Riga", "landed", "40", "tons", "of", "salt.", "Monday!", "Answer:", "|", "silk_1",
+         "São", "ß", "Á", "", "\n"]
 
 
 @pytest.fixture(scope="module")
