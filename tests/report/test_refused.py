@@ -13,7 +13,7 @@ from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
-from cm4vllm.results.checks import CHECKS, findings
+from cm4vllm.results.checks import CHECKS, Stage, findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.run_folders import chosen_folder, read_runs
@@ -166,7 +166,11 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("code", CHECKS)
+#: Checks of run folders; those of written trees are in tests/results/test_mutations.py.
+OF_RUNS = [code for code, check in CHECKS.items() if check.stage is not Stage.TREE]
+
+
+@pytest.mark.parametrize("code", OF_RUNS)
 def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path, change: Change, code: str) -> None:
     folder = chosen_folder(out)
     for accuracy in out.glob("runs/*/*/*/accuracy"):

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# For good_tree.py.
+sys.path.insert(0, str(Path(__file__).parent))
+
 SCENARIOS = ("Offline", "Server", "SingleStream", "MultiStream")
 #: Names in LoadGen's mlperf.conf: of a benchmark with token latencies, and of one without.
 NAMES = {"tokens": "llama3_1-8b", "samples": "resnet50"}

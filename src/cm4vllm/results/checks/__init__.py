@@ -7,14 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cm4vllm.results.checks import accuracy, campaign, logs, records, submitted
+from cm4vllm.results.checks import (
+    accuracy,
+    accuracy_runs,
+    campaign,
+    first_tokens,
+    logs,
+    performance_runs,
+    private_text,
+    readmes,
+    records,
+    submitted,
+    system_files,
+    tree_files,
+    weights,
+)
 from cm4vllm.results.checks.check import Check, Fault, Stage, check
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.model import Submission
 
 __all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
 
-_MODULES = (records, campaign, logs, accuracy, submitted)
+_MODULES = (records, campaign, logs, accuracy, submitted, performance_runs, first_tokens, accuracy_runs, system_files,
+            weights, readmes, tree_files, private_text)
 
 #: All checks by code, in the order in which they are made.
 CHECKS: dict[str, Check] = {

@@ -1,0 +1,250 @@
+"""The accuracy runs of a written tree: scores, their targets, tokens a sample, the log and its digest."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from cm4vllm.accuracy.records import ACCURACY_TEXT
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Accuracy, Result, Submission
+
+__all__: list[str] = []
+
+_CONSTANTS = "tools/submission/submission_checker/constants.py"
+_SCORE = "score the run's whole accuracy log again, and publish what the script prints"
+#: A truncated accuracy log has this many bytes at most (MAX_ACCURACY_LOG_SIZE).
+_MAX_LOG = 10 * 1024
+#: Scored tokens a sample over those of the performance run, between which a width was misread.
+_DOUBLED = (1.8, 2.2)
+_TOKENS = "tokens_per_sample"
+_DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
+_NUMPY = re.compile(r"\bnp\.\w+\(")
+
+
+def _scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
+    for result in submission.results:
+        if result.accuracy is not None:
+            yield result, result.accuracy
+
+
+def _text_file(part: Accuracy) -> str:
+    return (Path(part.log).parent / ACCURACY_TEXT).as_posix()
+
+
+@check(
+    "ACCURACY-TARGET",
+    "scores reach the targets of the benchmark's variant and round: in the closed division all of them",
+    source=f"{_CONSTANTS}, accuracy-target and accuracy-upper-limit",
+    remedy="use a model that reaches the target, or the open division",
+    stage=Stage.TREE,
+)
+def targets(submission: Submission) -> Iterator[Fault]:
+    severity = Severity.ERROR if is_strict(submission) else Severity.NOTE
+    for result, part in _scored(submission):
+        for target in part.terms.targets if part.terms else ():
+            value = part.figures.value(target.label)
+            if value is not None and target.met(value) is False:
+                bounds = [
+                    f"{target.lower:g} or more" if target.lower is not None else "",
+                    f"{target.upper:g} or less" if target.upper is not None else "",
+                ]
+                yield Fault(
+                    f"{target.metric} misses the target of {result.benchmark}",
+                    _text_file(part),
+                    target.label,
+                    f"{value:g}",
+                    " and ".join(filter(None, bounds)),
+                    severity=severity,
+                )
+
+
+@check(
+    "SCORE-UNREADABLE",
+    "accuracy.txt has every score of the benchmark as the official checker reads it",
+    source=f"{_CONSTANTS}, ACC_PATTERN",
+    remedy=f"{_SCORE}; a number is printed as one, not as np.float64(...)",
+    stage=Stage.TREE,
+)
+def readable(submission: Submission) -> Iterator[Fault]:
+    severity = Severity.ERROR if is_strict(submission) else Severity.WARNING
+    for _, part in _scored(submission):
+        path = part.folder / ACCURACY_TEXT
+        if part.terms is None or not path.is_file():
+            continue
+        missing = [one.label for one in part.terms.targets if part.figures.value(one.label) is None]
+        if missing:
+            yield Fault(
+                "scores are missing", _text_file(part), ", ".join(missing), "nothing", "a number", severity=severity
+            )
+        elif found := _NUMPY.search(path.read_text(errors="replace", encoding="utf-8")):
+            yield Fault(
+                "the official checker cannot read the scores",
+                _text_file(part),
+                "",
+                f"{found[0]}...)",
+                "a number",
+                severity=severity,
+            )
+
+
+@check(
+    "TOKENS-DOUBLED",
+    "tokens a sample of the accuracy run are about those of the performance run: tokens written with 64 "
+    "bits and read with 32 count twice",
+    source="evaluate-accuracy.py of the benchmark, --dtype",
+    remedy="score the run again with the width that its tokens were written with (--dtype)",
+    stage=Stage.TREE,
+)
+def doubled(submission: Submission) -> Iterator[Fault]:
+    for result, part in _scored(submission):
+        scored, served = part.figures.value(_TOKENS), _served(result)
+        if not scored or not served:
+            continue
+        ratio = scored / served
+        if _DOUBLED[0] < ratio < _DOUBLED[1] or (ratio > _DOUBLED[0] and _is_int64(part)):
+            width = (
+                "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
+            )
+            yield Fault(
+                f"the scores count each token twice{width}",
+                _text_file(part),
+                _TOKENS,
+                f"{scored:g}",
+                f"about {served:.1f}, as in the performance run",
+            )
+
+
+def _served(result: Result) -> float | None:
+    part = result.performance
+    if part is None or part.tokens_per_second is None or not part.samples_per_second:
+        return None
+    return part.tokens_per_second / part.samples_per_second
+
+
+def _is_int64(part: Accuracy) -> bool:
+    """Whether the answers in the log, or in what truncation left of it, have zero in every second 32-bit word."""
+    try:
+        with (part.folder / ACCURACY_LOG).open("rb") as file:
+            head = file.read(_MAX_LOG)
+    except OSError:
+        return False
+    words = [data[at : at + 8] for data in _DATA.findall(head) for at in range(8, len(data) - 7, 16)]
+    return len(words) > 8 and sum(word == b"00000000" for word in words) > 0.9 * len(words)
+
+
+@check(
+    "TOKENS-RANGE",
+    "tokens a sample of the performance run lie within the bounds that the accuracy run has to keep",
+    source=f"{_CONSTANTS}, accuracy-upper-limit",
+    remedy="measure both runs with the same sampling parameters",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def token_range(submission: Submission) -> Iterator[Fault]:
+    for result, part in _scored(submission):
+        served, run = _served(result), result.performance
+        bounds = next((one for one in (part.terms.targets if part.terms else ()) if one.label == _TOKENS), None)
+        if served is None or bounds is None or run is None or bounds.met(served) is not False:
+            continue
+        yield Fault(
+            "the performance run makes another number of tokens a sample than the benchmark allows",
+            run.log,
+            run.figures["tokens_per_second"].source.field,
+            f"{served:.1f}",
+            f"{bounds.lower or 0:g} to {bounds.upper or 0:g}",
+        )
+
+
+@check(
+    "ACCURACY-SAMPLES",
+    "an accuracy run answers every sample of the dataset",
+    source=f"{_CONSTANTS}, dataset-size",
+    remedy="run the accuracy run over the whole dataset",
+    stage=Stage.TREE,
+)
+def whole_dataset(submission: Submission) -> Iterator[Fault]:
+    for _, part in _scored(submission):
+        if part.terms is None:
+            continue
+        for key in ("accuracy_sample_count", "qsl_reported_total_count"):
+            count = part.settings.get(key)
+            if isinstance(count, int) and count < part.terms.samples:
+                yield Fault("the accuracy run leaves samples out", part.log, key, count, part.terms.samples)
+                break
+
+
+@check(
+    "ACCURACY-HASH",
+    "accuracy.txt ends with the digest of the accuracy log before it was truncated",
+    source="tools/submission/truncate_accuracy_log.py",
+    remedy="truncate the log with the official tool, which adds it",
+    stage=Stage.TREE,
+)
+def digest(submission: Submission) -> Iterator[Fault]:
+    for _, part in _scored(submission):
+        if not part.hash and (part.folder / ACCURACY_TEXT).is_file():
+            yield Fault(
+                "no digest of the accuracy log",
+                _text_file(part),
+                "hash",
+                "nothing",
+                "hash=<SHA-256>",
+                severity=Severity.ERROR if is_strict(submission) else Severity.NOTE,
+            )
+
+
+@check(
+    "ACCURACY-LOG-SIZE",
+    "a published accuracy log is truncated to 10 KB",
+    source=f"{_CONSTANTS}, MAX_ACCURACY_LOG_SIZE",
+    remedy="truncate it: --tags=truncate,mlperf,inference,accuracy,log",
+    stage=Stage.TREE,
+)
+def log_size(submission: Submission) -> Iterator[Fault]:
+    for _, part in _scored(submission):
+        path = part.folder / ACCURACY_LOG
+        if path.is_file() and (size := path.stat().st_size) > _MAX_LOG:
+            yield Fault(
+                "the accuracy log is not truncated",
+                (Path(part.log).parent / ACCURACY_LOG).as_posix(),
+                "",
+                f"{size} bytes",
+                f"{_MAX_LOG} bytes or less",
+            )
+
+
+@check(
+    "SCORES-TWICE",
+    "scores of different systems come from different runs: equal ones are possible where a model has one answer",
+    source="inference_policies/inference_rules.adoc, Results",
+    remedy="publish each result with the scores of its own accuracy run",
+    severity=Severity.NOTE,
+    stage=Stage.TREE,
+)
+def one_result_each(submission: Submission) -> Iterator[Fault]:
+    groups: dict[str, list[tuple[Result, Accuracy]]] = defaultdict(list)
+    for result, part in _scored(submission):
+        if part.hash:
+            groups[part.hash].append((result, part))
+    for group in groups.values():
+        first = group[0][0]
+        for result, part in group[1:]:
+            # The scenarios and variants of one model on one system may share an accuracy run.
+            if result.system != first.system or _base(result) != _base(first):
+                yield Fault(
+                    "the same accuracy log stands under two results",
+                    _text_file(part),
+                    "hash",
+                    part.hash[:12],
+                    f"another than that of {first.folder}",
+                )
+
+
+def _base(result: Result) -> str:
+    return re.sub(r"-99(?:\.9)?$", "", result.benchmark)

@@ -1,0 +1,267 @@
+"""The READMEs of results: units, required accuracy and command lines, against the logs and the rules."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from cm4vllm import rules
+from cm4vllm.common.errors import UsageError
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Result, Submission
+
+__all__: list[str] = []
+
+_POLICY = "inference_policies/submission_rules.adoc, README of a result"
+_WRITE = "write the README from the log: value, unit and the commands that were run"
+_VALUE = re.compile(
+    r"(?<![\w-])`?((?:Scheduled |Completed )?(?:Samples?|Tokens?|Quer(?:y|ies))(?: per second|/s)|QPS)`?\s*[:=|]\s*"
+    r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?([\d.]+)`?[^\n]*?>=\s*`?([\d.]+)`?([^\n]*)")
+_UNFILLED = re.compile(r"\b(TBD|TODO|TO BE (?:FILLED|ADDED|DONE)[\w ]*|FIXME|lorem ipsum)\b", re.IGNORECASE)
+_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+#: Two numbers that are printed with six digits are equal up to this part.
+_SAME = 2e-3
+
+
+def _file(result: Result) -> str:
+    return result.files.get("readme", result.folder)
+
+
+@check(
+    "README-UNIT",
+    "a README states a figure with the unit that it has in the log",
+    source=_POLICY,
+    remedy=_WRITE,
+    stage=Stage.TREE,
+)
+def units(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
+        for label, text in _VALUE.findall(result.readme):
+            value = float(text.replace(",", ""))
+            said, meant = ("token", "sample") if "oken" in label else ("sample", "token")
+            if rates[said] and rates[meant] and not _close(value, rates[said]) and _close(value, rates[meant]):
+                yield Fault(
+                    f"{label} is the number of {meant}s",
+                    _file(result),
+                    label,
+                    text,
+                    f"{rates[said]}, or {rates[meant]}",
+                )
+
+
+@check(
+    "README-METRIC",
+    "a README states the figure by which results of its scenario are compared",
+    source=_POLICY,
+    remedy=_WRITE,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def metric(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        found = [(label, float(text.replace(",", ""))) for label, text in _VALUE.findall(result.readme)]
+        if part.metric is None or not found or any(_close(value, part.metric.value) for _, value in found):
+            continue
+        rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
+        if label := next((label for label, value in found if any(_close(value, rate) for rate in rates)), ""):
+            yield Fault(
+                "the README states another figure than the official one",
+                _file(result),
+                label,
+                f"{dict(found)[label]:g}",
+                str(part.metric),
+            )
+
+
+@check(
+    "README-TARGET",
+    "the required accuracy in a README is that of the benchmark's variant and round, with both bounds",
+    source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
+    remedy=_WRITE,
+    stage=Stage.TREE,
+)
+def required(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        known = {one.metric.upper(): one for one in _targets(result.round, result.benchmark, result.scenario)}
+        for metric_name, _, text, rest in _BOUND.findall(result.readme):
+            target = known.get(metric_name)
+            if target is None or target.lower is None:
+                continue
+            if not _close(float(text.rstrip(".")), target.lower, 1e-5):
+                other = _variant_with(result, metric_name, float(text.rstrip(".")))
+                yield Fault(
+                    f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
+                    _file(result),
+                    metric_name,
+                    text,
+                    f"{target.lower:g} of {result.benchmark}",
+                    severity=Severity.ERROR if other else Severity.WARNING,
+                )
+            elif target.upper is not None and "<=" not in rest:
+                yield Fault(
+                    f"the upper bound of {metric_name} is left out",
+                    _file(result),
+                    metric_name,
+                    f">= {text}",
+                    f"<= {target.upper:g}, too",
+                    severity=Severity.WARNING,
+                )
+
+
+def _targets(round_name: str, benchmark: str, scenario: str) -> tuple[rules.AccuracyTarget, ...]:
+    try:
+        return rules.accuracy_targets(round_name, benchmark, rules.Scenario.parse(scenario))
+    except UsageError:
+        return ()
+
+
+def _variant_with(result: Result, metric_name: str, value: float) -> str:
+    """Return the other benchmark of the round whose target this is."""
+    for name in rules.benchmark_names(result.round):
+        for target in _targets(result.round, name, result.scenario):
+            if target.metric.upper() == metric_name and target.lower and _close(value, target.lower, 1e-5):
+                return name
+    return ""
+
+
+@check(
+    "README-COMMAND",
+    "a command line in a README can be parsed, and does not contradict what was measured",
+    source=_POLICY,
+    remedy=_WRITE,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def commands(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        for text in _commands(result.readme):
+            try:
+                words = shlex.split(text)
+            except ValueError as error:
+                yield Fault(
+                    "a command line cannot be parsed",
+                    _file(result),
+                    text[:60],
+                    str(error),
+                    "a line that a shell takes",
+                )
+                continue
+            given = {
+                word[2:].partition("=")[0]: word.partition("=")[2]
+                for word in words
+                if word.startswith("--") and "=" in word
+            }
+            yield from _contradictions(submission, result, given)
+
+
+def _commands(readme: str) -> list[str]:
+    """Return the `cm` and `mlcr` commands that start a benchmark, continued lines joined."""
+    joined = (re.sub(r"\\\s*\n\s*", " ", block) for block in _FENCE.findall(readme))
+    lines = (line.strip() for block in joined for line in block.splitlines())
+    return [
+        line
+        for line in lines
+        if re.match(r"(cm|mlc) run script\b|cmr\b|mlcr\b", line) and re.search(r"run-mlperf|app-mlperf", line)
+    ]
+
+
+def _contradictions(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
+    def differs(flag: str, known: str, *, error: bool = False) -> Iterator[Fault]:
+        if given.get(flag) and given[flag].lower() != known.lower():
+            yield Fault(
+                f"the command's --{flag} contradicts the result",
+                _file(result),
+                f"--{flag}",
+                given[flag],
+                known,
+                severity=Severity.ERROR if error else None,
+            )
+
+    yield from differs("division", submission.division, error=True)
+    yield from differs("scenario", result.scenario)
+    yield from differs("model", result.benchmark)
+    system = submission.system(result.system)
+    stated = system.description if system else {}
+    if given.get("device") == "cpu" and str(stated.get("accelerators_per_node", "0")) not in ("0", "", "N/A"):
+        name = stated.get("accelerator_model_name", "accelerators")
+        yield Fault(
+            "the command's --device contradicts the system description",
+            _file(result),
+            "--device",
+            "cpu",
+            f"{stated.get('accelerators_per_node')} {name}",
+        )
+    kinds = str(stated.get("system_type", ""))
+    if given.get("category") and kinds and given["category"] not in kinds.split(","):
+        yield Fault(
+            "the command's --category contradicts the system description",
+            _file(result),
+            "--category",
+            given["category"],
+            kinds,
+        )
+    if given.get("execution_mode") == "test":
+        yield Fault("the command starts a short run", _file(result), "--execution_mode", "test", "valid")
+    qps = given.get(f"{result.scenario.lower()}_target_qps", "")
+    run = result.performance
+    if run and re.fullmatch(r"[\d.]+", qps) and run.target_qps and not _close(float(qps), run.target_qps, 1e-3):
+        yield Fault(
+            "the command asks for another target QPS than the log",
+            _file(result),
+            f"--{result.scenario.lower()}_target_qps",
+            qps,
+            f"{run.target_qps:g}, as in {run.log}",
+        )
+
+
+@check(
+    "README-REPEATABLE",
+    "what a README tells to do makes the same run: server and its version, a fixed source, nothing that destroys",
+    source=_POLICY,
+    remedy="name the server's command and version, pin every source to a commit",
+    severity=Severity.NOTE,
+    stage=Stage.TREE,
+)
+def repeatable(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        lines = _commands(result.readme)
+        if any("--api_server" in line for line in lines) and not re.search(
+            r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
+        ):
+            yield Fault(
+                "a server is asked, and no command starts it", _file(result), "--api_server", "", "its command"
+            )
+        for line in lines:
+            for pinned in re.findall(r"_branch\.[\w./-]+", line):
+                yield Fault("a source is taken from a branch, which moves on", _file(result), "", pinned, "a commit")
+        if found := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
+            yield Fault("the processor is not named", _file(result), "CPU version", found[1], "its name")
+        if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
+            yield Fault(
+                "a command removes everything that CM has cached", _file(result), "", "cm rm cache -f", "nothing"
+            )
+
+
+@check(
+    "README-UNFILLED",
+    "a page is written, not left as a template",
+    source=_POLICY,
+    remedy=_WRITE,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def unfilled(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        if found := _UNFILLED.search(result.readme):
+            yield Fault("a README is not written yet", _file(result), "", found[0], "a text")
+
+
+def _close(value: float, other: float | None, part: float = _SAME) -> bool:
+    return other is not None and abs(value - other) <= part * max(abs(value), abs(other))

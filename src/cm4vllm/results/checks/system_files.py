@@ -1,0 +1,318 @@
+"""The system descriptions of a written tree: complete, of this division, and of hardware that exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cm4vllm.hardware.description import KEYS
+from cm4vllm.hardware.known_hardware import contradictions
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Submission, System
+
+__all__ = ["accelerator_count"]
+
+_CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
+_FILL = "state what the machine has in systems/<system>.json"
+#: Keys that may be empty (SYSTEM_DESC_MEANINGFUL_RESPONSE_REQUIRED_FIELDS has all others).
+_MAY_BE_EMPTY = frozenset(
+    {
+        "host_processor_frequency",
+        "host_processor_caches",
+        "host_processor_interconnect",
+        "accelerator_frequency",
+        "accelerator_interconnect_topology",
+        "accelerator_on-chip_memories",
+        "hw_notes",
+        "sw_notes",
+        "system_type_detail",
+    }
+)
+_STATUSES = ("available", "preview", "rdi")
+_TYPES = ("datacenter", "edge", "datacenter,edge", "edge,datacenter")
+_NO_ANSWERS = frozenset(
+    {"undefined", "unknown", "tbd", "todo", "fixme", "xxx", "null", "none", "-", "?", "n/a", "na"}
+)
+#: What these say where they do not apply to a machine.
+_NOT_APPLICABLE = frozenset({"n/a", "na", "none", "-"})
+#: Keys that every machine has an answer to, and those that every accelerator has one to.
+_OF_ANY_MACHINE = frozenset(
+    {
+        "cooling",
+        "host_memory_capacity",
+        "host_memory_configuration",
+        "host_networking",
+        "host_processor_model_name",
+        "host_storage_capacity",
+        "host_storage_type",
+        "operating_system",
+    }
+)
+_OF_ACCELERATORS = frozenset(
+    {
+        "accelerator_memory_capacity",
+        "accelerator_memory_configuration",
+        "accelerator_model_name",
+        "accelerator_host_interconnect",
+    }
+)
+#: What the template of an automation states of every machine.
+_TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A"}
+_COUNT_IN_NAME = re.compile(
+    r"(?<![\w.])(\d{1,3})x(?=[A-Za-z])|(?<=_)(\d{1,3})x(?=[A-Za-z])|(?<=[A-Za-z])x(\d{1,3})(?![\d.xA-Za-z])|(?<=[A-Za-z\d])_x(\d{1,3})(?!\d)"
+)
+_CORES = re.compile(r"L1d[^,]*\((\d+) instances?\)")
+
+
+def _described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
+    for system in submission.systems:
+        if system.description:
+            yield system, system.description
+
+
+@check(
+    "SYSTEM-KEYS",
+    "a system description has every key of the official list, and an answer where one is asked for",
+    source=_CONSTANTS,
+    remedy=_FILL,
+    stage=Stage.TREE,
+)
+def keys(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        missing = [key for key in KEYS if key not in stated]
+        if missing:
+            yield Fault("the system description lacks keys", system.file, ", ".join(missing), "nothing", "a value")
+        empty = [key for key in KEYS if key in stated and key not in _MAY_BE_EMPTY and not stated[key]]
+        if empty:
+            yield Fault(
+                "the system description leaves open what must be answered",
+                system.file,
+                ", ".join(empty),
+                ", ".join(repr(stated[key]) for key in empty),
+                'a value; for none, the text "0" or "N/A"',
+            )
+
+
+@check(
+    "SYSTEM-VALUES",
+    "submitter and division of a system description are those of its folder, status and type those that "
+    "the rules know",
+    source="tools/submission/submission_checker/checks/system_check.py",
+    remedy=_FILL,
+    stage=Stage.TREE,
+)
+def values(submission: Submission) -> Iterator[Fault]:
+    wanted = {"division": (submission.division,), "submitter": (submission.submitter,), "status": _STATUSES,
+              "system_type": _TYPES}
+    for system, stated in _described(submission):
+        for key, allowed in wanted.items():
+            value = str(stated.get(key, "")).strip()
+            if key not in stated or value in allowed:
+                continue
+            in_other_letters = value.replace(" ", "").lower() in {one.lower() for one in allowed}
+            yield Fault(f"the system description has a {key} that does not fit", system.file, key, value,
+                        " or ".join(allowed), severity=Severity.NOTE if in_other_letters else None)
+
+
+@check(
+    "SYSTEM-HARDWARE",
+    "a system description does not contradict what is known of the hardware it names",
+    source="src/cm4vllm/hardware/known, each row with its source",
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def hardware(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        for one in contradictions({key: str(value) for key, value in stated.items()}):
+            other_kind = one.key == "accelerator_memory_configuration" and _kind(one.said) != _kind(one.known)
+            severity = Severity.NOTE if one.is_hint else Severity.ERROR if other_kind else None
+            yield Fault(
+                "the description contradicts what is known of the hardware",
+                system.file,
+                one.key,
+                one.said,
+                f"{one.known} ({one.source})",
+                severity=severity,
+            )
+
+
+def _kind(memory: str) -> str:
+    found = re.search(r"HBM|GDDR|LPDDR|DDR", memory, re.IGNORECASE)
+    return found[0].upper() if found else ""
+
+
+@check(
+    "SYSTEM-CORES",
+    "the cores of the description are those that its caches are listed for",
+    source="lscpu, core and cache lists",
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def cores(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        caches = _CORES.search(str(stated.get("host_processor_caches", "")))
+        count, sockets = (
+            _number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
+        )
+        if caches and count and sockets and int(caches[1]) not in (count * sockets, count):
+            yield Fault(
+                "core count and cache list do not fit together",
+                system.file,
+                "host_processor_core_count",
+                f"{count} cores in each of {sockets} processors",
+                f"{caches[1]} L1d caches, one a core",
+            )
+
+
+@check(
+    "SYSTEM-ACCELERATORS",
+    "as many accelerators are described as the system's names say",
+    source="inference_policies/submission_rules.adoc, system description",
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def accelerators(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        described = accelerator_count(stated)
+        named = _named(f"{system.name} | {stated.get('system_name', '')}")
+        per_node = _number(stated.get("accelerators_per_node"))
+        if described and named and not {described, per_node} & named:
+            yield Fault(
+                "names and description differ in the number of accelerators",
+                system.file,
+                "accelerators_per_node",
+                f"{per_node} in each of {described // (per_node or 1)} nodes",
+                f"{' or '.join(str(one) for one in sorted(named))}, as the names say",
+            )
+
+
+def accelerator_count(stated: Mapping[str, Any]) -> int:
+    """Return how many accelerators a description states in all; 0 where it states none."""
+    per_node, nodes = _number(stated.get("accelerators_per_node")), _number(stated.get("number_of_nodes"))
+    return (per_node or 0) * (nodes or 1)
+
+
+def _named(names: str) -> set[int]:
+    """Return the counts that a name may mean: each, their product, as in 2x8xH100, and their sum, of two kinds."""
+    counts = [int(next(filter(None, match.groups()))) for match in _COUNT_IN_NAME.finditer(names)]
+    product = 1
+    for one in dict.fromkeys(counts):
+        product *= one
+    return {*counts, product, sum(counts)} if counts else set()
+
+
+def _number(value: object) -> int | None:
+    text = str(value).strip()
+    return int(text) if text.isdigit() else None
+
+
+@check(
+    "SYSTEM-UNANSWERED",
+    "a description says what a machine has, or says nothing",
+    source=_CONSTANTS,
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def unanswered(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        has_accelerators = accelerator_count(stated) > 0
+        for key, value in stated.items():
+            word = str(value).strip().lower()
+            asked = key in _OF_ANY_MACHINE or (has_accelerators and key in _OF_ACCELERATORS)
+            if word not in _NO_ANSWERS or (word in _NOT_APPLICABLE and not asked):
+                continue
+            yield Fault("a question is not answered", system.file, key, str(value), "what the machine has")
+
+
+@check(
+    "SYSTEM-NUMBERS",
+    "a quantity has its unit, and no more digits than were measured",
+    source=_CONSTANTS,
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def numbers(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        for key, value in stated.items():
+            text = str(value).strip()
+            if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
+                yield Fault(
+                    "a quantity has digits that nobody measured", system.file, key, text, "two or three digits"
+                )
+            if key.endswith(("frequency", "memory_capacity", "storage_capacity")) and re.fullmatch(
+                r"\d{2,}(?:\.\d+)?", text
+            ):
+                yield Fault("a quantity has no unit", system.file, key, text, "a unit: GHz, MHz, GB or TB")
+
+
+@check(
+    "SYSTEM-SOFTWARE",
+    "the folder's name and the description name the software that served, with the versions of what "
+    "drives the accelerators",
+    source="inference_policies/submission_rules.adoc, system description",
+    remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def software(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        if not accelerator_count(stated):
+            continue
+        framework = str(stated.get("framework", ""))
+        named = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
+        if named and named[1].lower() not in framework.lower():
+            yield Fault(
+                "the name says that a CPU served with other software than the description says",
+                system.file,
+                "framework",
+                framework,
+                named[0],
+            )
+        stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
+        vendor = str(stated.get("accelerator_model_name", ""))
+        if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
+            yield Fault(
+                "no version of CUDA and of the driver is stated",
+                system.file,
+                "other_software_stack",
+                str(stated.get("other_software_stack", "")),
+                "CUDA and driver",
+                severity=Severity.NOTE,
+            )
+
+
+@check(
+    "SYSTEM-TEMPLATE",
+    "a description is of this machine, not a template's",
+    source="defaults of the public automation, get-mlperf-inference-sut-description",
+    remedy=_FILL,
+    severity=Severity.NOTE,
+    stage=Stage.TREE,
+)
+def template(submission: Submission) -> Iterator[Fault]:
+    for system, stated in _described(submission):
+        if all(str(stated.get(key)) == value for key, value in _TEMPLATE.items()):
+            yield Fault(
+                "the network is described as in the automation's template",
+                system.file,
+                ", ".join(_TEMPLATE),
+                ", ".join(_TEMPLATE.values()),
+                "speed and kind of the network",
+            )
+        detail, kind = (str(stated.get(key, "")).lower() for key in ("system_type_detail", "system_type"))
+        if "edge" in detail and "edge" not in kind:
+            yield Fault(
+                "the kind of system contradicts its type",
+                system.file,
+                "system_type_detail",
+                str(stated.get("system_type_detail")),
+                str(stated.get("system_type")),
+                severity=Severity.WARNING,
+            )

@@ -1,0 +1,162 @@
+"""A good tree, one thing in it changed at a time: what is found is exactly what the change is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import good_tree
+import pytest
+import yaml
+
+from cm4vllm.results.checks import CHECKS, Stage
+from cm4vllm.results.inspection import check_tree
+
+MUTATIONS = yaml.safe_load(Path(__file__).with_name("mutations.yaml").read_text())
+RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"
+#: Codes that no single change of this tree shows, and the test that does.
+ELSEWHERE = {
+    "ONE-RUN-TWO-VARIANTS": "test_both_variants_of_one_run_are_a_note_where_the_targets_are_reached",
+    "SCORES-TWICE": "test_two_systems_with_one_log_are_one_run_too_many",
+    "MODEL-NOT-VERIFIABLE": "the good tree itself",
+    "TOKENS-RANGE": "test_another_number_of_tokens_a_sample_is_found",
+}
+
+
+@pytest.fixture(scope="module", params=["closed", "open"])
+def good(request: pytest.FixtureRequest, neural_magic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return good_tree.make(tmp_path_factory.mktemp("good") / request.param / "Somebody", neural_magic)
+
+
+@pytest.fixture
+def home(good: Path, tmp_path: Path) -> Path:
+    home = tmp_path / good.parent.name / good.name
+    shutil.copytree(good, home, symlinks=True)
+    return home
+
+
+def found_in(home: Path) -> set[str]:
+    return {f"{one.code} {one.severity}" for one in check_tree(home.parents[1]).findings}
+
+
+def test_the_good_tree_has_nothing_but_what_no_tree_can_show(good: Path) -> None:
+    assert [str(one) for one in check_tree(good.parents[1]).findings if one.code != "MODEL-NOT-VERIFIABLE"] == []
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[one["name"] for one in MUTATIONS])
+def test_a_change_has_exactly_its_findings(home: Path, mutation: dict[str, Any]) -> None:
+    ((kind, argument),) = mutation["do"].items()
+    place = re.sub(r"^S\b", f"{RESULT}/Server", re.sub(r"^O\b", f"{RESULT}/Offline", mutation["at"]))
+    CHANGES[kind](home, home / place, argument)
+    expected = mutation.get("both", mutation.get(home.parent.name))
+    wanted = {one for one in expected if not one.endswith(" none")}
+    assert found_in(home) - {"MODEL-NOT-VERIFIABLE note"} == wanted
+
+
+def test_every_check_of_a_tree_is_shown_by_a_change() -> None:
+    shown = {code.split()[0] for one in MUTATIONS for key in ("both", "closed", "open") for code in one.get(key, ())}
+    missing = {code for code, check in CHECKS.items() if check.stage is Stage.TREE} - shown - set(ELSEWHERE)
+    assert missing == set()
+
+
+def test_two_systems_with_one_log_are_one_run_too_many(home: Path) -> None:
+    shutil.copytree(home / "results" / good_tree.SYSTEM, home / "results" / "4xH100_copy")
+    system = home / "systems" / f"{good_tree.SYSTEM}.json"
+    shutil.copy(system, system.with_name("4xH100_copy.json"))
+    assert {"LOG-TWICE error", "SCORES-TWICE note"} <= found_in(home)
+
+
+def test_both_variants_of_one_run_are_a_note_where_the_targets_are_reached(home: Path) -> None:
+    shutil.copytree(home / RESULT, home / f"{RESULT}.9")
+    assert "ONE-RUN-TWO-VARIANTS note" in found_in(home)
+    text = home / f"{RESULT}.9" / "Server" / "accuracy" / "accuracy.txt"
+    text.write_text(text.read_text().replace("44.5491", "44.1"))
+    assert "ONE-RUN-TWO-VARIANTS error" in found_in(home)
+
+
+def test_another_number_of_tokens_a_sample_is_found(home: Path) -> None:
+    set_log(home, home / RESULT / "Server/performance/run_1/mlperf_log_detail.txt",
+            {"result_completed_tokens_per_second": 1000.0})
+    assert "TOKENS-RANGE warning" in found_in(home)
+
+
+# --- the changes ------------------------------------------------------------------------------------------------------
+
+def set_log(_: Path, path: Path, values: dict[str, Any]) -> None:
+    lines = path.read_text().splitlines()
+    for key, value in values.items():
+        at = [number for number, line in enumerate(lines) if f'"key": "{key}"' in line]
+        assert at, key
+        for number in at:
+            entry = json.loads(lines[number].removeprefix(":::MLLOG "))
+            lines[number] = ":::MLLOG " + json.dumps({**entry, "value": value})
+    path.write_text("\n".join(lines) + "\n")
+
+
+def lose(_: Path, path: Path, key: str) -> None:
+    path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines() if f'"key": "{key}"' not in line))
+
+
+def set_json(_: Path, path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def drop(_: Path, path: Path, key: str) -> None:
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+
+
+def substitute(_: Path, path: Path, words: list[str]) -> None:
+    text = path.read_text()
+    assert words[0] in text
+    path.write_text(text.replace(words[0], words[1]))
+
+
+def remove(_: Path, path: Path, __: object) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def put(_: Path, folder: Path, file: list[str]) -> None:
+    path = folder / file[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(file[1])
+
+
+def map_model(home: Path, path: Path, name: str) -> None:
+    path.rename(path.with_name(name))
+    (home / "model_mapping.json").write_text(json.dumps({name: good_tree.MODEL}))
+
+
+def sparse(_: Path, folder: Path, size: int) -> None:
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(size)
+
+
+CHANGES = {
+    "log": set_log, "lose": lose, "json": set_json, "drop": drop, "sub": substitute, "remove": remove, "put": put,
+    "map": map_model, "sparse": sparse,
+    "copy": lambda home, path, source: shutil.copy(home / source.replace("O/", f"{RESULT}/Offline/"), path),
+    "cut": lambda _, path, size: os.truncate(path, size),
+    "text": lambda _, path, text: path.write_text(text),
+    "append": lambda _, path, text: path.write_text(path.read_text() + text),
+    "pad": lambda _, path, size: path.write_text(path.read_text() + " " * size),
+    "add": lambda home, folder, name: put(home, folder, [name, "{}"]),
+    "empty": lambda home, folder, name: put(home, folder, [name, ""]),
+    "mkdir": lambda _, folder, name: (folder / name).mkdir(),
+    "link": lambda _, folder, name: (folder / "a-link").symlink_to(name),
+    "move": lambda home, path, target: path.rename(home / target),
+}
+
+
+def unused() -> Iterator[str]:
+    yield from set(CHANGES) - {next(iter(one["do"])) for one in MUTATIONS}
+
+
+def test_every_kind_of_change_is_used() -> None:
+    assert list(unused()) == []

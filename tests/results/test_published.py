@@ -1,0 +1,34 @@
+"""What is found in the published v4.1 tree is what docs/checks-published.md says, code by code."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.inspection import check_tree
+
+PAGE = Path(__file__).parents[2] / "docs" / "checks-published.md"
+ROW = re.compile(r"^\| `([A-Z-]+)` \| (error|warning|note) \| (\d+) \|", re.MULTILINE)
+
+
+def findings(neural_magic: Path) -> tuple[Finding, ...]:
+    return check_tree(neural_magic.parents[1]).findings
+
+
+def test_the_page_has_every_code_with_its_count(neural_magic: Path) -> None:
+    stated = {(code, severity): int(count) for code, severity, count in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+    assert Counter((one.code, str(one.severity)) for one in findings(neural_magic)) == stated
+
+
+def test_each_error_names_file_field_value_and_what_was_expected(neural_magic: Path) -> None:
+    for one in findings(neural_magic):
+        if one.severity is Severity.ERROR:
+            assert (one.value and one.expected and one.remedy) or one.code == "PROGRAM-MISSING", one
+        assert (neural_magic.parents[1] / one.file).exists(), one.file
+
+
+def test_the_doubled_tokens_are_those_of_one_result(neural_magic: Path) -> None:
+    (one,) = [one for one in findings(neural_magic) if one.code == "TOKENS-DOUBLED"]
+    assert (one.value, "GPTQ" in one.file, "64 bits" in one.what) == ("586.9", True, True)
