@@ -15,7 +15,7 @@ __all__ = ["HEIGHT", "WIDTH", "Axis", "Canvas", "Picture", "Shape", "Table"]
 
 #: The box of a picture in units of its own; it is drawn as wide as there is room.
 WIDTH, HEIGHT = 440, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 44, 22, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 50, 22, 36
 
 #: From this ratio of the ends on, values above zero stand on a logarithmic axis.
 _LOG_FROM = 30

@@ -1,0 +1,92 @@
+"""The page in a real browser: no error, nothing wider than the screen, printed; and its colours, by WCAG's formula."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.report import summary
+from cm4vllm.report.summary import summary_html
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed (Debian: apt-get install chromium)")
+CSS = (Path(summary.__file__).parent / "templates" / "summary.css").read_text(encoding="utf-8")
+
+#: Reads the widths in a frame of the page, which itself runs no script.
+FRAME = """<!DOCTYPE html><title>-</title>
+<iframe src="page.html" style="width:{width}px;height:4000px;border:0"></iframe>
+<script>addEventListener("load", () => {{
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const wide = [...page.querySelectorAll("body *")].filter(
+    one => !one.closest(".wide, pre, svg, .notice") && one.getBoundingClientRect().right > root.clientWidth + 1);
+  document.title = JSON.stringify([root.scrollWidth, root.clientWidth, wide.map(one => one.outerHTML.slice(0, 90))]);
+}})</script>"""
+
+
+def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+         "--allow-file-access-from-files", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *argv],
+        capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def page(measured_runs: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    path.write_text(summary_html(measured_runs), encoding="utf-8")
+    return path
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_screen(page: Path, tmp_path: Path, width: int) -> None:
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(width=width))
+    done = chromium(tmp_path, "--window-size=1400,4200", "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title and title[1].startswith(f"[{width},{width},[]]"), title and title[1]
+    assert "CONSOLE" not in done.stderr
+
+
+@needs_chromium
+def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path) -> None:
+    done = chromium(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", page.as_uri())
+    assert "CONSOLE" not in done.stderr
+    pdf = (tmp_path / "page.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-") and 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 14
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    parts = [int(digits[at:at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def schemes() -> dict[str, dict[str, str]]:
+    blocks = re.findall(r":root \{(.*?)\}", CSS, re.S)
+    found = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in blocks]
+    return dict(zip(("light", "dark", "print"), found, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_colours_have_the_contrast_of_wcag_aa(scheme: str) -> None:
+    colours = schemes()[scheme]
+    for ground in ("paper", "panel"):
+        for text in ("ink", "soft", "good", "bad", "open"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (scheme, text, ground)
+    for mark in ("bar", "bar-2", "bar-3", "bad"):
+        assert contrast(colours[mark], colours["paper"]) >= 3, (scheme, mark)
+    assert contrast(colours["loud"], colours["loud-paper"]) >= 4.5
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
