@@ -117,9 +117,9 @@ class Canvas:
                    Axis.over(ys, HEIGHT - _BOTTOM, _TOP, zero=True))
 
     def axes(self, x_unit: str, y_unit: str) -> None:
-        """Draw both axes with round numbers and their units."""
+        """Draw both axes with round numbers and their units; that of y only where it has a unit."""
         bottom, left, right = self.y.begin, self.x.begin, self.x.end
-        for value in self.y.ticks(4):
+        for value in self.y.ticks(4) if y_unit else ():
             y = self.y.at(value)
             self._add("line", "grid", x1=left, x2=right, y1=y, y2=y)
             self._text(short(value), left - 5, y + 4, "tick end")

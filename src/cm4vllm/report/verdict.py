@@ -9,7 +9,7 @@ from cm4vllm.accuracy.records import Score
 from cm4vllm.hardware.description import not_stated
 from cm4vllm.report.model import Report
 from cm4vllm.report.system import label
-from cm4vllm.report.wording import counting_words, figure, headroom, judgement, ms, number, target
+from cm4vllm.report.wording import counting_words, figure, headroom, judgement, ms, number, percent, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
@@ -58,11 +58,12 @@ def sentence(report: Report) -> str:
         part = result.performance
         if part is None or part.metric is None:
             continue
-        rooms = [f"{one.name} p99 {headroom(one.headroom)} of its limit" if one.headroom > 0 else
-                 f"{one.name} p99 {headroom(one.headroom)}" for one in part.latencies if one.headroom is not None]
-        room = f" ({', '.join(rooms)})" if rooms else ""
+        rooms = [f"{percent(one.headroom)} of the {one.name} limit left" if one.headroom > 0 else
+                 f"the {one.name} limit exceeded by {percent(-one.headroom)}"
+                 for one in part.latencies if one.headroom is not None]
+        room = f" with {' and '.join(rooms)}" if rooms else ""
         parts.append(f"{figure(part.metric)} in the {result.scenario} scenario{room}")
-    came = " and ".join(parts) or "no figure yet"
+    came = ", and ".join(parts) or "no figure yet"
     served = report.server.named
     return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
 
