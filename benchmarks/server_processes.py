@@ -47,7 +47,7 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
             for scenario, rate in ((Scenario.OFFLINE, OFFLINE_QPS), (Scenario.SERVER, SERVER_QPS)):
                 wanted = terms(ROUND, BENCHMARK, scenario, Mode.PERFORMANCE)
                 conf = user_conf(wanted, ExecutionMode.TEST, target_qps=rate, test_query_count=None,
-                                 max_test_duration_s=10, dataset_samples=dataset.samples, whole_dataset=False)
+                                 max_test_duration_s=10, dataset_samples=dataset.samples)
                 made = run_settings(conf, model=model, dataset=dataset, server=record)
                 run(made, Path(folder) / scenario)
                 result = read_performance(Path(folder) / scenario)

@@ -42,10 +42,12 @@ def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settin
 def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_parts(tmp_path, make_settings):
     """It frees a part's queries when all of it was answered, and gives their keys to queries of the next one."""
     given = []
-    settings = make_settings("http://a", "Offline", "accuracy", test_query_count=4)
-    assert "performance_sample_count_override = 4" in settings.user_conf
+    settings = make_settings("http://a", "Offline", "accuracy")
+    whole = "performance_sample_count_override = 64"
+    assert whole in settings.user_conf
     with FakeVllm() as server:
-        settings = replace(settings, server=replace(settings.server, endpoint=server.endpoint))
+        settings = replace(settings, server=replace(settings.server, endpoint=server.endpoint),
+                           user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"))
         run(settings, tmp_path / "run", on_answers=lambda answers: given.extend(answers) or "")
     assert {index: list(tokens) for index, tokens in given} == SENT
     assert len(given) == len(SENT)

@@ -93,8 +93,8 @@ def test_impossible_values_are_refused(bad):
         user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.TEST, **{"target_qps": 5, **bad})
 
 
-def test_a_rehearsal_covers_the_whole_dataset_when_asked_to():
-    short = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST)
-    full = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST, whole_dataset=True)
-    assert (short.samples, full.samples) == (256, 13368)
-    assert full.rehearsal
+def test_a_rehearsal_covers_as_many_samples_as_it_is_asked_for():
+    for count, samples in ((None, 256), (600, 600), (10, 10), (20_000, 13_368)):
+        conf = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST, test_query_count=count)
+        assert conf.samples == conf.performance_sample_count == samples
+        assert conf.rehearsal

@@ -1,6 +1,7 @@
 """What bad input gets: a message with cause and remedy, an exit code of its own, no traceback, nothing left over."""
 
 import http.server
+import json
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from cm4vllm.common.errors import (
     ServerUnsuitable,
     UsageError,
 )
+from conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -70,27 +72,10 @@ def test_what_later_steps_would_refuse_is_refused_before_anything_is_installed(c
     assert "install,vllm" not in done.output and "get,ml-model" not in done.output
 
 
-PUBLISHED = [
-    # Two command lines of the v4.1 round: of a 2xRTX4090 and of a 4xH100 system.
-    [
-        "--tags=run-mlperf,inference,_full,_r4.1,_all-scenarios", "--model=llama2-70b-99", "--implementation=reference",
-        "--division=open", "--category=datacenter", "--device=cpu", "--quiet", "--api_server=http://localhost:8000",
-        "--adr.mlperf-implementation.tags=_repo.https://github.com/gateoverflow/inference_temp,_branch.vllm",
-        "--vllm_model_name=neuralmagic/Llama-2-7b-chat-hf-FP8", "--server_target_qps=9.2", "--test_query_count=600",
-        "--max_test_duration=500", "--execution_mode=valid", "--scenario=Server", "--num_workers=12",
-        "--offline_target_qps=10",
-    ],
-    [
-        "--tags=run-mlperf,inference,_full,_r4.1,_all-scenarios", "--model=llama2-70b-99", "--implementation=reference",
-        "--division=open", "--category=datacenter", "--device=cpu", "--quiet", "--api_server=http://localhost:8000",
-        "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm",
-        "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8", "--rerun", "--execution_mode=valid",
-        "--offline_target_qps=10", "--server_target_qps=5",
-    ],
-]
+PUBLISHED = json.loads((ROOT / "benchmarks" / "published_lines.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("words", PUBLISHED)
+@pytest.mark.parametrize("words", [line["words"] for line in PUBLISHED], ids=[line["name"] for line in PUBLISHED])
 def test_the_published_command_lines_are_planned_to_their_end(cm, words):
     done = cm("run", "script", *words, "--plan")
     assert done.code == 0, done.output

@@ -29,7 +29,6 @@ def common_inputs(job: Job) -> dict[str, str]:
         "CM_MLPERF_ROUND": job.round.name,
         "CM_MLPERF_MODEL": job.benchmark.name,
         "CM_MLPERF_RUN_STYLE": str(job.execution_mode),
-        "CM_MLPERF_SUBMISSION_GENERATION_STYLE": settings.style,
         "CM_MLPERF_SUBMISSION_DIVISION": str(job.division),
         "CM_MLPERF_SUBMISSION_SYSTEM_TYPE": settings.category,
         "CM_MLPERF_SUBMITTER": settings.submitter,

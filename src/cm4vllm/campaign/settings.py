@@ -44,7 +44,6 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     scenario: Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")] = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
-    style: Annotated[str, Key("CM_MLPERF_SUBMISSION_GENERATION_STYLE")] = "short"
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
     category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"

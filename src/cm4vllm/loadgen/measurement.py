@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
@@ -36,7 +36,6 @@ class RunInputs(Record, frozen=True, kw_only=True):
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
-    style: Annotated[Literal["short", "full"], Key("CM_MLPERF_SUBMISSION_GENERATION_STYLE")] = "short"
     target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
@@ -114,7 +113,7 @@ def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> Us
     return user_conf(
         wanted, ExecutionMode.parse(inputs.execution_mode), target_qps=inputs.target_qps,
         test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
-        dataset_samples=dataset.samples if dataset else None, whole_dataset=inputs.style == "full",
+        dataset_samples=dataset.samples if dataset else None,
     )
 
 

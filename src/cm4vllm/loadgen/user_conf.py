@@ -48,12 +48,12 @@ class UserConf:
 
 def user_conf(
     terms: Terms, execution: ExecutionMode, *, target_qps: float | None = None, test_query_count: int | None = None,
-    max_test_duration_s: float | None = None, dataset_samples: int | None = None, whole_dataset: bool = False,
+    max_test_duration_s: float | None = None, dataset_samples: int | None = None,
 ) -> UserConf:
     """Return the settings of a run.
 
     `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it. `test_query_count` and
-    `max_test_duration_s` bound a rehearsal alone; `whole_dataset` has it cover every sample, as a valid run does.
+    `max_test_duration_s` bound a rehearsal alone, which covers as many samples as queries, or REHEARSAL_SAMPLES.
     `dataset_samples` is the size of the dataset at hand.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
     """
@@ -72,12 +72,12 @@ def user_conf(
                         min_query_count=terms.user_conf.get("min_query_count"),
                         performance_sample_count=terms.user_conf.get("performance_sample_count_override"))
     at_hand = dataset_samples or terms.samples
-    samples = at_hand if whole_dataset else min(REHEARSAL_SAMPLES, at_hand)
+    samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or terms.paced:
         _require_qps(terms, target_qps)
     queries, duration_s = _rehearsal_size(target_qps, test_query_count, max_test_duration_s)
     return UserConf(terms, True, samples, target_qps, round(duration_s * 1000),
-                    min_query_count=queries, performance_sample_count=min(samples, test_query_count or samples))
+                    min_query_count=queries, performance_sample_count=samples)
 
 
 def _rehearsal_size(

@@ -1,0 +1,141 @@
+"""The command lines published with results of round v4.1, run to their end on the tiny model.
+
+    python benchmarks/published_lines.py [--line=NAME] [--valid --server_target_qps=25] [-- FLAG...]
+
+As their READMEs say, a vLLM is started by hand on port 8000, here with the tiny model under the published name. Then
+the line runs as published, but for --execution_mode=test (with --valid: but for --server_target_qps, because the rate
+of a GPU is none for a processor) and for the dataset, a stand-in of 24,576 samples in the published format. FLAG... is
+added to the line: --inference_src and --nltk_data where there is no network. Ends with 1 where the exit code of a
+command is another than 0.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cmind
+import numpy
+import pandas  # type: ignore[import-untyped]
+
+from cm4vllm.common.files import json_of
+from figures import arguments, figure, report
+
+LINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+ROUND, BENCHMARK = "v4.1", "llama2-70b-99"
+ENDPOINT = "http://localhost:8000"
+READY_S = 300
+#: The name of the published file, which holds a table of these columns.
+DATASET = "open_orca_gpt4_tokenized_llama.sampled_24576.pkl.gz"
+#: As few as let the Offline run of the tiny model last for the ten minutes of the rules on two cores.
+VALID_SEQUENCES, SEQUENCES = 8, 256
+
+
+def main() -> int:
+    """Run the lines and print how long each took, and its exit code."""
+    parser = arguments(__doc__ or "", rounds=1)
+    parser.add_argument("--line", choices=[line["name"] for line in LINES], help="this one alone")
+    parser.add_argument("--valid", action="store_true", help="by the rules, as published")
+    parser.add_argument("--server_target_qps", type=float, help="queries/s of the Server runs, with --valid")
+    parser.add_argument("--output_dir", type=Path, default=Path("mlperf-results/published-lines"))
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="added to the line, after --")
+    asked = parser.parse_args()
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = Path(folder) / DATASET
+        model = exported("get,ml-model,_tiny")["CM_ML_MODEL_PATH"]
+        write_published(Path(exported("get,dataset,_tiny", CM_MLPERF_ROUND=ROUND, CM_MLPERF_MODEL=BENCHMARK)
+                             ["CM_DATASET_PATH"]), dataset)
+        for line in LINES:
+            if asked.line in (None, line["name"]):
+                words = [*changed(line["words"], asked.valid, asked.server_target_qps), f"--dataset_path={dataset}",
+                         f"--output_dir={asked.output_dir.absolute() / line['name']}", *asked.flags]
+                with server(model, value_of("vllm_model_name", words), VALID_SEQUENCES if asked.valid else SEQUENCES):
+                    begin = time.monotonic()
+                    code = subprocess.run(["cm", "run", "script", *words], check=False).returncode
+                figures += [figure(f"{line['name']}: time", [(time.monotonic() - begin) / 60], "min"),
+                            figure(f"{line['name']}: exit code", [code], "", at_most=0)]
+    return report(figures, asked.json)
+
+
+def exported(tags: str, **env: str) -> dict[str, Any]:
+    """Run a recipe and return the environment that it exports."""
+    done = cmind.access({"action": "run", "automation": "script", "tags": tags, "env": env, "quiet": True,
+                         "out": "con"})
+    if done["return"]:
+        raise SystemExit(done["error"])
+    return dict(done["new_env"])
+
+
+def changed(words: Sequence[str], valid: bool, server_target_qps: float | None) -> list[str]:
+    """Return the published words with the one that a machine without GPUs needs otherwise."""
+    if not valid:
+        return [word.replace("--execution_mode=valid", "--execution_mode=test") for word in words]
+    rate = f"--server_target_qps={server_target_qps}"
+    return [rate if server_target_qps and word.startswith("--server_target_qps=") else word for word in words]
+
+
+def value_of(flag: str, words: Sequence[str]) -> str:
+    """Return the value of a flag."""
+    return next(word.partition("=")[2] for word in words if word.startswith(f"--{flag}="))
+
+
+def write_published(ours: Path, path: Path) -> None:
+    """Write rows of ours as the pickled table that MLCommons publishes: its columns, its text as Python objects."""
+    rows = json_of(ours.read_bytes())
+    texts = {"system_prompt": [""] * len(rows), "question": [row["input"] for row in rows],
+             "input": [row["input"] for row in rows], "output": [row["output"] for row in rows],
+             "origin": ["harbour-log"] * len(rows)}
+    table = pandas.DataFrame({
+        **{name: pandas.Series(column, dtype=object) for name, column in texts.items()},
+        "tok_input": [row["tok_input"] for row in rows],
+        "tok_input_length": numpy.array([len(row["tok_input"]) for row in rows]),
+    })
+    table.columns = pandas.Index(list(table.columns), dtype=object)
+    with gzip.open(path, "wb") as file:
+        pickle.dump(table, file, protocol=4)
+
+
+@contextmanager
+def server(model: str, name: str, sequences: int) -> Iterator[None]:
+    """Start a vLLM by hand, as the published READMEs do, and end it."""
+    python = exported("get,vllm")["CM_VLLM_PYTHON_BIN_WITH_PATH"]
+    words = [python, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
+             "--port", "8000", "--no-enable-prefix-caching", "--generation-config", "vllm", "--dtype", "float32",
+             "--enforce-eager", "--max-num-seqs", str(sequences), "--distributed-executor-backend", "uni"]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(
+        words, stdout=log, stderr=log, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}, start_new_session=True,
+    ) as process:
+        try:
+            wait_until_ready(process)
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{ENDPOINT}/v1/models", timeout=5).close()  # noqa: S310 - it is http
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    raise SystemExit("the server does not answer")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
