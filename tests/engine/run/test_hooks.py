@@ -23,6 +23,15 @@ def test_a_customize_that_cannot_be_loaded(home, code):
     assert f"{folder / 'customize.py'}:" in result["error"]
 
 
+def test_a_package_that_the_requirements_list_is_named_with_what_installs_it(home):
+    folder = home.script("one", customize="import Not_A_Module.inner\n")
+    (folder.parents[1] / "requirements.txt").write_text("other==1\nnot-a-module==2.0\n")
+    result = home.run("one")
+    assert result["return"] == 42
+    assert f"-m pip install -r {folder.parents[1] / 'requirements.txt'}" in result["error"]
+    assert f"{folder / 'customize.py'}:1" in result["error"]
+
+
 @pytest.mark.parametrize("value", ["None", "{}", "'done'", "{'return': 'no'}"])
 def test_a_result_that_is_none(home, value):
     home.script("one", customize=f"def postprocess(i): return {value}\n")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import CmError, NotWritable, RecipeError
+from cm4vllm.common.errors import CmError, InstallError, NotWritable, RecipeError
 from cm4vllm.common.files import working_folder
 from cm4vllm.engine.format.meta import ScriptMeta
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cm4vllm.engine.run.request import Request
 
 __all__ = ["Hooks", "reworded", "working_in"]
@@ -95,8 +99,25 @@ class Hooks:
             yield
         except (CmError, KeyboardInterrupt):
             raise
+        except ModuleNotFoundError as error:
+            if (requirements := self._requirements_with(error.name or "")) is None:
+                raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
+            raise InstallError(f"{self._name}: {what}, because this Python lacks packages that {requirements} lists",
+                               cause=self._where(error), remedy="a run installs them first, a plan installs nothing: "
+                               f"{sys.executable} -m pip install -r {requirements}") from error
         except BaseException as error:
             raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
+
+    def _requirements_with(self, module: str) -> Path | None:
+        """Return the requirements of the recipe's repository where they list the package of a module."""
+        from cm4vllm.engine.run.python_packages import requirements_of
+
+        requirements = requirements_of(os.path.dirname(self._path))
+        with suppress(OSError, ValueError):
+            listed = requirements.read_text(encoding="utf-8").lower().replace("-", "_")
+            if re.search(rf"^{re.escape(module.partition('.')[0].lower())}\b", listed, re.MULTILINE):
+                return requirements
+        return None
 
     def _where(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
