@@ -149,6 +149,11 @@ class Canvas:
         if drawn:
             self._add("polyline", kind, points=drawn)
 
+    def dots(self, points: Iterable[tuple[float, float]], kind: str) -> None:
+        """Draw a dot at each point."""
+        for px, py in points:
+            self._add("circle", kind, cx=self.x.at(px), cy=self.y.at(py), r=3.5)
+
     def mark(self, value: float, kind: str, words: str, *, row: int = 0) -> None:
         """Draw an upright line at a value of x, with words beside its upper end, in rows that do not overlap."""
         x = self.x.at(value)

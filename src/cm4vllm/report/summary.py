@@ -16,6 +16,7 @@ from cm4vllm.report.exports import summary_csv, summary_record
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
+from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.report.versions import versions
@@ -63,7 +64,8 @@ def render(report: Report, *, published: bool = False) -> str:
         versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
         charts=charts, traces=_traces(report), client_headroom=client_headroom, w=wording,
         max_findings=MAX_FINDINGS, record=summary_record(report, published=published), sentence=sentence(report),
-        drawn={m.scenario: pictures(m) for m in report.results}, metric_words=wording.metric_words,
+        drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
+        metric_words=wording.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(report.server, report.model.path),
