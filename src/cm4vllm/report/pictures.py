@@ -197,8 +197,8 @@ def slowest(part: Performance, rows: Rows) -> Picture:
     shapes, height = bar_rows(bars, float(latency.max()))
     head = ("sample", "issued at, s", "latency, ms", "TTFT, ms", "TPOT, ms", "prompt", "tokens", "open", "why")
     legend = (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else ()
-    return Picture(f"The {len(bars)} slowest samples", f"sample {table[0][0]} took longest: {bars[0][2]}; the median is "
-                   f"{ms(float(np.median(latency)))} ms", shapes, (Table(head, tuple(table)),), _beside(part), legend,
+    words = f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms"
+    return Picture(f"The {len(bars)} slowest samples", words, shapes, (Table(head, tuple(table)),), _beside(part), legend,
                    height=height)
 
 
