@@ -198,8 +198,8 @@ def slowest(part: Performance, rows: Rows) -> Picture:
     head = ("sample", "issued at, s", "latency, ms", "TTFT, ms", "TPOT, ms", "prompt", "tokens", "open", "why")
     legend = (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else ()
     words = f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms"
-    return Picture(f"The {len(bars)} slowest samples", words, shapes, (Table(head, tuple(table)),), _beside(part), legend,
-                   height=height)
+    return Picture(f"The {len(bars)} slowest samples", words, shapes, (Table(head, tuple(table)),), _beside(part),
+                   legend, height=height)
 
 
 def _why_slow(ttft: float, tokens: int, tpot: float, usual: dict[str, float], open_: int) -> tuple[str, str]:
