@@ -13,6 +13,8 @@ from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.inspection import check_tree
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.tree import build_tree, system_folder
 
@@ -307,3 +309,13 @@ def test_one_scenario_alone_makes_a_tree(campaign):
     build_tree(dataclasses.replace(asked, readmes={Scenario.OFFLINE: "# Offline\n"}))
     assert measurement(asked).is_dir()
     assert not measurement(asked, Scenario.SERVER).exists()
+
+
+#: What a short run, or a dataset of 200 samples, lacks; all else would be a fault of the tree itself.
+SHORT = {"RESULT-INVALID", "ACCURACY-SAMPLES", "PERFORMANCE-SAMPLES", "ACCURACY-HASH", "ACCURACY-LOG-SIZE",
+         "LOG-MIN-DURATION", "ACCURACY-TARGET", "MODEL-MAPPED", "MODEL-NOT-VERIFIABLE", "LOG-ERRORS"}
+
+
+def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(campaign):
+    found = [one for one in check_tree(build_tree(campaign())).findings if one.code not in SHORT]
+    assert [str(one) for one in found if one.severity is not Severity.NOTE] == []
