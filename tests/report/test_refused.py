@@ -16,7 +16,7 @@ from cm4vllm.report.model import load
 from cm4vllm.results.checks import CHECKS, Stage, findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.results.run_folders import chosen_folder, read_runs
+from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
 
 Change = Callable[..., None]
@@ -134,6 +134,7 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
     """Return for the code of each check how the rehearsal in `out` is made to break its rule."""
     server, offline = run_file(out, "Server", "performance"), run_file(out, "Offline", "performance")
     scores = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
+    system = out / SYSTEM_FILE
 
     def run(**fields: Any) -> Callable[[], None]:
         return lambda: change(server, RunRecord, **fields)
@@ -163,6 +164,8 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         "RUN-MISSING": server.unlink,
         "SCORES-MISSING": scores.unlink,
         "LOG-MISSING": (server.parent / SUMMARY_LOG).unlink,
+        "SYSTEM-DIFFERS": lambda: system.write_text(system.read_text().replace("vLLM 0", "vLLM 9")),
+        "MODEL-FOLDER": run(settings__model__name="another"),
     }
 
 

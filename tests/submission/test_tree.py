@@ -277,6 +277,16 @@ def test_a_description_of_another_server_is_refused(campaign, rewrite):
         build_tree(asked)
 
 
+def test_all_differences_of_the_description_are_listed_with_those_of_the_runs(campaign, rewrite):
+    asked = dataclasses.replace(campaign(), submitter="Other")
+    rewrite(asked.out / "system" / "system.json", lambda system: system.update(framework="vLLM 0.9.0"))
+    rewrite(runs(asked, "Server", "accuracy") / "run.json", lambda record: record.update(loadgen_version="5.0"))
+    with pytest.raises(SubmissionError, match="3 errors") as refused:
+        build_tree(asked)
+    for text in ("submitter 'Nobody'", "vLLM 0.9.0", "LoadGen version"):
+        assert text in refused.value.cause
+
+
 @pytest.mark.parametrize("change", [{"submitter": "Other"}, {"division": Division.CLOSED}])
 def test_another_submitter_or_division_than_described_is_refused(campaign, change):
     with pytest.raises(SubmissionError):

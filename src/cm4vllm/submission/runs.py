@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cm4vllm.accuracy.records import AccuracyRecord
@@ -32,14 +32,15 @@ class ScenarioRuns:
     accuracy_folder: Path
 
 
-def read_runs(folder: Path, scenarios: Iterable[Scenario]) -> list[ScenarioRuns]:
+def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, division: str) -> list[ScenarioRuns]:
     """Read the runs of `scenarios` below `folder` (OUT/runs/<system>/<model>), whole and checked.
 
-    Raises SubmissionError with all errors that the checks of results.checks find.
+    `submitter` and `division` are those of the submission that is to be made. Raises SubmissionError with all errors
+    that the checks of results.checks find.
     """
     out = folder.parents[2]
     wanted = tuple(scenarios)
-    submission = run_folders.read_runs(out, folder, wanted)
+    submission = replace(run_folders.read_runs(out, folder, wanted), submitter=submitter, division=division)
     refuse(findings(submission, submitted=True), out)
     return [
         ScenarioRuns(scenario, performance.run, accuracy.run, accuracy.record, performance.folder, accuracy.folder)

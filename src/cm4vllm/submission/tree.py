@@ -58,18 +58,12 @@ def build_tree(asked: TreeAsked) -> Path:
     if asked.division is not Division.OPEN:
         raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
                               cause="it needs compliance tests, which are not built yet")
-    system = _checked_system(asked)
+    system = _system(asked.out)
     name = system_folder(asked.out)
-    runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes)
+    runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter,
+                     division=asked.division)
     settings = runs[0].performance.settings
     layout = layout_named(settings.terms.layout)
-    if settings.model.name != asked.model:
-        raise SubmissionError(f"the runs of {asked.model} are those of {settings.model.name}",
-                              remedy="measure again: --rerun")
-    if settings.server.version not in system["framework"]:
-        raise SubmissionError(f"{SYSTEM_FILE} describes a system with {system['framework']}",
-                              cause=f"the runs were served by {settings.server.named}",
-                              remedy="measure again with --rerun, or correct `framework` in the system file")
     submission = asked.out / "submission"
     private = words_of(asked.out)
     facts = published_facts(asked.out)
@@ -117,23 +111,10 @@ def _system(out: Path) -> dict[str, str]:
     return {key: system[key] for key in KEYS}
 
 
-def _checked_system(asked: TreeAsked) -> dict[str, str]:
-    system = _system(asked.out)
-    for key, wanted in (("submitter", asked.submitter), ("division", str(asked.division))):
-        if system[key] != wanted:
-            raise SubmissionError(f"the system description has {key} {system[key]!r}",
-                                  cause=f"the submission's is {wanted!r}", remedy=_DESCRIBE)
-    return system
-
-
 def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:
-    """Return the description with the runs' notices in its remarks, and refuse that of a rehearsal for a result."""
-    remarks = {key: system[key] for key in ("hw_notes", "sw_notes")}
-    if REHEARSAL_NOTICE not in notices and any(REHEARSAL_NOTICE in text for text in remarks.values()):
-        raise SubmissionError(f"{SYSTEM_FILE} is that of a rehearsal, the runs are not",
-                              remedy=_DESCRIBE)
-    return system | {key: " ".join([*(notice for notice in notices if notice not in text), text]).strip()
-                     for key, text in remarks.items()}
+    """Return the description with the runs' notices in its remarks."""
+    return system | {key: " ".join([*(notice for notice in notices if notice not in system[key]), system[key]]).strip()
+                     for key in ("hw_notes", "sw_notes")}
 
 
 def _settings(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord], *, measurements_file: str,

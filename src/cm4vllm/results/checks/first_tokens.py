@@ -14,9 +14,9 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Figures, Submission
 
 __all__ = ["NARROW", "SPREAD"]
+
 #: (p95 - p50) / p50 of TTFT below this is narrower than any published server has it: of 326 runs of language models in
 #: rounds v4.1 and v5.1 the narrowest has 0.23.
-#: v4.1 and v5.1 the narrowest has 0.23.
 NARROW = 0.01
 #: From this on TPOT spreads, by the same measure.
 SPREAD = 0.02

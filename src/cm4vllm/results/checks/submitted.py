@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
@@ -55,3 +56,33 @@ def logs_present(submission: Submission) -> Iterator[Fault]:
         for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
             if name not in run.files or not (part.folder / name).is_file():
                 yield Fault(f"{record_file(part, name)} is missing", record_file(part, name))
+
+
+@check("SYSTEM-DIFFERS", "the system's description is of the runs' server and of the submission that is asked for",
+       source="docs/machine.md", remedy="describe the system again: --tags=get,sut,description", stage=Stage.SUBMITTED)
+def described(submission: Submission) -> Iterator[Fault]:
+    for system in submission.systems:
+        for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
+            if wanted and (said := system.description.get(key)) != wanted:
+                yield Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
+        for run in submission.runs[:1]:
+            server, framework = run.settings.server, str(system.description.get("framework", ""))
+            if server.version not in framework:
+                what = f"{system.file} describes a system with {framework}"
+                yield Fault(what, system.file, "framework", framework, f"{server.named}, which served the runs", remedy="measure again with --rerun, or correct "
+                            "`framework` in the system file")
+            marked = [key for key in ("hw_notes", "sw_notes")
+                      if REHEARSAL_NOTICE in str(system.description.get(key, ""))]
+            if marked and not run.settings.rehearsal:
+                yield Fault(f"{system.file} is that of a rehearsal, the runs are not", system.file, marked[0],
+                            REHEARSAL_NOTICE, "nothing of a rehearsal")
+
+
+@check("MODEL-FOLDER", "the runs below a model's folder are those of that model", source="docs/results.md",
+       remedy="measure again: --rerun", stage=Stage.SUBMITTED)
+def of_their_model(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        folder = part.folder.parents[1].name
+        if run.settings.model.name != folder:
+            yield Fault(f"the runs of {folder} are those of {run.settings.model.name}", record_file(part),
+                        "settings.model.name", run.settings.model.name, folder)
