@@ -69,8 +69,9 @@ def described(submission: Submission) -> Iterator[Fault]:
             server, framework = run.settings.server, str(system.description.get("framework", ""))
             if server.version not in framework:
                 what = f"{system.file} describes a system with {framework}"
-                yield Fault(what, system.file, "framework", framework, f"{server.named}, which served the runs", remedy="measure again with --rerun, or correct "
-                            "`framework` in the system file")
+                yield Fault(what, system.file, "framework", framework,
+                            f"{server.named}, which served the runs",
+                            remedy="measure again with --rerun, or correct `framework` in the system file")
             marked = [key for key in ("hw_notes", "sw_notes")
                       if REHEARSAL_NOTICE in str(system.description.get(key, ""))]
             if marked and not run.settings.rehearsal:
