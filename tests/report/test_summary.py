@@ -121,6 +121,16 @@ def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenar
             assert f"{latency.name} p99 {ms(latency.p99)} of {number(latency.limit or 0)} ms:" in first
 
 
+def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change: Change) -> None:
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__failed=3)
+    shown = Page(summary_html(out))
+    tiles = [str(a["class"]) for tag, a in shown.elements
+             if tag == "section" and str(a.get("class")).startswith("tile")]
+    assert tiles[1] == "tile bad"
+    first = shown.text.partition(" Results Model")[0]
+    assert "Server ✗ INVALID" in first and " requests failed" in first
+
+
 def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Path) -> None:
     for m in load(real_runs).results:
         assert m.performance and m.performance.metric

@@ -159,7 +159,7 @@ class Canvas:
         x = self.x.at(value)
         self._add("line", kind, x1=x, x2=x, y1=_TOP - 2, y2=self.y.begin)
         side = "end" if x > (self.x.begin + self.x.end) / 2 else ""
-        self._text(words, x - 4 if side else x + 4, _TOP + 9 + 13 * row, f"label {kind} {side}".strip())
+        self._text(words, x - 4 if side else x + 4, _TOP + 20 + 14 * row, f"label {kind} {side}".strip())
 
     def level(self, value: float, kind: str, words: str) -> None:
         """Draw a line across at a value of y, with words above its right end."""
