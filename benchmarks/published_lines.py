@@ -1,5 +1,6 @@
 """The command lines published with results of round v4.1, run to their end on the tiny model.
 
+    pip install -r benchmarks/requirements.txt
     python benchmarks/published_lines.py [--line=NAME] [--valid --server_target_qps=25] [-- FLAG...]
 
 As their READMEs say, a vLLM is started by hand on port 8000, here with the tiny model under the published name. Then

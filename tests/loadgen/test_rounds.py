@@ -1,10 +1,12 @@
 """A run with the LoadGen of each round: its own wheel, whose log carries the round's seeds and limits."""
 
+import re
+
 import pytest
 from fake_vllm import FakeVllm
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.loadgen.wheel import provide
@@ -36,3 +38,6 @@ def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(tmp_path, make_s
     assert result.scenario == found.loadgen_scenario
     assert result.target_qps == pytest.approx(50, rel=0.2)
     assert record.versions["mlcommons-loadgen"] in (found.loadgen.wheel, found.loadgen.first)
+    if found.at_once:  # 64 samples of 64
+        generated = re.findall(r'"generated_query_count", "value": (\d+)', (tmp_path / "run" / DETAIL_LOG).read_text())
+        assert generated == ["64" if found.loadgen.repeats_whole_datasets else "1"]

@@ -1,5 +1,6 @@
 """user.conf as LoadGen reads it."""
 
+import os
 import subprocess
 import sys
 
@@ -38,6 +39,19 @@ def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
         "600000", "13368", "430.5", "1.0", "13368", "True", "2000000000", "100000000", "2085463073848966840"]
     assert conf.samples == 13368
     assert not conf.rehearsal
+
+
+@pytest.mark.parametrize(("round_name", "rate", "pages", "doubled"), [
+    ("v4.1", 10, 2**20, True),  # 4 GiB: too little for the 19 GB of 24,576 times 24,576 samples
+    ("v4.1", 10, 2**24, False), ("v4.1", 50, 2**20, False), ("v5.0", 10, 2**20, False),
+])
+def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(monkeypatch, capsys, round_name, rate, pages,
+                                                                        doubled):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}.__getitem__)
+    found = terms(round_name, "llama2-70b-99", Scenario.OFFLINE, Mode.PERFORMANCE)
+    conf = user_conf(found, ExecutionMode.VALID, target_qps=rate)
+    assert ("llama2-70b.Offline.min_query_count = 24577" in conf.text) is doubled
+    assert ("49,152 are asked for" in capsys.readouterr().out) is doubled
 
 
 def test_a_valid_server_run_has_its_rate(tmp_path):

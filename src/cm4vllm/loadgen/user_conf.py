@@ -6,9 +6,11 @@ FromConfig); what user.conf sets replaces what mlperf.conf sets. Times are in ms
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.progress import say
 from cm4vllm.rules import ExecutionMode, Terms
 
 __all__ = ["UserConf", "user_conf"]
@@ -17,6 +19,11 @@ __all__ = ["UserConf", "user_conf"]
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
 REHEARSAL_SAMPLES = 256
+#: LoadGen asks for this many times the samples of the target rate and the least duration (test_settings_internal.cc).
+_SLACK = 1.1
+#: What LoadGen keeps of each sample that it generates (SampleMetadata, query_sample.h), and the share of the machine's
+#: memory that this may take.
+_SAMPLE_BYTES, _MEMORY_SHARE = 32, 0.5
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def user_conf(
             )
         _require_qps(terms, target_qps)
         return UserConf(terms, False, terms.samples, target_qps, terms.min_duration_ms,
-                        min_query_count=terms.user_conf.get("min_query_count"),
+                        min_query_count=_least_samples(terms, target_qps),
                         performance_sample_count=terms.user_conf.get("performance_sample_count_override"))
     at_hand = dataset_samples or terms.samples
     samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
@@ -78,6 +85,24 @@ def user_conf(
     queries, duration_s = _rehearsal_size(target_qps, test_query_count, max_test_duration_s)
     return UserConf(terms, True, samples, target_qps, round(duration_s * 1000),
                     min_query_count=queries, performance_sample_count=samples)
+
+
+def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
+    """Return what a valid run asks LoadGen for at least; None leaves it to mlperf.conf.
+
+    One sample more than the dataset where the round's LoadGen would otherwise fill the memory of this machine: it then
+    takes whole datasets, two of them.
+    """
+    least = terms.user_conf.get("min_query_count")
+    if target_qps is None or not terms.at_once or not terms.loadgen.repeats_whole_datasets:
+        return least
+    samples = max(least or terms.min_samples, int(_SLACK * target_qps * terms.min_duration_ms / 1000))
+    needed = samples * terms.samples * _SAMPLE_BYTES
+    if samples % terms.samples or needed <= _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        return least
+    say(f"note: {terms.scenario}: LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
+        f"exactly {samples:,} samples: {2 * samples:,} are asked for, which it generates once")
+    return samples + 1
 
 
 def _rehearsal_size(

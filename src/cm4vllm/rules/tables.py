@@ -60,11 +60,16 @@ class Seeds(Record, frozen=True, kw_only=True):
 
 
 class LoadGenWheel(Record, frozen=True, kw_only=True):
-    """Versions of mlcommons-loadgen: `wheel` is installed, any from `first` to `last` has the round's seeds."""
+    """Versions of mlcommons-loadgen: `wheel` is installed, any from `first` to `last` has the round's seeds.
+
+    With `repeats_whole_datasets` it generates an Offline performance run of exactly the samples of the dataset
+    once for each sample, in memory: their square.
+    """
 
     wheel: str
     first: str
     last: str
+    repeats_whole_datasets: bool = False
 
 
 class Checker(Record, frozen=True, kw_only=True):
