@@ -21,6 +21,7 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import round_terms
+from cm4vllm.submission.explanations import disagreements, explained
 from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
@@ -174,10 +175,12 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
     if not record.passed:
         errors = [f"{run.name}: {error}" for run in record.runs for error in run.errors if not run.passed]
         errors += [f"{run.name}: no result was counted" for run in record.runs if not run.passed and not run.errors]
-        raise _failed("the official checker refuses the submission", errors, where)
+        apart = disagreements({run.name: run.errors for run in record.runs})
+        raise _failed("the official checker refuses the submission", errors, "; ".join([*apart, where]))
     say(f"official checker: the submission passes ({where})")
 
 
 def _failed(what: str, findings: list[str], where: str) -> CmError:
-    shown = findings[:20] + ([f"and {len(findings) - 20} more"] if len(findings) > 20 else [])
+    shown = [explained(one) for one in findings[:20]]
+    shown += [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
     return CheckerFailed(what, cause="\n".join(shown), remedy=where)
