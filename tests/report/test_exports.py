@@ -38,6 +38,12 @@ def test_page_json_and_csv_are_written_and_agree(out: Path) -> None:
             assert float(row[f"{one.name.lower()}_p99_ms"]) == one.p99_ms
 
 
+def test_scores_and_targets_keep_their_digits(real_runs: Path) -> None:
+    row = rows(summary_csv(load(real_runs)))[0]
+    assert row["accuracy_target"].startswith("ROUGE1: 38.391408, ROUGE2: 15.748425, ")
+    assert "GEN_LEN: 7350879.6" in row["accuracy_target"]
+
+
 def test_each_figure_names_its_file_and_field(real_runs: Path) -> None:
     for result in summary_record(load(real_runs)).results:
         assert len(result.figures) > 5

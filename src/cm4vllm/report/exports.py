@@ -157,8 +157,8 @@ def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
         "reasons": "; ".join(result.reasons), "target_qps": result.target_qps,
         **{name: values.get(name) for name in ("samples_per_second", "tokens_per_second", "samples")},
         "duration_s": values.get("duration"),
-        "accuracy": ", ".join(f"{score.metric}: {score.value:g}" for score in result.accuracy),
-        "accuracy_target": ", ".join(f"{score.metric}: {score.at_least:g}" for score in result.accuracy
+        "accuracy": ", ".join(f"{score.metric}: {score.value:.12g}" for score in result.accuracy),
+        "accuracy_target": ", ".join(f"{score.metric}: {score.at_least:.12g}" for score in result.accuracy
                                      if score.at_least is not None),
         "accuracy_met": all(judged) if judged else None, "bound_by": result.why.cause if result.why else None,
     }
