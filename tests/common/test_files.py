@@ -1,5 +1,6 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_a_staging_folder_that_vanished_is_an_error_with_a_cause(tmp_path):
         staging.rmdir()
     assert "a.partial" in caught.value.cause
     assert not (tmp_path / "a").exists()
+
+
+def test_a_file_that_finds_its_staging_folder_gone_has_the_same_cause(tmp_path):
+    with pytest.raises(NotWritable) as caught, staged_folder(tmp_path / "a") as staging:
+        staging.rmdir()
+        (staging / "settings.json").read_text()
+    assert "a.partial was removed" in caught.value.cause
+
+
+def test_what_cannot_be_written_into_a_staging_folder_is_named(tmp_path):
+    with pytest.raises(DiskFull, match="no space left"), staged_folder(tmp_path / "a") as staging:
+        raise OSError(errno.ENOSPC, "No space left on device", str(staging / "log"))
+    with pytest.raises(FileNotFoundError), staged_folder(tmp_path / "a") as staging:
+        (staging / "missing").read_text()
 
 
 def test_a_target_whose_staging_folder_vanished_stays_as_it_was(tmp_path):

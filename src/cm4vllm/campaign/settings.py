@@ -12,6 +12,7 @@ from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
+from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
     Division,
@@ -112,6 +113,7 @@ class Job:
         require_runnable(round_, benchmark, scenarios, division)
         for flag in _POSITIVE:
             _positive(flag, getattr(settings, flag))
+        require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _quantisation(settings)
         return cls(

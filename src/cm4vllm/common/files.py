@@ -104,14 +104,19 @@ def staged_folder(target: Path) -> Iterator[Path]:
         staging.mkdir(parents=True)
     try:
         yield staging
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # whatever failed first is what is reported
             shutil.rmtree(failed, ignore_errors=True)
             staging.rename(failed)
+        if isinstance(error, OSError) and str(error.filename).startswith(f"{staging}{os.sep}"):
+            if isinstance(error, FileNotFoundError) and not failed.is_dir():
+                raise _vanished(target, staging) from error
+            if not isinstance(error, FileNotFoundError):
+                with translated_os_errors("fill", target):
+                    raise
         raise
     if not staging.is_dir():
-        raise NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was filled",
-                          remedy="run it again, and see that nothing cleans up there meanwhile")
+        raise _vanished(target, staging)
     with translated_os_errors("finish", target):
         old = target.with_name(f"{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -120,6 +125,11 @@ def staged_folder(target: Path) -> Iterator[Path]:
         staging.rename(target)
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(failed, ignore_errors=True)
+
+
+def _vanished(target: Path, staging: Path) -> NotWritable:
+    return NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was filled",
+                       remedy="run it again, and see that nothing cleans up there meanwhile")
 
 
 def sha256_of(path: Path) -> str:

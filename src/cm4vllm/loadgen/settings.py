@@ -10,7 +10,7 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["in_flight_of", "require_room", "run_settings"]
+__all__ = ["in_flight_of", "require_room", "require_workers", "run_settings"]
 
 #: Requests in flight Offline where the server's batch size is not known: enough to fill vLLM's usual 256 sequences
 #: twice, so that the next request is always at hand when a sequence ends.
@@ -48,9 +48,7 @@ def run_settings(
         raise UsageError(f"stream_interval={stream_interval} is not usable with this server",
                          cause="it gives text as it likes; only vLLM can be asked for a chunk every so many tokens",
                          remedy="leave it out")
-    if num_workers is not None and not 0 <= num_workers <= MOST_WORKERS:
-        raise UsageError(f"num_workers={num_workers} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
-                         remedy="leave it out: the client's self-check finds how many are needed")
+    require_workers(num_workers)
     if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
         raise UsageError(f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
                          cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
@@ -64,6 +62,13 @@ def run_settings(
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
+
+
+def require_workers(count: int | None) -> None:
+    """Refuse more client processes than a machine is asked to start; 0 and None have the self-check decide."""
+    if count is not None and not 0 <= count <= MOST_WORKERS:
+        raise UsageError(f"--num_workers={count} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
+                         remedy="leave it out: the client's self-check finds how many are needed")
 
 
 def _at_full_speed(server: ServerRecord) -> ServerRecord:
