@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cm4vllm.loadgen.connection import Connection
 from cm4vllm.loadgen.server import Server
 from cm4vllm.loadgen.text_wire import TextReader, whole_text
-from cm4vllm.loadgen.wire import AnswerError, FinishReason, StreamReader, most_bytes, refusal_words, whole_answer
-
-if TYPE_CHECKING:
-    from cm4vllm.loadgen.client import Client
+from cm4vllm.loadgen.texts import Texts
+from cm4vllm.loadgen.wire import (
+    AnswerError,
+    AnswerLimits,
+    FinishReason,
+    StreamReader,
+    most_bytes,
+    refusal_words,
+    whole_answer,
+)
 
 __all__ = ["InFlightRequest", "Request"]
 
@@ -26,6 +32,29 @@ PIECES_TO_COMPACT = 16
 Request = tuple[int, bytes | memoryview, int, int]
 
 
+class FirstTokenSink(Protocol):
+    """Receives the first token of a streamed answer."""
+
+    def first_token(self, key: int, token: int) -> None: ...
+
+
+class Sender(Protocol):
+    """What sends a request and receives its end: the client."""
+
+    @property
+    def limits(self) -> AnswerLimits: ...
+    @property
+    def texts(self) -> Texts | None: ...
+    @property
+    def streamed(self) -> bool: ...
+    @property
+    def sink(self) -> FirstTokenSink: ...
+    def release(self, connection: Connection, server: Server) -> None: ...
+    def retry(self, request: InFlightRequest) -> None: ...
+    def complete(self, request: InFlightRequest, tokens: array[int] | int, reason: FinishReason) -> None: ...
+    def fail(self, request: InFlightRequest, cause: str) -> None: ...
+
+
 class InFlightRequest:
     """One request with all its attempts. It ends exactly once, complete or failed, whatever a server sends.
 
@@ -36,7 +65,7 @@ class InFlightRequest:
     __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_at",
                  "first_token_seen", "json", "key", "prompt_tokens", "retries", "server")
 
-    def __init__(self, client: Client, request: Request, server: Server) -> None:
+    def __init__(self, client: Sender, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
@@ -157,7 +186,7 @@ class InFlightRequest:
             self._client.fail(self, cause)
 
 
-def _reader(client: Client) -> StreamReader | TextReader | None:
+def _reader(client: Sender) -> StreamReader | TextReader | None:
     if not client.streamed:
         return None
     return StreamReader() if client.texts is None else TextReader(client.texts.dialect)
