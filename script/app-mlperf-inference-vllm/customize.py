@@ -6,10 +6,12 @@ def preprocess(i):
 
     from cm4vllm.accuracy.live import live_scores
     from cm4vllm.common.settings import read_settings
+    from cm4vllm.compliance.audit import audit_config
     from cm4vllm.loadgen.measurement import RunInputs, measure
 
     env = i["env"]
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
-    _, path = measure(read_settings(RunInputs, env), watch)
+    inputs = read_settings(RunInputs, env)
+    _, path = measure(inputs, watch, audit_config=audit_config(inputs.compliance_test))
     env["CM_MLPERF_RUN_RECORD"] = str(path)
     return {"return": 0}

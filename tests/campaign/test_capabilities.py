@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.campaign.capabilities import require_runnable, runnable_benchmarks
+from cm4vllm.campaign.capabilities import compliance_tests, require_runnable, runnable_benchmarks
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import Division, benchmark_names, benchmark_terms, round_names, round_terms
 
@@ -64,3 +64,22 @@ def test_another_division_is_refused(division):
     benchmark = benchmark_terms("v6.1", "llama3.1-8b")
     with pytest.raises(UsageError, match=f"the {division} division is not supported"):
         require_runnable(round_terms("v6.1"), benchmark, benchmark.scenarios[:1], division)
+
+
+@pytest.mark.parametrize(("asked", "division", "tests"), [
+    ("", Division.OPEN, ()), ("TEST06", Division.OPEN, ("TEST06",)), ("test06,TEST06", Division.OPEN, ("TEST06",)),
+    ("", Division.CLOSED, ("TEST06",))])
+def test_the_compliance_tests_of_a_job(asked, division, tests):
+    assert compliance_tests(asked, benchmark_terms("v6.1", "llama3.1-8b"), division) == tests
+
+
+@pytest.mark.parametrize(("round_name", "name", "asked", "words"), [
+    ("v6.1", "llama3.1-8b", "TEST01", "has no such test"),
+    ("v6.1", "llama3.1-8b", "TEST09", "has no such test"),
+    ("v6.1", "llama3.1-8b-edge", "TEST06", "has no such test"),
+    ("v6.1", "gpt-oss-120b", "TEST07", "cannot be run yet"),
+])
+def test_a_compliance_test_that_cannot_be_run_is_refused(round_name, name, asked, words):
+    with pytest.raises(UsageError, match=words) as refused:
+        compliance_tests(asked, benchmark_terms(round_name, name), Division.OPEN)
+    assert refused.value.remedy

@@ -86,3 +86,18 @@ def test_durations_are_the_rules_or_those_of_before():
     found = {step.name: step.duration.words if step.duration else None for step in known}
     assert (found["server"], found["system"]) == ("21 s, as before", None)
     assert found["Server performance"] == "at least 600 s, by the rules"
+
+
+def test_a_compliance_test_is_run_and_verified_in_each_scenario():
+    steps = {step.name: step for step in schedule(Job.of(CampaignSettings(compliance="TEST06")))}
+    names = list(steps)
+    for scenario in ("Offline", "Server"):
+        run, verification = steps[f"{scenario} TEST06"], steps[f"{scenario} TEST06: verification"]
+        performance = steps[f"{scenario} performance"]
+        assert names.index(performance.name) < names.index(run.name) < names.index(verification.name)
+        assert names.index(verification.name) < names.index("submission")
+        assert run.inputs["CM_MLPERF_LOADGEN_COMPLIANCE_TEST"] == "TEST06"
+        assert run.inputs["CM_MLPERF_LOADGEN_TARGET_QPS"] == performance.inputs["CM_MLPERF_LOADGEN_TARGET_QPS"]
+        assert run.inputs["CM_MLPERF_OUTPUT_DIR"] == verification.inputs["CM_MLPERF_COMPLIANCE_RESULTS_DIR"]
+        assert verification.tags == "process,mlperf,compliance"
+    assert not [name for step in schedule(Job.of(CampaignSettings())) if "TEST06" in (name := step.name)]

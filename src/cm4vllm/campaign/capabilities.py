@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cm4vllm.accuracy.scoring import MISSING, SCORERS
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.rules import (
     BenchmarkTerms,
     Division,
@@ -17,7 +18,7 @@ from cm4vllm.rules import (
 )
 from cm4vllm.submission.layouts import LAYOUTS
 
-__all__ = ["require_round", "require_runnable", "runnable_benchmarks", "runnable_scenarios"]
+__all__ = ["compliance_tests", "require_round", "require_runnable", "runnable_benchmarks", "runnable_scenarios"]
 
 _SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
 
@@ -60,6 +61,26 @@ def require_runnable(
             cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
             remedy="leave --division out, or give --division=open",
         )
+
+
+def compliance_tests(asked: str, benchmark: BenchmarkTerms, division: Division) -> tuple[str, ...]:
+    """Return the compliance tests of a job: those that are asked for by name, else those that its division asks for.
+
+    Raises UsageError for a test that the benchmark does not have, and for one that cannot be run yet.
+    """
+    names = [name for name in asked.upper().split(",") if name] or (
+        list(benchmark.compliance) if division is not Division.OPEN else [])
+    for name in names:
+        if name not in benchmark.compliance:
+            tests = ", ".join(benchmark.compliance)
+            raise UsageError(
+                f"--compliance={name}: {benchmark.name} has no such test in round {benchmark.round}",
+                remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none")
+        if name not in VERIFIED_TESTS:
+            raise UsageError(f"the compliance test {name} cannot be run yet",
+                             cause="it needs a dataset of its own and the scorer of the benchmark's answers",
+                             remedy=f"--compliance takes {', '.join(VERIFIED_TESTS)}")
+    return tuple(dict.fromkeys(names))
 
 
 def _missing(benchmark: BenchmarkTerms) -> list[str]:

@@ -14,6 +14,7 @@ from cm4vllm.rules import Mode, Scenario
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
 
+TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 SCENARIO, MODE, FOLDER = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE", "CM_MLPERF_OUTPUT_DIR"
 TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
 #: The step that measures the server's rate where no accuracy run gives it.
@@ -114,6 +115,8 @@ def _runs(job: Job) -> Iterator[Step]:
             yield from _performance(job, scenario, target)
         if not at_once and Mode.ACCURACY in job.modes:
             yield from _accuracy(job, scenario, target)
+        for test in job.tests:
+            yield from _compliance(job, scenario, test, target)
 
 
 def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
@@ -149,6 +152,16 @@ def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | Measur
         again = {**inputs, TARGET: MeasuredTarget(step=name, share=OFFLINE_MARGIN)}
         yield from _measurement(f"{name} again", again, gives, duration=duration,
                                 condition=Condition(need=Need.TOO_SHORT, of=(name,)))
+
+
+def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+    """Give the run of a compliance test and its verification; a test that fails ends the job after the report."""
+    name, place = f"{scenario} {test}", f"runs/{_SYSTEM}/{scenario}/{test}"
+    folder, gives = f"{job.out}/{place}", shown(place)
+    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), TEST: test, FOLDER: folder, **target}
+    yield from _measurement(name, inputs, f"{gives}/run.json")
+    yield Step(name=f"{name}: verification", tags="process,mlperf,compliance", gives=f"{gives}/compliance.json",
+               inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
 
 
 def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: str, *,

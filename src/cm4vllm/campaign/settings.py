@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cm4vllm import NO_SUBMITTER
-from cm4vllm.campaign.capabilities import require_round, require_runnable
+from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
@@ -70,6 +70,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
     dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
+    compliance: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE")] = ""
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
     rerun: Annotated[bool, Key("CM_RERUN")] = False
 
@@ -85,6 +86,7 @@ class Job:
     modes: tuple[Mode, ...]
     execution_mode: ExecutionMode
     division: Division
+    tests: tuple[str, ...]
     sources: Sources
     out: Path
     notes: tuple[str, ...] = ()
@@ -124,6 +126,7 @@ class Job:
             modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),
             execution_mode=execution_mode,
             division=division,
+            tests=compliance_tests(settings.compliance, benchmark, division),
             sources=sources(
                 benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
                 served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,

@@ -18,6 +18,7 @@ from cm4vllm.rules import Mode
 
 __all__ = [
     "ACCURACY_LOG",
+    "AUDIT_CONFIG",
     "DETAIL_LOG",
     "SUMMARY_LOG",
     "AccuracyEntry",
@@ -32,6 +33,8 @@ __all__ = [
 
 SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
+#: The file beside the logs by which LoadGen overrides its settings for a compliance test.
+AUDIT_CONFIG = "audit.config"
 _AGAIN = "remove the run's folder and run it again"
 
 

@@ -28,6 +28,7 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.limits import require_files, require_ports
+from cm4vllm.loadgen.logs import AUDIT_CONFIG
 from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary, read_rows
@@ -112,7 +113,7 @@ def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, system:
     qsl = loadgen.ConstructQSL(len(library), len(library), library.load, library.unload)
     begin = time.monotonic()
     # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
-    loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / "audit.config"))
+    loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / AUDIT_CONFIG))
     duration = time.monotonic() - begin
     loadgen.DestroyQSL(qsl)
     loadgen.DestroySUT(sut)

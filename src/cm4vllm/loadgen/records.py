@@ -46,6 +46,8 @@ class RunSettings(Record, frozen=True, kw_only=True):
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
     the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
     tests leave the `self_check` out.
+    `compliance_test` names the compliance test whose run it is, and `audit_config` is the text of its audit.config;
+    both are empty in the runs of a result.
     """
 
     rehearsal: bool
@@ -63,6 +65,13 @@ class RunSettings(Record, frozen=True, kw_only=True):
     model: ModelRecord
     dataset: DatasetRecord
     server: ServerRecord
+    compliance_test: str = ""
+    audit_config: str = ""
+
+    @property
+    def title(self) -> str:
+        """The run in words: its scenario, and its mode or the compliance test whose run it is."""
+        return f"{self.scenario} {self.compliance_test or self.mode}"
 
     @property
     def round(self) -> str:
@@ -90,6 +99,11 @@ class RunSettings(Record, frozen=True, kw_only=True):
     def notice(self) -> str:
         """All notices in one line; empty for a result with the model's own weights."""
         return "; ".join(self.notices)
+
+    @property
+    def logs_answers(self) -> bool:
+        """Whether LoadGen logs answers themselves: in an accuracy run, and in that of a compliance test."""
+        return self.mode is Mode.ACCURACY or bool(self.audit_config)
 
     @property
     def expected_qps(self) -> float:

@@ -21,7 +21,7 @@ from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
+from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
@@ -62,9 +62,11 @@ def run(
     the errors of the process; what was written until then is kept as `<folder>.failed`, with failure.json.
     """
     require_room(settings, settings.dataset.max_input_tokens)
-    title = f"{settings.scenario} {settings.mode} run"
+    title = f"{settings.title} run"
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
+        if settings.audit_config:
+            write_text(staging / AUDIT_CONFIG, settings.audit_config)
         started_at = now()
         sites = sites_of(settings.server)
         client: ClientRecord | None = None
@@ -197,7 +199,8 @@ def _record(
 ) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
-    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF, SAMPLES_FILE]
+    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF, SAMPLES_FILE,
+            *([AUDIT_CONFIG] if settings.audit_config else [])]
     missing = [name for name in logs if not (folder / name).is_file()]
     client = ended.client
     if missing or client.completed != client.requests:
@@ -229,7 +232,7 @@ def _error(failed: Failed) -> CmError:
 
 def _died(settings: RunSettings, reason: str) -> ServerDied:
     log = _log_of(settings.server, reason)
-    return ServerDied(f"the server ended during the {settings.scenario} {settings.mode} run", cause=reason,
+    return ServerDied(f"the server ended during the {settings.title} run", cause=reason,
                       remedy="; ".join(part for part in (advice(reason), f"its whole log: {log}" if log else
                                                          "its log says why") if part))
 
@@ -237,7 +240,7 @@ def _died(settings: RunSettings, reason: str) -> ServerDied:
 def _stuck(settings: RunSettings, reason: str) -> ServerStuck:
     log = _log_of(settings.server, reason)
     return ServerStuck(
-        f"the server lives but no longer works: the {settings.scenario} {settings.mode} run is INVALID",
+        f"the server lives but no longer works: the {settings.title} run is INVALID",
         cause=f"{reason}\nthe last it wrote: {last_words(Path(log))}" if log else reason,
         remedy="start it anew and run again" + (f"; its whole log: {log}" if log else ""),
     )

@@ -31,11 +31,12 @@ def run_settings(
     conf: UserConf, *, model: ModelRecord, dataset: DatasetRecord,
     server: ServerRecord, user_conf_text: str = "", target_qps_source: str = "", max_in_flight: int | None = None,
     stream_interval: int | None = None, target_qps: float | None = None, num_workers: int | None = None,
-    self_check: bool = True,
+    self_check: bool = True, compliance_test: str = "", audit_config: str = "",
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
-    Answers come whole where LoadGen does not measure their first token.
+    Answers come whole where LoadGen does not measure their first token. `audit_config` is the text of the audit.config
+    of a `compliance_test`.
     Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short.
     """
     terms = conf.terms
@@ -59,6 +60,7 @@ def run_settings(
         stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
         target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
         model=model, dataset=dataset, server=server if terms.first_token else _at_full_speed(server),
+        compliance_test=compliance_test, audit_config=audit_config,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings

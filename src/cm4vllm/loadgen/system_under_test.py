@@ -147,7 +147,7 @@ class SystemUnderTest:
         settings, server = self._settings, self._settings.server
         log = f" (its log: {server.log})" if server.log else ""
         return RunFailed(
-            f"{failures.total()} of {self._issued} requests of the {settings.scenario} {settings.mode} run failed",
+            f"{failures.total()} of {self._issued} requests of the {settings.title} run failed",
             cause=causes,
             remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result",
         )

@@ -15,7 +15,6 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.loadgen.records import RunSettings, TextCounts
 from cm4vllm.loadgen.text_wire import TextAnswer
 from cm4vllm.loadgen.wire import AnswerError
-from cm4vllm.rules import Mode
 from cm4vllm.serving.records import Dialect, Prompts
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
     if dialect is None:
         return None
     return TextSettings(dialect=dialect, tokenizer=str(tokenizer_file(settings.model.path)),
-                        every=settings.mode is Mode.ACCURACY)
+                        every=settings.logs_answers)
 
 
 class Texts:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
@@ -20,7 +21,8 @@ from cm4vllm.results.findings import Finding
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.rules import Terms
 
-__all__ = ["Accuracy", "Figure", "Figures", "Latency", "Performance", "Result", "Source", "Submission", "System"]
+__all__ = ["Accuracy", "ComplianceTest", "Figure", "Figures", "Latency", "Performance", "Result", "Source",
+           "Submission", "System"]
 
 Q = TypeVar("Q", bound=Quantity)
 
@@ -229,13 +231,33 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class ComplianceTest:
+    """The run of one compliance test and the verdict on it, by our own records."""
+
+    folder: Path
+    run: RunRecord
+    record: ComplianceRecord
+
+    def belongs_to(self, run: RunRecord) -> bool:
+        """Whether it was made with the model, dataset, server and LoadGen of a performance run."""
+        return self._made_with(self.run) == self._made_with(run)
+
+    @staticmethod
+    def _made_with(run: RunRecord) -> tuple[object, ...]:
+        one = run.settings
+        return (one.terms, one.rehearsal, one.model.name, one.model.sha256, one.dataset.sha256, one.samples,
+                one.max_tokens, one.min_tokens, one.server.named, one.server.packages, run.loadgen_version)
+
+
+@dataclass(frozen=True)
 class Result:
     """One scenario of one model on one system: a performance run, an accuracy run, or both.
 
     `model` is the folder's name, `benchmark` that of the benchmark it is a result of, which model_mapping.json may name
     in the open division. `scenario` is spelled as the rules spell it. `compliance` names the tests there are.
     `measurements` is the file of that name, `user_conf` the text of user.conf, `readme` that of README.md; `files`
-    names the files of a tree that they were read from, under the same words.
+    names the files of a tree that they were read from, under the same words. `tests` are runs of compliance tests by
+    our own records, with the verdicts on them.
     """
 
     round: str
@@ -253,6 +275,7 @@ class Result:
     compliance: tuple[str, ...] = ()
     readme: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    tests: tuple[ComplianceTest, ...] = ()
 
     @property
     def mapped(self) -> bool:

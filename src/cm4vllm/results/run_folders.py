@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.records import Record, read_record
+from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.model import Result, Submission, System
+from cm4vllm.results.model import ComplianceTest, Result, Submission, System
 from cm4vllm.results.reading import Reader
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Mode, Scenario
@@ -74,6 +75,7 @@ def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: Campaign
     runs = {mode: _record(reader, place / RUN_FILE, RunRecord) for mode, place in places.items()}
     performed, answered = runs[Mode.PERFORMANCE], runs[Mode.ACCURACY]
     first = performed or answered
+    tests = tuple(_tests(reader, folder / scenario))
     return Result(
         round=first.settings.round if first else "", division=campaign.division if campaign else "",
         submitter=campaign.submitter if campaign else "", system=folder.parent.name, model=folder.name,
@@ -83,8 +85,18 @@ def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: Campaign
         accuracy=reader.accuracy(
             places[Mode.ACCURACY], answered.settings.terms, answered,
             _record(reader, places[Mode.ACCURACY] / ACCURACY_FILE, AccuracyRecord)) if answered else None,
-        user_conf=first.settings.user_conf if first else "",
+        user_conf=first.settings.user_conf if first else "", tests=tests,
+        compliance=tuple(test.record.test for test in tests),
     )
+
+
+def _tests(reader: Reader, folder: Path) -> Iterator[ComplianceTest]:
+    """Give the compliance tests whose runs were verified."""
+    for path in sorted(folder.glob(f"TEST*/{COMPLIANCE_FILE}")):
+        run = _record(reader, path.with_name(RUN_FILE), RunRecord)
+        record = _record(reader, path, ComplianceRecord)
+        if run and record:
+            yield ComplianceTest(path.parent, run, record)
 
 
 def _record(reader: Reader, path: Path, kind: type[R]) -> R | None:

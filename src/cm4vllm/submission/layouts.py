@@ -20,7 +20,7 @@ class TreeLayout:
 
     `program` is the folder of the program. `settings` holds a run's user.conf, README.md and the file `measurements`,
     in which {system} stands for the system's folder name. `mlperf_conf` says that LoadGen's own mlperf.conf lies there,
-    too. `calibration` is the page on quantisation.
+    too. `calibration` is the page on quantisation. `compliance` holds a folder for each compliance test.
     """
 
     name: str
@@ -29,11 +29,16 @@ class TreeLayout:
     measurements: str
     mlperf_conf: bool
     calibration: str = "documentation/calibration.md"
+    compliance: str = "results/{system}/{model}/{scenario}"
     results: str = "results/{system}/{model}/{scenario}"
 
     def results_of(self, home: Path, system: str, model: str, scenario: str) -> Path:
         """Return the folder of a scenario's logs."""
         return home / self.results.format(system=system, model=model, scenario=scenario)
+
+    def compliance_of(self, home: Path, system: str, model: str, scenario: str) -> Path:
+        """Return the folder of a scenario's compliance tests."""
+        return home / self.compliance.format(system=system, model=model, scenario=scenario)
 
     def settings_of(self, home: Path, system: str, model: str, scenario: str) -> Path:
         """Return the folder of a scenario's settings and README."""
@@ -45,7 +50,8 @@ LAYOUTS = {
     layout.name: layout
     for layout in (
         TreeLayout(name="v4.1", program="code", settings="measurements/{system}/{model}/{scenario}",
-                   measurements="{system}.json", mlperf_conf=True),
+                   measurements="{system}.json", mlperf_conf=True,
+                   compliance="compliance/{system}/{model}/{scenario}"),
         # submission_structure.md still names `code/` where both checkers look for `src/`.
         TreeLayout(name="v6.0", program="src", settings="results/{system}/{model}/{scenario}",
                    measurements="measurements.json", mlperf_conf=False),

@@ -13,6 +13,7 @@ from cm4vllm.common.files import json_of, staged_folder, write_json, write_text
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware.description import KEYS, folder_name
 from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.results.model import ComplianceTest
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.calibration import calibration_page
 from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
@@ -76,6 +77,8 @@ def build_tree(asked: TreeAsked) -> Path:
             _logs(layout.results_of(*place), run)
             _settings(layout.settings_of(*place), run, asked.readmes[run.scenario], private,
                       measurements_file=layout.measurements.format(system=name), mlperf_conf=layout.mlperf_conf)
+            for test in run.tests:
+                _compliance(layout.compliance_of(*place) / test.record.test, test)
             for file, content in facts.items():
                 write_text(layout.settings_of(*place) / file, scrubbed(content, private))
         calibration = calibration_page(settings.model, runs[0].performance.notice)
@@ -140,6 +143,20 @@ def _logs(folder: Path, run: ScenarioRuns) -> None:
             shutil.copyfile(source / name, target / name)
     scores = (run.accuracy_folder / "accuracy.txt").read_text(encoding="utf-8")
     write_text(accuracy / "accuracy.txt", _noticed(scores, run.performance.notice, "{}\n"))
+
+
+def _compliance(folder: Path, test: ComplianceTest) -> None:
+    """Copy what shows a compliance test: the verdict, the answers, and LoadGen's logs where the test's layout has them.
+
+    Layouts: compliance/TEST*/README.md and run_verification.py.
+    """
+    verdict = (test.folder / test.record.file).read_text(encoding="utf-8")
+    write_text(folder / test.record.file, _noticed(verdict, test.record.notice, "{}\n"))
+    copied = [("accuracy", (ACCURACY_LOG,)), *([("performance/run_1", LOGS)] if test.record.shows_logs else [])]
+    for place, names in copied:
+        (folder / place).mkdir(parents=True)
+        for name in names:
+            shutil.copyfile(test.folder / name, folder / place / name)
 
 
 def _noticed(text: str, notice: str, line: str) -> str:

@@ -1,0 +1,58 @@
+"""The answers that LoadGen logged in the run of a compliance test, with the first tokens that were reported to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.errors import RunFailed
+
+__all__ = ["LoggedAnswer", "read_answers"]
+
+_INT_BYTES = 4
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    qsl_idx: int
+    data: str
+    token_data: str = ""
+    token_count: int = 0
+
+
+@dataclass(frozen=True)
+class LoggedAnswer:
+    """One answer: its tokens, those reported when the first one came (none in Offline), and the number reported.
+
+    `sample` is the index in the dataset. `damaged` says that the data is no whole number of 32-bit tokens.
+    """
+
+    sample: int
+    tokens: tuple[int, ...]
+    first: tuple[int, ...]
+    reported: int
+    damaged: bool = False
+
+
+def read_answers(path: Path) -> list[LoggedAnswer]:
+    """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed where it is none."""
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=list[_Entry])
+        return [_answer(entry) for entry in entries]
+    except OSError as error:
+        raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RunFailed(f"{path} is not a whole accuracy log", cause=str(error),
+                        remedy="run the test again: --rerun") from error
+
+
+def _answer(entry: _Entry) -> LoggedAnswer:
+    data, first = bytes.fromhex(entry.data), bytes.fromhex(entry.token_data)
+    return LoggedAnswer(sample=entry.qsl_idx, tokens=_tokens(data), first=_tokens(first), reported=entry.token_count,
+                        damaged=bool(len(data) % _INT_BYTES or len(first) % _INT_BYTES))
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    whole = len(data) - len(data) % _INT_BYTES
+    return tuple(memoryview(data[:whole]).cast("i"))

@@ -1,0 +1,52 @@
+"""audit.config: the settings by which LoadGen makes the run of a compliance test, and whether it did.
+
+LoadGen reads the file after mlperf.conf and user.conf and overrides what they set (loadgen/loadgen.cc, StartTest). It
+ignores a key that its version does not know, and a file that is not found, without an error: what counts is what its
+detail log says of the run.
+"""
+
+from __future__ import annotations
+
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.loadgen.detail_log import DetailLog
+from cm4vllm.rules import Audit, audit
+
+__all__ = ["audit_config", "config_text", "require_applied"]
+
+#: The keys of audit.config that the detail log has under another name. In Offline LoadGen issues one query, and the
+#: least number of queries becomes that of its samples.
+_LOGGED = {"mode": "test_mode", "min_duration": "min_duration_ms", "min_query_count": "min_sample_count"}
+_MODES = {2: "PerformanceOnly"}
+_UNIQUE = "performance_issue_unique"
+_FLAGS = (_UNIQUE, "sample_concatenate_permutation")
+
+
+def audit_config(test: str) -> str:
+    """Return the text of the audit.config of a test, empty where no test is named. Raises UsageError."""
+    return config_text(audit(test)) if test else ""
+
+
+def config_text(test: Audit) -> str:
+    """Return the settings of a test in LoadGen's format; its thresholds, which LoadGen does not read, come last."""
+    lines = [f"# {test.name}: {test.title}"]
+    lines += [f"*.*.{key} = {value}" for key, value in test.audit.items()]
+    lines += [f"*.*.{test.name.lower()}_{_threshold(key)} = {value}" for key, value in test.thresholds.items()]
+    return "\n".join(lines) + "\n"
+
+
+def require_applied(log: DetailLog, test: Audit) -> None:
+    """Raise RunFailed unless LoadGen made the run with the settings of the test."""
+    for key, value in test.audit.items():
+        if key == "min_query_count" and test.audit.get(_UNIQUE):
+            continue  # each sample that is loaded is issued once, however many there are
+        wanted: object = _MODES[value] if key == "mode" else bool(value) if key in _FLAGS else value
+        found = log.values.get(f"effective_{_LOGGED.get(key, key)}")
+        if found != wanted:
+            raise RunFailed(f"{log.path} is not the log of a run of {test.name}",
+                            cause=f"LoadGen ran with {key} {found!r}, the test's audit.config has {wanted!r}",
+                            remedy="run the test again: --rerun")
+
+
+def _threshold(key: str) -> str:
+    """Return the name that the official verification reads a threshold by."""
+    return "accuracy_threshold" if key == "accuracy" else key

@@ -1,0 +1,76 @@
+"""TEST06: the tokens of an answer are those that were reported, and it does not end with repeated end tokens.
+
+The official verification (compliance/TEST06/run_verification.py) decides by three checks. These here refuse what it
+refuses, and also what it lets pass:
+
+- given an end token with -e it compares numbers with a text, so that its EOS check passes always;
+- it knows one end token, where a model may have several (llama3.1: 128001, 128008, 128009);
+- it leaves out the first token, so that an answer of two end tokens passes;
+- an answer without any reported first token passes its first token check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+
+from cm4vllm.compliance.answers import LoggedAnswer
+from cm4vllm.compliance.records import CheckResult
+
+__all__ = ["EOS", "FILE", "FIRST_TOKEN", "SAMPLE_LENGTH", "checks", "report"]
+
+#: The file that the official checker reads, and the names that begin its lines there.
+FILE = "verify_accuracy.txt"
+FIRST_TOKEN, EOS, SAMPLE_LENGTH = "First token check pass", "EOS check pass", "Sample length check pass"
+
+
+def checks(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool) -> tuple[CheckResult, ...]:
+    """Return the three checks of a log: `eos` are the end tokens, `first_token` says that first ones are reported."""
+    first = CheckResult(name=FIRST_TOKEN, passed=None, found="no first tokens are reported in this scenario")
+    if first_token:
+        first = _checked(FIRST_TOKEN, answers, _wrong_first_token, "begin with the token that was reported first")
+    ids = ", ".join(map(str, sorted(eos)))
+    return (
+        first,
+        _checked(EOS, answers, lambda answer: _wrong_end(answer, eos), f"end with one end token ({ids}) at most"),
+        _checked(SAMPLE_LENGTH, answers, _wrong_length, "have as many tokens as were reported"),
+    )
+
+
+def report(found: Sequence[CheckResult]) -> str:
+    """Return the text of verify_accuracy.txt, line by line as the official checkers look for it."""
+    lines = [f"{check.name}: {'Skipped' if check.passed is None else check.passed}" for check in found]
+    complete = all(check.passed is not False for check in found)
+    return "\n".join([*lines, f"TEST06 verification {'complete' if complete else 'failed'}"]) + "\n"
+
+
+def _checked(name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str],
+             right: str) -> CheckResult:
+    found = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
+    if not found:
+        return CheckResult(name=name, passed=True, found=f"all {len(answers)} answers {right}")
+    return CheckResult(name=name, passed=False,
+                       found=f"{len(found)} of {len(answers)} answers do not {right}; {found[0]}")
+
+
+def _wrong_first_token(answer: LoggedAnswer) -> str:
+    if not answer.first:
+        return "no first token was reported"
+    begin = answer.tokens[:len(answer.first)]
+    return "" if begin == answer.first else f"reported {list(answer.first)}, the answer begins with {list(begin)}"
+
+
+def _wrong_end(answer: LoggedAnswer, eos: Set[int]) -> str:
+    count = 0
+    while count < len(answer.tokens) and answer.tokens[-1 - count] in eos:
+        count += 1
+    return f"it ends with {count} end tokens" if count > 1 else ""
+
+
+def _wrong_length(answer: LoggedAnswer) -> str:
+    if answer.damaged:
+        return "its data is no whole number of 32-bit tokens"
+    count = len(answer.tokens)
+    if count == answer.reported:
+        return ""
+    wide = " (the tokens may have 64 bits)" if count == 2 * answer.reported else ""
+    return f"{answer.reported} tokens were reported, it has {count}{wide}"

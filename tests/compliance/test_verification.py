@@ -1,0 +1,116 @@
+"""Whole runs of compliance tests: the real LoadGen in its process with audit.config, and the verdicts on their logs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
+
+from fake_vllm import FakeVllm, prompt
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.compliance.audit import audit_config
+from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.compliance.verification import end_tokens, require_passed, verify_run
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.serving.records import ServerRecord
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory):
+    """Make the run of a test against the test peer, in a scenario, and return its folder."""
+    folder = tmp_path_factory.mktemp("compliance")
+    data = folder / "dataset.json"
+    data.write_text(json.dumps([{"input": "text", "tok_input": prompt(i), "output": "answer"} for i in range(SAMPLES)]))
+    dataset = DatasetRecord(name="short", path=str(data), source="made by the test", sha256=sha256_of(data),
+                            samples=SAMPLES, max_input_tokens=42)
+    made = {}
+
+    def make(test, scenario):
+        if (test, scenario) not in made:
+            conf = user_conf(terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode.PERFORMANCE), ExecutionMode.TEST,
+                             target_qps=200, dataset_samples=SAMPLES)
+            model = ModelRecord(name="tiny", path=str(folder), source="made by the test", sha256="", min_tokens=2)
+            with FakeVllm() as server:
+                settings = run_settings(
+                    conf, model=model, dataset=dataset, target_qps=200, self_check=False, compliance_test=test,
+                    audit_config=audit_config(test), server=ServerRecord(
+                        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0", owned=False))
+                run(settings, folder / scenario / test)
+            made[test, scenario] = folder / scenario / test
+        (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+        return made[test, scenario]
+
+    return make
+
+
+@pytest.mark.parametrize(("scenario", "first"), [("Offline", "Skipped"), ("Server", "True")])
+def test_a_right_server_passes_test06(make_run, scenario, first):
+    folder = make_run("TEST06", scenario)
+    record = verify_run(folder)
+    require_passed(record)
+    assert (record.passed, record.answers, record.scenario) == (True, 100, scenario)
+    assert read_record(folder / COMPLIANCE_FILE, ComplianceRecord) == record
+    assert (folder / "verify_accuracy.txt").read_text().splitlines() == [
+        f"First token check pass: {first}", "EOS check pass: True", "Sample length check pass: True",
+        "TEST06 verification complete"]
+    assert read_record(folder / RUN_FILE, RunRecord).files["audit.config"] == sha256_of(folder / "audit.config")
+
+
+def test_answers_that_end_with_repeated_end_tokens_fail(make_run):
+    folder = make_run("TEST06", "Server")
+    (folder.parents[1] / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(2000))}))
+    record = verify_run(folder)
+    assert "EOS check pass: False" in (folder / "verify_accuracy.txt").read_text()
+    with pytest.raises(InvalidResult, match="TEST06 failed in Server") as failed:
+        require_passed(record)
+    assert "end tokens" in failed.value.cause
+
+
+def test_test09_holds_the_lengths_of_all_answers_against_its_bounds(make_run):
+    folder = make_run("TEST09", "Offline")
+    record = verify_run(folder)
+    assert (record.answers, record.shows_logs, record.passed) == (SAMPLES, True, False)
+    assert [check.passed for check in record.checks] == [False, True, True]  # short, as the answers of 128 tokens are
+    assert "TEST FAIL" in (folder / "verify_output_len.txt").read_text()
+
+
+def test_a_run_that_did_not_apply_audit_config_is_no_run_of_the_test(make_run, tmp_path):
+    folder = make_run("TEST09", "Offline")
+    record = read_record(folder / RUN_FILE, RunRecord)
+    wrong = replace(record, settings=replace(record.settings, compliance_test="TEST06"))
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    write_record(tmp_path / RUN_FILE, wrong)
+    with pytest.raises(RunFailed, match="is not the log of a run of TEST06"):
+        verify_run(tmp_path)
+
+
+def test_a_log_that_was_changed_is_refused(make_run, tmp_path):
+    for file in make_run("TEST06", "Offline").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with (tmp_path / "mlperf_log_accuracy.json").open("a") as log:
+        log.write(" ")
+    with pytest.raises(RunFailed, match="is not the log that the run wrote"):
+        verify_run(tmp_path)
+
+
+def test_the_end_tokens_are_those_of_the_models_files(tmp_path):
+    with pytest.raises(ModelError, match="end tokens"):
+        end_tokens(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    assert end_tokens(tmp_path) == {2}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [128001, 128009]}')
+    assert end_tokens(tmp_path) == {128001, 128009}
