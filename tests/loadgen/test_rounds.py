@@ -6,11 +6,14 @@ import pytest
 from fake_vllm import FakeVllm
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
+from cm4vllm.compliance.answers import read_answers
+from cm4vllm.compliance.audit import audit_config, require_applied
+from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.logs import ACCURACY_LOG, read_performance
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.loadgen.wheel import provide
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, round_names, round_terms, terms
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, round_terms, terms
 
 CELLS = [(round_name, "llama2-70b-99.9", scenario) for round_name in round_names()
          for scenario in (Scenario.OFFLINE, Scenario.SERVER)]
@@ -41,3 +44,18 @@ def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(tmp_path, make_s
     if found.at_once:  # 64 samples of 64
         generated = re.findall(r'"generated_query_count", "value": (\d+)', (tmp_path / "run" / DETAIL_LOG).read_text())
         assert generated == ["64" if found.loadgen.repeats_whole_datasets else "1"]
+
+
+@pytest.mark.parametrize("round_name", round_names())
+@pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.SERVER])
+def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settings, wheels, round_name, scenario):
+    found = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
+    conf = user_conf(found, ExecutionMode.TEST, target_qps=200, test_query_count=64, dataset_samples=64)
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, scenario, "performance", compliance_test="TEST06",
+                                 audit_config=audit_config("TEST06"))
+        run(replace(settings, terms=found, user_conf=conf.text), tmp_path / "run", pythonpath=wheels[round_name])
+    require_applied(read_detail_log(tmp_path / "run" / DETAIL_LOG), audit("TEST06"))
+    answers = read_answers(tmp_path / "run" / ACCURACY_LOG)
+    assert len(answers) == 100
+    assert all(bool(answer.first) == found.first_token and answer.tokens for answer in answers)

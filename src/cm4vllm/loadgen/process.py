@@ -39,7 +39,7 @@ from cm4vllm.loadgen.text_wire import text_completion_body
 from cm4vllm.loadgen.texts import prompt_texts
 from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
 from cm4vllm.loadgen.wire import Sampling, completion_body
-from cm4vllm.rules import LatencyLimits, Mode, Seeds
+from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
 from cm4vllm.serving.records import Prompts
 
 __all__ = ["main"]
@@ -139,6 +139,8 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     test.scenario = getattr(loadgen.TestScenario, terms.loadgen_scenario)
     modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
     test.mode = modes[settings.mode]
+    if settings.audit_config:
+        _set_audit(test, audit(settings.compliance_test))
     seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
     if seeds != terms.seeds:
         raise InstallError(f"the LoadGen in use is not that of round {terms.round}",
@@ -149,6 +151,15 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
                         cause="its mlperf.conf has others, or does not know the name",
                         remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
     return test
+
+
+def _set_audit(test: Any, wanted: Audit) -> None:
+    """Set what audit.config sets and LoadGen 4.1.30 to 5.0.4 reads from its own mlperf.conf alone."""
+    for key, value in wanted.audit.items():
+        if key.startswith("accuracy_log_"):
+            setattr(test, key, value)
+        elif key in ("performance_issue_unique", "sample_concatenate_permutation"):
+            setattr(test, key, bool(value))
 
 
 def _measures(test: Any, limits: LatencyLimits | None) -> bool:
