@@ -11,10 +11,11 @@ from cm4vllm.compliance.audit import audit_config, require_applied
 from cm4vllm.loadgen.detail_log import DetailLog
 from cm4vllm.rules import audit
 
-#: How LoadGen logs the settings of TEST06 (6.0.17, and the same in 5.0.0).
+#: How LoadGen logs the settings of TEST06 (6.0.17).
 LOGGED = {"effective_scenario": "Server", "effective_test_mode": "PerformanceOnly", "effective_min_sample_count": 100,
           "effective_accuracy_log_rng_seed": 720381539243781796, "effective_accuracy_log_sampling_target": 100,
-          "effective_min_duration_ms": 0, "effective_sample_concatenate_permutation": False}
+          "effective_accuracy_log_probability": 0, "effective_min_duration_ms": 0,
+          "effective_sample_concatenate_permutation": False}
 
 
 def settings_of(text):

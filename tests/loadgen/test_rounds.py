@@ -57,5 +57,5 @@ def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settin
         run(replace(settings, terms=found, user_conf=conf.text), tmp_path / "run", pythonpath=wheels[round_name])
     require_applied(read_detail_log(tmp_path / "run" / DETAIL_LOG), audit("TEST06"))
     answers = read_answers(tmp_path / "run" / ACCURACY_LOG)
-    assert len(answers) == 100
+    assert len(answers) >= 100  # LoadGen of v4.1 issues whole passes over the samples, and draws
     assert all(bool(answer.first) == found.first_token and answer.tokens for answer in answers)

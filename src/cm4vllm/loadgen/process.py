@@ -140,7 +140,7 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
     test.mode = modes[settings.mode]
     if settings.audit_config:
-        _set_audit(test, audit(settings.compliance_test))
+        _set_audit(test, audit(settings.compliance_test), settings)
     seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
     if seeds != terms.seeds:
         raise InstallError(f"the LoadGen in use is not that of round {terms.round}",
@@ -153,13 +153,21 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     return test
 
 
-def _set_audit(test: Any, wanted: Audit) -> None:
-    """Set what audit.config sets and LoadGen 4.1.30 to 5.0.4 reads from its own mlperf.conf alone."""
-    for key, value in wanted.audit.items():
-        if key.startswith("accuracy_log_"):
-            setattr(test, key, value)
-        elif key in ("performance_issue_unique", "sample_concatenate_permutation"):
-            setattr(test, key, bool(value))
+#: Times the answers of a compliance test that LoadGen is asked to log where it draws them: chance may give fewer.
+_DRAWN = 1.5
+
+
+def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
+    """Have LoadGen 4.1.30 to 5.0.4 log answers: of audit.config they take neither seed nor number of these.
+
+    They do not take `sample_concatenate_permutation` either, and issue whole passes over the loaded samples.
+    """
+    if hasattr(test, "accuracy_log_sampling_target"):
+        return
+    loaded = test.performance_sample_count_override or settings.samples
+    issued = -(-wanted.samples // loaded) * loaded
+    test.accuracy_log_rng_seed = wanted.audit["accuracy_log_rng_seed"]
+    test.accuracy_log_probability = min(1.0, _DRAWN * wanted.samples / issued)
 
 
 def _measures(test: Any, limits: LatencyLimits | None) -> bool:
