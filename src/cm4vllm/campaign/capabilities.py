@@ -58,7 +58,7 @@ def require_runnable(
     if division is not Division.OPEN:
         raise UsageError(
             f"the {division} division is not supported",
-            cause="it asks for the benchmark's own model and for compliance tests, which are not built yet",
+            cause="of what it asks for, only the compliance tests are built",
             remedy="leave --division out, or give --division=open",
         )
 

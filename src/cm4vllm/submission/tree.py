@@ -57,7 +57,7 @@ def build_tree(asked: TreeAsked) -> Path:
     """
     if asked.division is not Division.OPEN:
         raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
-                              cause="it needs compliance tests, which are not built yet")
+                              cause="what it forbids is not checked beforehand yet")
     system = _system(asked.out)
     name = system_folder(asked.out)
     runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter,
