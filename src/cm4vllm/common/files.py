@@ -102,20 +102,22 @@ def staged_folder(target: Path) -> Iterator[Path]:
     with translated_os_errors("prepare", target):
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
+    made = _inode(staging)
     try:
         yield staging
     except BaseException as error:
+        vanished = _inode(staging) != made  # or was made again, by what writes its last words
         with contextlib.suppress(OSError):  # whatever failed first is what is reported
             shutil.rmtree(failed, ignore_errors=True)
             staging.rename(failed)
         if isinstance(error, OSError) and str(error.filename).startswith(f"{staging}{os.sep}"):
-            if isinstance(error, FileNotFoundError) and not failed.is_dir():
+            if isinstance(error, FileNotFoundError) and vanished:
                 raise _vanished(target, staging) from error
             if not isinstance(error, FileNotFoundError):
                 with translated_os_errors("fill", target):
                     raise
         raise
-    if not staging.is_dir():
+    if _inode(staging) != made:
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
         old = target.with_name(f"{target.name}.old")
@@ -125,6 +127,14 @@ def staged_folder(target: Path) -> Iterator[Path]:
         staging.rename(target)
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(failed, ignore_errors=True)
+
+
+def _inode(folder: Path) -> int:
+    """Return what tells a folder from another of its name; 0 where there is none."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _vanished(target: Path, staging: Path) -> NotWritable:
