@@ -109,7 +109,7 @@ def test_a_file_that_finds_its_staging_folder_gone_has_the_same_cause(tmp_path):
 def test_a_staging_folder_that_was_removed_and_made_again_has_the_same_cause(tmp_path):
     with pytest.raises(NotWritable) as caught, staged_folder(tmp_path / "a") as staging:
         (staging / "settings.json").touch()
-        os.rename(staging, tmp_path / "elsewhere")
+        staging.rename(tmp_path / "elsewhere")
         write_text(staging / "metrics", "the last words")
         (staging / "settings.json").unlink()
     assert "a.partial was removed" in caught.value.cause
