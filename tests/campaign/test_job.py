@@ -6,7 +6,9 @@ import pytest
 
 from cm4vllm.campaign import job as module
 from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
+from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, SearchRecord
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.campaign.targets import target_of
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
@@ -147,3 +149,27 @@ def test_what_came_of_each_step_is_recorded(tmp_path):
         ("checker source", Outcome.FAILED, "no network"), ("LoadGen", Outcome.DONE, ""),
         ("model", Outcome.FAILED, "stop here")]
     assert list(record.durations()) == ["LoadGen"]
+
+
+def searched() -> SearchRecord:
+    return SearchRecord(**{
+        "scenario": "Server", "benchmark": "llama3.1-8b", "rate": 100.0, "confirmed": True, "lowest_failing": 103.0,
+        "low": 100.0, "high": 103.0, "binding": "TTFT", "cause": "", "boundary": Boundary.CLIFF, "precision": 0.015,
+        "start": 90.0, "start_source": "the test's", "stopped": "", "cost_s": 60.0, "rehearsal": False, "probes": []})
+
+
+def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a_limit(tmp_path):
+    job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid"))
+    record = searched()
+    (job.out / "search" / "Server").mkdir(parents=True)
+    write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
+    execution = module._Execution(job, Recipes(), "")
+    targets = [execution._target(MeasuredTarget(step="Server search", found=True, lowered=times)) for times in range(3)]
+    assert [one.value for one in targets] == [100, 98.52, 95.63]
+    assert targets[0].source == f"Server search: {record.words}"
+    assert "lowered to 98.52" in targets[1].source
+
+
+def test_a_rate_is_searched_for_or_given(tmp_path):
+    with pytest.raises(UsageError, match="--find_target_qps cannot be given with --server_target_qps=3"):
+        Job.of(CampaignSettings(output_dir=str(tmp_path), find_target_qps=True, server_target_qps=3.0))

@@ -54,8 +54,12 @@ def test_a_schedule_is_plain_data():
 @pytest.mark.parametrize(("fields", "runs"), [
     ({}, ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
     ({"execution_mode": "valid"}, ["Offline accuracy", "Offline performance", "Offline performance again",
-                                   "Server performance", "Server accuracy"]),
+                                   "Server performance", "Server performance again", "Server performance again (2)",
+                                   "Server accuracy"]),
     ({"execution_mode": "valid", "offline_target_qps": 9.0},
+     ["Offline accuracy", "Offline performance", "Server performance", "Server performance again",
+      "Server performance again (2)", "Server accuracy"]),
+    ({"execution_mode": "valid", "offline_target_qps": 9.0, "server_target_qps": 3.0},
      ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
     ({"modes": "performance"}, ["Offline rate", "Offline performance", "Server performance"]),
     ({"modes": "performance", "scenario": "Server", "server_target_qps": 3.0}, ["Server performance"]),
@@ -101,3 +105,29 @@ def test_a_compliance_test_is_run_and_verified_in_each_scenario():
         assert run.inputs["CM_MLPERF_OUTPUT_DIR"] == verification.inputs["CM_MLPERF_COMPLIANCE_RESULTS_DIR"]
         assert verification.tags == "process,mlperf,compliance"
     assert not [name for step in schedule(Job.of(CampaignSettings())) if "TEST06" in (name := step.name)]
+
+
+@pytest.mark.parametrize(("fields", "searched"), [
+    ({}, False), ({"find_target_qps": True}, True), ({"execution_mode": "valid"}, True),
+    ({"execution_mode": "valid", "server_target_qps": 3.0}, False),
+    ({"execution_mode": "valid", "modes": "accuracy"}, False),
+    ({"find_target_qps": True, "scenario": "Offline"}, False),
+    ({"find_target_qps": True, "scenario": "Server", "modes": "performance"}, True),
+])
+def test_the_rate_is_searched_for_where_asked_and_in_a_valid_job_that_gives_none(fields, searched):
+    steps = {step.name: step for step in schedule(Job.of(CampaignSettings(**fields)))}
+    assert ("Server search" in steps) is searched
+    assert "Offline search" not in steps
+    if searched:
+        names = list(steps)
+        assert names.index("Server search") < names.index("Server performance: settings")
+        target = steps["Server performance"].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"]
+        assert (target.step, target.found) == ("Server search", True)
+        assert "the rate found by Server search" in target.words
+
+
+def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates():
+    steps = {step.name: step for step in schedule(Job.of(CampaignSettings(execution_mode="valid")))}
+    for times, name in ((1, "Server performance again"), (2, "Server performance again (2)")):
+        assert steps[name].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"].lowered == times
+        assert steps[name].condition.words == "Server performance missed a latency limit"

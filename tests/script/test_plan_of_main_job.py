@@ -95,11 +95,11 @@ class Taken:
         return next((given for words, given in EXPORTS.items() if tags.startswith(words)), {})
 
 
-def executed(monkeypatch, request, *, duration_s=700, fails=""):
+def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     """Run the job where each file that a LoadGen run leaves would be as given; return what was asked of the recipes."""
     result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
-                             samples_per_second=SamplesPerSecond(9), valid=True)
-    run = SimpleNamespace(model_name="cm4vllm-tiny", dialect=None,
+                             samples_per_second=SamplesPerSecond(9), valid=valid, target_qps=8.0, reasons=["TTFT"])
+    run = SimpleNamespace(model_name="cm4vllm-tiny", dialect=None, lowered=lambda times: 8.0 - times, words="8 pass",
                           settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"))
     for name, value in {
         "read_record": run, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
@@ -129,6 +129,8 @@ CASES = [
     ("_vllm", {"execution_mode": "valid"}, 100),
     ("_vllm", {"execution_mode": "valid", "offline_target_qps": "9"}, 100),
     ("_vllm", {"execution_mode": "valid", "rerun": "yes", "scenario": "Server"}, 700),
+    ("_vllm,_find-performance", {}, 700),
+    ("_vllm,_performance-only", {"find_target_qps": "yes", "scenario": "Server"}, 700),
     ("_vllm,_r6.1", {"run_checker": "no"}, 700),
     ("_vllm", {"api_server": "http://127.0.0.1:1"}, 700),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
@@ -170,7 +172,15 @@ def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
     done = executed(monkeypatch, asked(tmp_path, "_vllm", {"execution_mode": "valid"}, files), duration_s=100)
     runs = [(env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"]) for tags, env in done
             if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
-    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
+    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "8.0")]
+
+
+def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates(tmp_path, monkeypatch, files):
+    flags = {"execution_mode": "valid", "scenario": "Server"}
+    done = executed(monkeypatch, asked(tmp_path, "_vllm,_performance-only", flags, files), valid=False)
+    runs = [env["CM_MLPERF_LOADGEN_TARGET_QPS"] for tags, env in done
+            if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
+    assert runs == ["8.0", "7.0", "6.0"]
 
 
 def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files):
@@ -183,7 +193,8 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
     (run,) = [env for tags, env in done if tags.startswith("app,")]
     assert (run["CM_MLPERF_LOADGEN_TARGET_QPS"], run["CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"]) == ("7.0", "before")
     left_out = [node.name for node in planned(tmp_path, request) if node.only_if]
-    assert left_out == ["Offline rate: settings", "Offline rate"]
+    assert left_out == ["Offline rate: settings", "Offline rate", "Server search", *(
+        f"Server performance again{times}{part}" for times in ("", " (2)") for part in (": settings", ""))]
     again = asked(tmp_path, "_vllm,_performance-only", {**flags, "rerun": "yes"}, files)
     assert len([tags for tags, _ in executed(monkeypatch, again) if tags.startswith("app,")]) == 2
 

@@ -21,6 +21,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.preflight import LOCK_FILE, require_results_folder
 from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepRecord, StepsRecord
 from cm4vllm.campaign.schedule import FOLDER, TARGET_SOURCE, common_inputs, schedule
+from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, MeasuredTarget, Need, Step
 from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
@@ -149,7 +150,15 @@ class _Execution:
 
     def _target(self, wanted: MeasuredTarget) -> TargetQps:
         earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
+        if earlier is None and wanted.found:
+            return self._found_target(wanted)
         return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step)
+
+    def _found_target(self, wanted: MeasuredTarget) -> TargetQps:
+        found = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
+        rate = found.lowered(wanted.lowered)
+        below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
+        return TargetQps(rate, f"{wanted.step}: {found.words}{below}")
 
     def _folder(self, name: str) -> Path:
         """Return the folder of the LoadGen run that the step `name` makes."""
@@ -188,6 +197,15 @@ class _Execution:
             "faster than it was before. It is made again, sized by the rate just seen")
         return True
 
+    def missed_limits(self, name: str) -> bool:
+        """Say whether a performance run went on for long enough and is invalid, and if so report it."""
+        result = read_performance(self._folder(name))
+        if result.valid or result.duration < result.min_duration:
+            return False
+        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is made again at "
+            "the next lower rate that the search can tell from it")
+        return True
+
     def has_no_earlier_result(self, place: str) -> bool:
         return self._earlier_target(place) is None
 
@@ -195,6 +213,7 @@ class _Execution:
 _NEEDS: Mapping[Need, Callable[[_Execution, str], bool]] = {
     Need.ENDED_WELL: _Execution.has_ended_well,
     Need.TOO_SHORT: _Execution.was_too_short,
+    Need.MISSED_LIMITS: _Execution.missed_limits,
     Need.NO_EARLIER_RESULT: _Execution.has_no_earlier_result,
 }
 

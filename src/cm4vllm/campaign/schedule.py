@@ -19,6 +19,8 @@ SCENARIO, MODE, FOLDER = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE",
 TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
 #: The step that measures the server's rate where no accuracy run gives it.
 _RATE = "Offline rate"
+#: How often a full-length run that misses a limit at the rate found is made again at a lower one.
+BACK_OFFS = 2
 _NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
 _SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
 
@@ -110,9 +112,13 @@ def _runs(job: Job) -> Iterator[Step]:
         if not rate and (wanting := [one for one in job.scenarios if _given(job, one) is None]):
             yield from _rate(job, wanting)
             rate = _RATE
+        if searched := _is_searched(job, scenario):
+            yield from _search(job, scenario, rate)
         target = _target(job, scenario, rate)
         if Mode.PERFORMANCE in job.modes:
             yield from _performance(job, scenario, target)
+            if searched and not job.rehearsal:
+                yield from _backed_off(job, scenario, target)
         if not at_once and Mode.ACCURACY in job.modes:
             yield from _accuracy(job, scenario, target)
         for test in job.tests:
@@ -164,6 +170,44 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
                inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
 
 
+def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
+    """Give the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
+    condition = None
+    if _keeps_results(job):
+        condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
+    folder = f"search/{scenario}"
+    inputs: dict[str, str | MeasuredTarget] = {
+        SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder),
+        TARGET: MeasuredTarget(step=rate)}
+    yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
+               gives=f"{folder}/search.json", condition=condition,
+               notes=("short runs at rates of its own look for the highest rate that keeps the latency limits",))
+
+
+def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+    """Give the runs at lower rates that follow where one at the rate found misses a limit at full length."""
+    before = _name(scenario, Mode.PERFORMANCE)
+    gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
+    for times in range(1, BACK_OFFS + 1):
+        name = f"{_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
+        inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE),
+                  FOLDER: _folder(job, scenario, Mode.PERFORMANCE), **target,
+                  TARGET: MeasuredTarget(step=_search_name(scenario), found=True, lowered=times)}
+        yield from _measurement(name, inputs, gives, duration=_duration(job, scenario),
+                                condition=Condition(need=Need.MISSED_LIMITS, of=(before,)))
+
+
+def _is_searched(job: Job, scenario: Scenario) -> bool:
+    """Say whether the target of a scenario's runs is searched for: where that was asked, and no rate is given."""
+    terms = job.terms(scenario, Mode.PERFORMANCE)
+    return (job.settings.find_target_qps and terms.paced and terms.limits is not None and Mode.PERFORMANCE in job.modes
+            and _given(job, scenario) is None)
+
+
+def _search_name(scenario: Scenario) -> str:
+    return f"{scenario} search"
+
+
 def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: str, *,
                  duration: Duration | None = None, condition: Condition | None = None,
                  notes: tuple[str, ...] = ()) -> Iterator[Step]:
@@ -206,6 +250,8 @@ def _target(job: Job, scenario: Scenario, rate: str) -> dict[str, str | Measured
         return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_qps"}
     share = SERVER_SHARE if not _at_once(job, scenario) else REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
     kept = _place(scenario, Mode.PERFORMANCE) if _keeps_results(job) else ""
+    if _is_searched(job, scenario):
+        return {TARGET: MeasuredTarget(step=_search_name(scenario), found=True, kept_from=kept)}
     return {TARGET: MeasuredTarget(step=rate, share=share, kept_from=kept)}
 
 

@@ -59,6 +59,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
+    find_target_qps: Annotated[bool, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = False
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
@@ -118,6 +119,7 @@ class Job:
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _quantisation(settings)
+        _one_rate(settings)
         return cls(
             settings=settings,
             round=round_,
@@ -172,6 +174,12 @@ def _quantisation(settings: CampaignSettings) -> None:
     if names and settings.api_server:
         raise UsageError("--quantize cannot be given with --api_server", cause="the server there has its model already",
                          remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve what comes of it")
+
+
+def _one_rate(settings: CampaignSettings) -> None:
+    if settings.find_target_qps and settings.server_target_qps is not None:
+        raise UsageError(f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
+                         cause="the rate is either searched for or given", remedy="leave one of them out")
 
 
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:

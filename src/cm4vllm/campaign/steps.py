@@ -22,6 +22,7 @@ class Need(StrEnum):
 
     ENDED_WELL = "ended well"
     TOO_SHORT = "ended too early to be valid"
+    MISSED_LIMITS = "missed a latency limit"
     NO_EARLIER_RESULT = "holds no valid result of an earlier run, whose target would be kept"
 
 
@@ -44,17 +45,23 @@ class Condition(Record, frozen=True, kw_only=True):
 class MeasuredTarget(Record, frozen=True, kw_only=True):
     """A target rate that only the run can give: `share` x the samples/s that `step` measured.
 
-    A valid result of an earlier run in the folder `kept_from`, below the results, gives its own instead, so that the
-    same command finds it again.
+    With `found`, `step` is a search and the target is the rate that it found; `lowered` says how many runs at it have
+    missed a limit. A valid result of an earlier run in the folder `kept_from`, below the results, gives its own
+    instead, so that the same command finds it again.
     """
 
     step: str
-    share: float
+    share: float = 1.0
     kept_from: str = ""
+    found: bool = False
+    lowered: int = 0
 
     @property
     def words(self) -> str:
         kept = f", or that of a valid result of an earlier run in {shown(self.kept_from)}" if self.kept_from else ""
+        if self.found:
+            below = f", lowered by {self.lowered} step{'s' if self.lowered > 1 else ''}" if self.lowered else ""
+            return f"the rate found by {self.step}{below}{kept}"
         return f"{self.share} x the samples/s of {self.step}{kept}"
 
 

@@ -23,7 +23,7 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, Terms, round_terms, ter
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["RunInputs", "measure", "write_user_conf"]
+__all__ = ["RunInputs", "given", "measure", "settings_of", "write_user_conf"]
 
 Watch = Callable[[RunSettings], OnAnswers]
 
@@ -72,8 +72,8 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     audit.config of the compliance test that the inputs name. Raises UsageError when something is not
     given, and what `watch` and the run raise.
     """
-    folder = Path(_given(inputs.output_dir, "output_dir")).absolute()
-    settings = _settings(inputs, audit_config)
+    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    settings = settings_of(inputs, audit_config)
     measured = None if inputs.rerun or settings.rehearsal else _measured(folder, settings)
     if measured is not None:
         say(f"{settings.title} run: already measured with these settings; --rerun=yes repeats it")
@@ -88,9 +88,10 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     return record, folder / RUN_FILE
 
 
-def _settings(inputs: RunInputs, audit_config: str) -> RunSettings:
+def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
+    """Return the settings of the run that the inputs describe. Raises UsageError when something is not given."""
     wanted = _terms(inputs)
-    dataset = read_record(Path(_given(inputs.dataset_record, "dataset_record")), DatasetRecord)
+    dataset = read_record(Path(given(inputs.dataset_record, "dataset_record")), DatasetRecord)
     text = ""
     if inputs.user_conf:
         try:
@@ -100,8 +101,8 @@ def _settings(inputs: RunInputs, audit_config: str) -> RunSettings:
             raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
         _conf(inputs, wanted, dataset),
-        model=read_record(Path(_given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
-        server=read_record(Path(_given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
+        model=read_record(Path(given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
+        server=read_record(Path(given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
         target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
         stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
         compliance_test=inputs.compliance_test, audit_config=audit_config,
@@ -120,7 +121,8 @@ def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> Us
     )
 
 
-def _given(value: str, field: str) -> str:
+def given(value: str, field: str) -> str:
+    """Return the value of an input; raise UsageError where there is none."""
     if not value:
         raise UsageError(f"{env_keys(RunInputs)[field]} is not given", remedy="run the recipe that exports it first")
     return value

@@ -1,9 +1,9 @@
-"""The process that runs LoadGen: `python -m cm4vllm.loadgen.process SETTINGS.json FOLDER [--answers]`.
+"""The process that runs LoadGen: `python -m cm4vllm.loadgen.process SETTINGS.json FOLDER [--answers] [--latencies]`.
 
 LoadGen issues queries on the main thread, which gives them to worker processes; a second thread reports what they
 answer. The logs go to FOLDER, progress and the outcome as lines of JSON (loadgen.messages) to standard output, with
---answers the tokens of each answer too. One process makes one run: LoadGen applies mlperf.conf only to the first
-FromConfig of a process.
+--answers the tokens of each answer too, with --latencies its times. One process makes one run: LoadGen applies
+mlperf.conf only to the first FromConfig of a process.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings_file, folder = Path(argv[1]), Path(argv[2])
     try:
-        _send(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:]))
+        _send(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:],
+                   show_latencies="--latencies" in argv[3:]))
     except CmError as error:
         _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
         return error.exit_code
     return 0
 
 
-def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
+def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
@@ -77,7 +78,8 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool) -> Message:
     if checked:
         _send(Note(text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
-    with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers) as system:
+    with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers,
+                       show_latencies=show_latencies) as system:
         duration = _test(loadgen, test, folder, library, system)
     system.times.write(folder)
     client = replace(system.record(), self_check=checked)

@@ -22,7 +22,7 @@ from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
-from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Message, Note, Progress
+from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
@@ -33,7 +33,7 @@ from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.site import sites_of
 
-__all__ = ["USER_CONF", "OnAnswers", "run"]
+__all__ = ["USER_CONF", "OnAnswers", "OnLatencies", "RunStopped", "run"]
 
 USER_CONF = "user.conf"
 CONSOLE_LOG = "console.log"
@@ -48,18 +48,27 @@ Alive = Callable[[], str | None]
 #: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer. What it
 #: returns is shown beside the progress.
 OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], str]
+#: Called with the latencies of a Server run as they come; returns whether the run is to be ended at once.
+OnLatencies = Callable[[Latencies], bool]
+
+
+class RunStopped(Exception):
+    """A run was ended because `on_latencies` said so; `metrics` are those of the server until then."""
+
+    metrics: ServerMetrics | None = None
 
 
 def run(
     settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None,
-    on_answers: OnAnswers | None = None,
+    on_answers: OnAnswers | None = None, on_latencies: OnLatencies | None = None,
 ) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
     dead, or returns None while it lives. `on_answers` is given the answers about once a second, each one once, before
-    `run` returns; it is for accuracy runs, whose time is not measured. Raises ServerDied, ServerStuck, RunFailed and
-    the errors of the process; what was written until then is kept as `<folder>.failed`, with failure.json.
+    `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server run: RunStopped
+    is raised then. Raises ServerDied, ServerStuck, RunFailed and the errors of the process. What was written until then
+    is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"
@@ -73,12 +82,15 @@ def run(
         give_way(settings.server)
         try:
             with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
-                attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers)
+                attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers, on_latencies)
                 outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
                 raise _error(outcome)
             record = _record(settings, staging, outcome, started_at, watch.summary())
+        except RunStopped as stopped:
+            stopped.metrics = watch.summary()
+            raise
         except CmError as error:
             write_record(staging / FAILURE_FILE, FailureRecord(
                 settings=settings, started_at=started_at, ended_at=now(), what=error.what, cause=error.cause,
@@ -99,6 +111,7 @@ class _Attended:
     watch: MetricsWatch
     shown: Step
     on_answers: OnAnswers | None
+    on_latencies: OnLatencies | None = None
 
     def fault(self) -> CmError | None:
         """Say what is wrong with the server, None while it lives and works."""
@@ -116,7 +129,7 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
     with console.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder),
-             *(["--answers"] if run.on_answers else [])],
+             *(["--answers"] if run.on_answers else []), *(["--latencies"] if run.on_latencies else [])],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
         )
         try:
@@ -186,6 +199,10 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
         return None
     if isinstance(message, Note):
         (warn if message.loud else say)(message.text)
+        return None
+    if isinstance(message, Latencies):
+        if run.on_latencies is not None and run.on_latencies(message):
+            raise RunStopped
         return None
     if isinstance(message, Answers):
         if run.on_answers is not None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
@@ -37,11 +38,13 @@ class SystemUnderTest:
     """
 
     def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, workers: int, *,
-                 send: Callable[[Message], None], show_answers: bool = False) -> None:
+                 send: Callable[[Message], None], show_answers: bool = False, show_latencies: bool = False) -> None:
         self._settings = settings
         self._library = library
         self._send = send
-        self.times = SampleTimes()
+        limits = settings.terms.limits
+        self._live = LiveLatencies(limits.ttft_ms if limits else None) if show_latencies else None
+        self.times = self._live or SampleTimes()
         self._indices: dict[int, int] | None = {} if show_answers else None
         self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices)
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
@@ -64,6 +67,8 @@ class SystemUnderTest:
         with self._ending:
             self._workers.close()
         self._send_answers()
+        if self._live is not None:
+            self._send(self._live.take())
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
             raise self._failure()
@@ -103,6 +108,8 @@ class SystemUnderTest:
     def _send_progress(self) -> None:
         while not self._over.wait(PROGRESS_INTERVAL_S):
             self._send_answers()
+            if self._live is not None:
+                self._send(self._live.take())
             reporter = self._reporter
             # How many queries a paced performance run will issue only LoadGen knows.
             known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY

@@ -90,6 +90,14 @@ def test_where_no_rate_passes_the_search_says_what_was_seen():
     assert "--server_target_qps" in caught.value.remedy
 
 
+def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
+    never = LatencyLimits(ttft_ms=0.01, tpot_ms=100, latency_ms=None, source="the test's")
+    prober = SimulatedProber(Queue(1, 2.0), never)
+    with pytest.raises(InvalidResult):
+        search(prober, 20, SearchPlan(full_s=10, shortest_s=3, longest_s=10, budget_s=60))
+    assert prober.clock_s < 100
+
+
 def test_a_search_whose_time_is_spent_says_so():
     found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, budget_s=60)
     assert not found.confirmed

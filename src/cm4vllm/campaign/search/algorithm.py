@@ -102,7 +102,7 @@ def search(prober: Prober, start: float, plan: SearchPlan,
 
     Raises InvalidResult where no rate passes, and what the prober raises.
     """
-    return _Search(prober, plan, seen).run(start)
+    return _Search(prober, plan, seen).run(_rounded(start))
 
 
 class _Search:
@@ -127,9 +127,9 @@ class _Search:
     def _bracket(self, start: float) -> None:
         rate, step = start, math.log(_FIRST_STEP)
         while self._passing is None or self._over is None:
-            if self._passing is None and rate < _LEAST_PART * start:
+            if self._passing is None and (rate < _LEAST_PART * start or self._spent >= self._plan.budget_s):
                 raise self._none_passes()
-            if self._passing is not None and self._spent >= self._plan.budget_s:
+            if self._spent >= self._plan.budget_s:
                 return
             self._try(rate, math.inf)
             rate = _rounded(rate * math.exp(step if self._over is None else -step))
@@ -178,7 +178,8 @@ class _Search:
 
     def _probe(self, rate: float, seconds: float, *, sure: bool = False) -> ProbeRecord:
         answer_s = max((one.answer_ms for one in self._probes), default=0.0) / 1000
-        seconds = max(seconds, _LEAST_QUERIES / rate, min(_ANSWERS_LONG * answer_s, self._plan.longest_s))
+        seconds = max(seconds, min(_LEAST_QUERIES / rate, self._plan.full_s),
+                      min(_ANSWERS_LONG * answer_s, self._plan.longest_s))
         warm_up = min(max(seconds / 6, _ANSWERS_WARM * answer_s), seconds / 3)
         probe = self._prober.probe(rate, ProbePlan(seconds=seconds + warm_up, warm_up_s=warm_up,
                                                    full_s=self._plan.full_s, sure=sure))
@@ -201,12 +202,12 @@ class _Search:
         above = [one for one in self._probes if one.rate > rate and one.verdict is not Verdict.PASSES]
         failed = [one for one in above if one.verdict is Verdict.FAILS]
         nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
-        tight = nearest or self._probes[-1]
-        binding = tight.binding
+        binding = nearest.binding if nearest else None
         stopped = "the bracket is narrow enough" if confirmed else "its time was spent"
         return Found(rate=rate, confirmed=confirmed, lowest_failing=min((one.rate for one in failed), default=None),
-                     low=rate, high=self._over, binding=binding.name if binding else "", cause=tight.server,
-                     boundary=_boundary(rate, above), stopped=stopped, probes=tuple(self._probes))
+                     low=rate, high=self._over, binding=binding.name if binding else "",
+                     cause=nearest.server if nearest else "", boundary=_boundary(rate, above), stopped=stopped,
+                     probes=tuple(self._probes))
 
     def _none_passes(self) -> InvalidResult:
         last = self._probes[-1]

@@ -82,7 +82,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
 
     `rate` is the highest one that passes, confirmed by a probe of the longest kind where `confirmed`. `lowest_failing`
     is None where no rate above it failed. The true limit is believed to lie from `low` to `high`. `stopped` says why
-    the search ended. `cost_s` is the time that all probes took.
+    the search ended. `precision` is the ratio, less one, of two rates that the search tells apart. `cost_s` is the time
+    that all probes took.
     """
 
     scenario: str
@@ -95,6 +96,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     binding: str
     cause: str
     boundary: Boundary
+    precision: float
     start: float
     start_source: str
     stopped: str
@@ -102,10 +104,17 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     rehearsal: bool
     probes: list[ProbeRecord]
 
+    def lowered(self, times: int) -> float:
+        """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
+
+        The first step is the least that the search can tell from the rate found.
+        """
+        return float(f"{self.rate / (1 + self.precision) ** (2**times - 1):.4g}")
+
     @property
     def words(self) -> str:
         """The result in one line."""
         above = f", {self.lowest_failing:g} does not" if self.lowest_failing else ""
         sure = "" if self.confirmed else ", not confirmed by a long probe"
-        return (f"{self.rate:g} queries/s pass{sure}{above}; {self.binding or 'no limit'} binds, the boundary is "
+        return (f"{self.rate:g} queries/s pass{sure}{above}; {self.binding or 'no known limit'} binds, the boundary is "
                 f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes")

@@ -1,0 +1,12 @@
+"""Searches for the highest rate that keeps a scenario's latency limits."""
+
+
+def preprocess(i):
+    from cm4vllm.campaign.search.probing import find_target_rate
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.loadgen.measurement import RunInputs
+
+    env = i["env"]
+    _, path = find_target_rate(read_settings(RunInputs, env))
+    env["CM_MLPERF_SEARCH_RECORD"] = str(path)
+    return {"return": 0}

@@ -1,0 +1,169 @@
+"""A search on a real server: each probe is a LoadGen Server run, which is ended as soon as its verdict is certain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from cm4vllm.campaign.search.algorithm import Found, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
+from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
+from cm4vllm.loadgen.messages import Latencies
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.runner import RunStopped, run
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf
+from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.metrics import ServerMetrics, look
+from cm4vllm.serving.server import death_reason
+from cm4vllm.serving.site import sites_of
+
+__all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "plan_of"]
+
+#: The record of a probe, in its folder.
+PROBE_FILE = "probe.json"
+#: A rehearsal looks for the rate that a rehearsal's run passes, as precisely as so short a run can tell.
+_REHEARSAL = SearchPlan(full_s=REHEARSAL_DURATION_S, shortest_s=3.0, longest_s=REHEARSAL_DURATION_S, budget_s=60.0,
+                        precision=0.05)
+#: Seconds that a server may take to give up the requests of a probe that was ended.
+_IDLE_S = 30.0
+#: From these figures of the server on its KV cache, or its queue, is named as what holds the rate down.
+_FULL_CACHE, _WAITING = 0.95, 1.0
+
+
+def plan_of(settings: RunSettings) -> SearchPlan:
+    """Return how much is spent on the search for a run's rate."""
+    return _REHEARSAL if settings.rehearsal else SearchPlan(full_s=settings.terms.min_duration_ms / 1000)
+
+
+def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
+    """Search for the highest rate of a scenario; `target_qps` of the inputs is the server's rate Offline.
+
+    Returns the record and its path. Raises UsageError where the scenario has no limits, InvalidResult where no rate
+    passes, and the errors of a run.
+    """
+    folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
+    settings = settings_of(inputs)
+    limits = settings.terms.limits
+    if limits is None or not settings.terms.paced:
+        raise UsageError(f"the {settings.scenario} scenario has no rate to search for",
+                         cause="LoadGen issues its samples at once, or no latency limit is set",
+                         remedy="search in a scenario that LoadGen paces, such as --scenario=Server")
+    (folder / SEARCH_FILE).unlink(missing_ok=True)
+    capacity = inputs.target_qps or 0.0
+    start = queueing_estimate(capacity, limits)
+    plan = plan_of(settings)
+    say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on, for about {plan.budget_s:.0f} s")
+    prober = LoadGenProber(settings, folder, pythonpath=inputs.pythonpath)
+    record = _record(search(prober, start, plan, _say), settings, plan,
+                     start=start, source=f"a queueing estimate from {inputs.target_qps_source}")
+    write_record(folder / SEARCH_FILE, record)
+    say(f"search for the {settings.scenario} rate: {record.words}")
+    return record, folder / SEARCH_FILE
+
+
+class LoadGenProber:
+    """Makes probes with the settings of a run, at other rates and lengths; each leaves a folder below `folder`."""
+
+    def __init__(self, settings: RunSettings, folder: Path, *, pythonpath: str = "",
+                 alive: Callable[[], str | None] | None = None) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._pythonpath = pythonpath
+        self._alive = alive or partial(death_reason, settings.server)
+        self._number = 0
+
+    def probe(self, rate: float, plan: ProbePlan) -> ProbeRecord:
+        """Make one probe. Raises ServerDied, ServerStuck, RunFailed and the other errors of a run."""
+        self._number += 1
+        folder = self._folder / f"probe-{self._number:02d}"
+        judge = Judge(_limits(self._settings), rate, plan)
+        settings = _at_rate(self._settings, rate, plan, self._number)
+        verdicts: list[Verdict] = []
+        begin = time.monotonic()
+
+        def take(news: Latencies) -> bool:
+            if not verdicts and (verdict := judge.take(news)) is not None:
+                verdicts.append(verdict)
+            return bool(verdicts)
+
+        metrics, stopped = self._run(settings, folder, take)
+        record = probe_record(self._number, rate, plan, judge, verdicts[0] if verdicts else None,
+                              took_s=time.monotonic() - begin, ended_early=stopped, folder=folder.name,
+                              server=_what_the_server_did(metrics))
+        write_record(folder / PROBE_FILE, record)
+        return record
+
+    def _run(self, settings: RunSettings, folder: Path,
+             take: Callable[[Latencies], bool]) -> tuple[ServerMetrics | None, bool]:
+        """Make the run, or a part of it; return what the server said of itself, and whether it was a part."""
+        try:
+            made = run(settings, folder, pythonpath=self._pythonpath, alive=self._alive, on_latencies=take)
+        except RunStopped as stopped:
+            folder.with_name(f"{folder.name}.failed").rename(folder)
+            self._wait_until_idle()
+            return stopped.metrics, True
+        return made.server_metrics, False
+
+    def _wait_until_idle(self) -> None:
+        """Wait until the servers have given up what a probe that was ended had asked for."""
+        deadline = time.monotonic() + _IDLE_S
+        for site in sites_of(self._settings.server):
+            while (now := look(site)) is not None and now.running + now.waiting and time.monotonic() < deadline:
+                time.sleep(0.2)
+
+
+def _limits(settings: RunSettings) -> LatencyLimits:
+    limits = settings.terms.limits
+    assert limits is not None  # noqa: S101 - checked before a search begins
+    return limits
+
+
+def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -> RunSettings:
+    """Return the settings of a probe: shorter than the rules ask, and so a rehearsal whatever the search is for."""
+    conf = UserConf(settings.terms, True, settings.samples, rate, round(1000 * plan.seconds), min_query_count=2,
+                    performance_sample_count=settings.samples)
+    return replace(settings, rehearsal=True, user_conf=conf.text, target_qps=rate,
+                   target_qps_source=f"probe {number} of a search")
+
+
+def _record(found: Found, settings: RunSettings, plan: SearchPlan, *, start: float, source: str) -> SearchRecord:
+    return SearchRecord(
+        scenario=str(settings.scenario), benchmark=settings.benchmark, rate=found.rate, confirmed=found.confirmed,
+        lowest_failing=found.lowest_failing, low=found.low, high=found.high, binding=found.binding, cause=found.cause,
+        boundary=found.boundary, precision=plan.precision, start=round(start, 4), start_source=source,
+        stopped=found.stopped, cost_s=round(sum(one.took_s for one in found.probes), 3), rehearsal=settings.rehearsal,
+        probes=list(found.probes))
+
+
+def _say(probe: ProbeRecord) -> None:
+    shares = ", ".join(f"{one.name} p99 {one.p99_ms or 0:,.1f} of {one.limit_ms:g} ms, {100 * one.within:.2f} % within "
+                       f"({100 * one.low:.2f} to {100 * one.high:.2f})" for one in probe.limits)
+    early = ", ended early" if probe.ended_early else ""
+    say(f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
+        f"{probe.queries:,} queries, {shares}")
+
+
+def _what_the_server_did(metrics: ServerMetrics | None) -> str:
+    """Return in words what held the server back, as far as its own metrics tell."""
+    if metrics is None:
+        return ""
+    found = []
+    if metrics.preemptions or metrics.kv_cache_usage_max > _FULL_CACHE:
+        found.append(f"KV cache: up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} "
+                     "preemptions")
+    if metrics.waiting_mean > _WAITING:
+        found.append(f"queueing: {metrics.waiting_mean:g} requests waited on average, up to {metrics.waiting_max}")
+    phases = {name: timing.mean_ms for name, timing in (
+        ("queue", metrics.queue), ("prefill", metrics.prefill), ("decode", metrics.decode)) if timing is not None}
+    if phases:
+        found.append("mean time in " + ", ".join(f"{name} {value:,.1f} ms" for name, value in phases.items()))
+    return "; ".join(found)

@@ -1,0 +1,135 @@
+"""Probes by real LoadGen runs against a test peer: ended as soon as the verdict is certain, and recorded."""
+
+import json
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm
+from msgspec.structs import replace
+
+from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
+from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.common.errors import ServerDied, UsageError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.early_stopping import percentile
+from cm4vllm.loadgen.live_latencies import LiveLatencies
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.loadgen.runner import run
+
+
+@pytest.fixture
+def server_settings(make_settings):
+    def make(server, **fields):
+        return replace(make_settings(server.endpoint, "Server", "performance"), max_tokens=8, **fields)
+
+    return make
+
+
+def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path, server_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.15)) as server:
+        prober = LoadGenProber(server_settings(server), tmp_path)
+        probe = prober.probe(60, ProbePlan(seconds=40, warm_up_s=1, full_s=60))
+    assert (probe.verdict, probe.ended_early) == (Verdict.FAILS, True)
+    assert probe.took_s < 20
+    assert probe.binding.name == "TPOT"
+    assert read_record(tmp_path / "probe-01" / PROBE_FILE, ProbeRecord) == probe
+    assert not (tmp_path / "probe-01" / RUN_FILE).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["probe-01"]
+    assert "target_qps = 60" in (tmp_path / "probe-01" / "user.conf").read_text()
+
+
+@pytest.mark.timing
+def test_a_probe_that_passes_is_a_rehearsal_run_that_loadgen_finds_valid(tmp_path, server_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
+        probe = LoadGenProber(server_settings(server), tmp_path).probe(
+            100, ProbePlan(seconds=6, warm_up_s=0.5, full_s=10, sure=True))
+    assert probe.verdict is Verdict.PASSES
+    assert probe.queries > 459
+    if not probe.ended_early:
+        assert read_performance(tmp_path / "probe-01").valid
+        assert json.loads((tmp_path / "probe-01" / RUN_FILE).read_text())["notice"].startswith("REHEARSAL")
+
+
+@pytest.mark.timing
+def test_the_latencies_that_are_judged_are_those_of_loadgen(tmp_path, server_settings):
+    seen = []
+    with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
+        run(server_settings(server), tmp_path / "run", on_latencies=lambda news: bool(seen.append(news)))
+    result, answers = read_performance(tmp_path / "run"), [one for news in seen for one in news.answers]
+    assert len(answers) == seen[-1].issued == result.samples
+    assert (seen[-1].overdue, seen[-1].oldest_open_s) == (0, None)
+    assert percentile([one.ttft_ms for one in answers]) == pytest.approx(result.ttft_p99, abs=5)
+    assert percentile([one.tpot_ms for one in answers if one.tpot_ms]) == pytest.approx(result.tpot_p99, abs=2)
+
+
+def test_a_server_that_has_ended_ends_the_search(tmp_path, server_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.15)) as server:
+        prober = LoadGenProber(server_settings(server), tmp_path, alive=lambda: "killed by a signal")
+        with pytest.raises(ServerDied):
+            prober.probe(20, ProbePlan(seconds=20, warm_up_s=1, full_s=60))
+
+
+def inputs(tmp_path, settings, **fields):
+    paths = {}
+    for name in ("model", "dataset", "server"):
+        paths[f"{name}_record"] = str(tmp_path / f"{name}.json")
+        write_record(tmp_path / f"{name}.json", getattr(settings, name))
+    return RunInputs(**{"scenario": "Server", "mode": "performance", "target_qps": 100.0, "num_workers": 1,
+                        "output_dir": str(tmp_path / "search"), **paths, **fields})
+
+
+def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
+    with FakeVllm() as server:
+        settings = server_settings(server)
+    with pytest.raises(UsageError, match="Offline scenario has no rate to search for"):
+        find_target_rate(inputs(tmp_path, settings, scenario="Offline"))
+
+
+@pytest.mark.timing
+def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server_settings, monkeypatch):
+    from cm4vllm.campaign.search import probing
+
+    tiny = replace_plan(probing)
+    monkeypatch.setattr(probing, "_REHEARSAL", tiny)
+    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
+        record, path = find_target_rate(inputs(tmp_path, server_settings(server)))
+    assert path == tmp_path / "search" / SEARCH_FILE
+    assert read_record(path, SearchRecord) == record
+    assert record.rate >= 98.85
+    assert record.probes[0].rate == 98.85
+    assert [f"probe-{probe.number:02d}" for probe in record.probes] == sorted(
+        one.name for one in path.parent.iterdir() if one.is_dir())
+    assert record.start < 100
+
+
+def replace_plan(probing):
+    from dataclasses import replace as changed
+
+    return changed(probing._REHEARSAL, budget_s=10.0, shortest_s=2.0, longest_s=2.0)
+
+
+# --- the times of open samples ---------------------------------------------------------------------------------------
+
+
+def test_events_that_come_before_their_issue_wait_for_it():
+    live = LiveLatencies(100.0)
+    live.first_tokens(3_000_000, [(7, 0, 1)])
+    live.completed(13_000_000, [(7, 0, 11, 0)])
+    assert live.take().answers == []
+    live.issued(1_000_000, [(7, 0, 5)])
+    (answer,) = live.take().answers
+    assert (answer.issued_s, answer.ttft_ms, answer.tpot_ms, answer.latency_ms) == (0, 2, 1, 12)
+
+
+def test_what_waits_for_longer_than_the_limit_is_overdue():
+    live = LiveLatencies(0.001)
+    live.issued(1, [(1, 0, 5), (2, 0, 5)])
+    live.first_tokens(1_000_000, [(2, 0, 1)])
+    news = live.take()
+    assert (news.issued, news.overdue, news.oldest_open_s) == (2, 1, 0)
+    live.completed(2_000_000, [(1, 0, 1, 0), (2, 0, 1, 0)])
+    news = live.take()
+    assert [one.tpot_ms for one in news.answers] == [None, None]
+    assert (news.overdue, news.oldest_open_s) == (0, None)
