@@ -159,7 +159,7 @@ def searched() -> SearchRecord:
 
 
 def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a_limit(tmp_path):
-    job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid"))
+    job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid", find_target_qps=True))
     record = searched()
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)

@@ -215,8 +215,8 @@ class _Search:
                          f"no {one.name} seen" for one in last.limits)
         return InvalidResult("no rate was found that keeps the latency limits",
                              cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
-                             remedy="give --server_target_qps to run at a rate all the same; a smaller model, more "
-                             "servers or another --preset may keep the limits")
+                             remedy="a smaller model or more servers may keep the limits\n"
+                             "or give --server_target_qps of run-mlperf,inference, to run at a rate all the same")
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:
