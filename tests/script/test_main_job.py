@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.common.errors import Interrupted, ServerDied
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
@@ -42,14 +42,14 @@ def test_a_rehearsal_from_assets_to_report(cm):
     runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in records}
     assert set(runs) == {(s, m) for s in ("Offline", "Server") for m in ("accuracy", "performance")}
     for run in runs.values():
-        assert run["notice"] == REHEARSAL_NOTICE
+        assert run["notice"] == f"{STAND_IN_NOTICE}; {REHEARSAL_NOTICE}"
         assert run["client"]["failed"] == 0
         assert run["client"]["completed"] == run["client"]["requests"] > 0
     scores = json.loads(next(out.glob("runs/*/*/Offline/accuracy/accuracy.json")).read_text())
     assert scores["values"]["rouge1"] > 80  # the tiny model answers its own kind of question, and is not a stub
     assert (out / "submission/open/Tester/model_mapping.json").exists()
     for page in [out / "summary.html", *out.glob("submission/open/Tester/results/*/*/*/README.md")]:
-        assert REHEARSAL_NOTICE in page.read_text()
+        assert f"{STAND_IN_NOTICE}; {REHEARSAL_NOTICE}" in page.read_text()
     assert re.search(r"Offline.*tokens/s", done.output)
     assert REHEARSAL_NOTICE in done.output
     assert "Traceback" not in done.output
