@@ -150,7 +150,8 @@ def hashed(depth: int) -> bytes:
     ("zeros.pkl.gz", gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
 ], ids=["laughs", "hashed", "zeros"])  # fmt: skip
 def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
-    monkeypatch.setattr(tables, "CPU_S", 2)
+    if name.startswith("hashed"):  # the others end by what they hold
+        monkeypatch.setattr(tables, "CPU_S", 2)
     (tmp_path / name).write_bytes(data)
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(DatasetError) as caught:

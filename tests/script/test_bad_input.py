@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,6 @@ from cm4vllm.common.errors import (
     ServerUnsuitable,
     UsageError,
 )
-from conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_what_later_steps_would_refuse_is_refused_before_anything_is_installed(c
     assert "install,vllm" not in done.output and "get,ml-model" not in done.output
 
 
+ROOT = Path(__file__).parents[2]
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published_lines.json").read_text(encoding="utf-8"))
 
 
