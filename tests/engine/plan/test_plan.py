@@ -40,7 +40,7 @@ def planned(home, tags, **given):
 
 
 def files(home):
-    """Return when each file was written, but for the store of metas, which any command writes when they have settled."""
+    """Return when each file was written, but for the store of metas: any command writes it when they have settled."""
     return {path: path.stat().st_mtime_ns for path in [*home.path.rglob("*"), *home.work.rglob("*")]
             if path.name != "cm4vllm-scripts.json"}
 
