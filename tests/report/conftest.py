@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
 
 from fake_vllm import prompt
-from peer import Peer
+from metrics_peer import Peer
 
 from cm4vllm import REHEARSAL_NOTICE, __version__
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score

@@ -34,8 +34,8 @@ def searched(out: Path) -> Path:
               probe(4, 32.0, None, 300.0)]
     write_record(out / "search" / "Server" / SEARCH_FILE, SearchRecord(
         scenario="Server", benchmark="llama3.1-8b", rate=8.0, confirmed=True, lowest_failing=16.0, low=8.0, high=16.0,
-        binding="TTFT", cause="", boundary=Boundary.SMOOTH, start=4.0, start_source="the test", stopped="near enough",
-        cost_s=48.0, rehearsal=True, probes=probes))
+        binding="TTFT", cause="", boundary=Boundary.SMOOTH, precision=0.03, start=4.0, start_source="the test",
+        stopped="near enough", cost_s=48.0, rehearsal=True, probes=probes))
     return out
 
 
