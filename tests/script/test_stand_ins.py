@@ -43,7 +43,7 @@ def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
 @pytest.mark.parametrize(("words", "error", "word"), [
     (["--tags=get,ml-model,_path./nowhere/model"], ModelError, "/nowhere/model"),
     (["--tags=get,ml-model,_hf.a/b/c"], UsageError, "a/b/c"),
-    (["--tags=get,ml-model", "--model=nobody"], UsageError, "nobody"),
+    (["--tags=get,ml-model", "--catalogue_name=nobody"], UsageError, "nobody"),
     (["--tags=get,dataset,_path./nowhere/data.json"], DatasetError, "/nowhere/data.json"),
     (["--tags=get,dataset,_mlcommons", "--model=llama9"], UsageError, "llama9"),
     (["--tags=get,nltk-data", "--nltk_data=/nowhere/data.zip"], SourceUnavailable, "/nowhere/data.zip"),
