@@ -172,11 +172,11 @@ def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
     done = executed(monkeypatch, asked(tmp_path, "_vllm", {"execution_mode": "valid"}, files), duration_s=100)
     runs = [(env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"]) for tags, env in done
             if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
-    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "8.0")]
+    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
 
 
 def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates(tmp_path, monkeypatch, files):
-    flags = {"execution_mode": "valid", "scenario": "Server"}
+    flags = {"execution_mode": "valid", "scenario": "Server", "find_target_qps": "yes"}
     done = executed(monkeypatch, asked(tmp_path, "_vllm,_performance-only", flags, files), valid=False)
     runs = [env["CM_MLPERF_LOADGEN_TARGET_QPS"] for tags, env in done
             if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
@@ -187,7 +187,7 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
     folder = tmp_path / "out/valid/runs/sut/model/Server/performance"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    flags = {"execution_mode": "valid", "scenario": "Server"}
+    flags = {"execution_mode": "valid", "scenario": "Server", "find_target_qps": "yes"}
     request = asked(tmp_path, "_vllm,_performance-only", flags, files)
     done = executed(monkeypatch, request)
     (run,) = [env for tags, env in done if tags.startswith("app,")]
