@@ -20,7 +20,7 @@ def run_in_bash(line: str, **env: str) -> list[str]:
 
 @pytest.mark.parametrize(("word", "published"), [
     ("--output_dir=/data/jdoe/results", "--output_dir=${OUTPUT_DIR:?}"),
-    ("--inference_src=/work/x/repo", "--inference_src=${INFERENCE_SRC:?}"),
+    ("--inference_src=/srv/x/repo", "--inference_src=${INFERENCE_SRC:?}"),
     ("--output_dir=~/results", "--output_dir=${OUTPUT_DIR:?}"),
     ("--env.CM_NLTK_DATA=/srv/nltk", "--env.CM_NLTK_DATA=${CM_NLTK_DATA:?}"),
     ("--path=/srv/x", "--path=${GIVEN_PATH:?}"),

@@ -265,7 +265,7 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, chan
         change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
     page = Page(summary_html(published))
     assert page.text.startswith("STAND-IN WEIGHTS")
-    assert "trained on the machine that ran this" in page.text and "REHEARSAL" not in page.text.upper()
+    assert "the tiny model that cm4vllm trains" in page.text and "REHEARSAL" not in page.text.upper()
     assert final_table(load(published)).startswith("*** STAND-IN WEIGHTS ***")
 
 

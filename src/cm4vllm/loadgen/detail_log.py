@@ -95,14 +95,8 @@ class DetailLog:
     def text_or_none(self, key: str) -> str | None:
         return self.text(key) if key in self.values else None
 
-    def flag_or_none(self, key: str) -> bool | None:
-        return self.flag(key) if key in self.values else None
-
     def count_or_none(self, key: str) -> int | None:
         return self.count(key) if key in self.values else None
-
-    def number_or_none(self, key: str) -> float | None:
-        return self.number(key) if key in self.values else None
 
     def is_defined(self, key: str) -> bool:
         """Whether the log has a value for `key`: where a figure cannot be computed, LoadGen writes NaN or Infinity."""

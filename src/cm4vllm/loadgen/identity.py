@@ -18,7 +18,7 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["at_present_places", "settings_sha256"]
 
-#: The flags of a server of ours that say where it listens.
+#: The flags of a server that the job starts, for its address.
 _ADDRESS = ("--port", "--host")
 #: A file that a server is given counts by its content up to this size; a larger one by its name.
 _MOST_BYTES = 2**26

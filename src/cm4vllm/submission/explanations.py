@@ -1,4 +1,4 @@
-"""What a message of the official checkers means: the code of ours that stands for the same rule, and what to do."""
+"""What a message of the official checkers means: the code of our check of the same rule, and what to do."""
 
 from __future__ import annotations
 
