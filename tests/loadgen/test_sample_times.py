@@ -38,24 +38,43 @@ def test_the_rows_are_the_prompts_and_answers_of_the_run(tmp_path, make_settings
     assert SAMPLES_FILE in record.files
 
 
+@pytest.mark.timing
 def test_its_percentiles_are_those_of_loadgen(tmp_path, make_settings):
     """The client's clock begins when LoadGen issues a query, LoadGen's when it was due; LoadGen ends later.
 
-    On a busy machine LoadGen issues some queries late: the upper percentiles may lie further apart, to that side alone.
+    So LoadGen's latencies are never shorter. By how much they are longer is up to the machine: where it stops LoadGen's
+    threads for tens of milliseconds, queries are issued late. Of three runs, the one that was disturbed least counts.
     """
-    with FakeVllm(Behaviour(token_delay_s=0.004)) as server:
-        run(make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=128),
-            tmp_path / "run")
-    log, rows = read_detail_log(tmp_path / "run" / DETAIL_LOG), read_sample_times(tmp_path / "run")
+    apart = []
+    for attempt in range(3):
+        with FakeVllm(Behaviour(token_delay_s=0.004)) as server:
+            run(make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=128),
+                tmp_path / f"run{attempt}")
+        apart.append(_differences(tmp_path / f"run{attempt}"))
+        assert all(least >= 0 for key, least in apart[-1].items() if "latency_ns" in key), apart
+        if _near(apart[-1]):
+            return
+    pytest.fail(f"LoadGen's percentiles less the client's, in ns, of three runs: {apart}")
+
+
+#: How far apart undisturbed runs may be, in ns, by percentile.
+_NEAR = {50: 2e6, 90: 10e6, 99: 50e6}
+
+
+def _near(differences):
+    return all(abs(difference) <= (0.5e6 if "time_per" in key else _NEAR[part])
+               for part in _NEAR for key, difference in differences.items() if f"_{part}.00" in key)
+
+
+def _differences(folder):
+    """Return LoadGen's percentiles less those of the client's record, in ns, by LoadGen's names."""
+    log, rows = read_detail_log(folder / DETAIL_LOG), read_sample_times(folder)
     assert len(rows) == log.count("result_query_count")
-    ttft, latency = rows["first_ns"] - rows["issued_ns"], rows["last_ns"] - rows["issued_ns"]
-    tpot = (rows["last_ns"] - rows["first_ns"]) / (rows["tokens"] - 1)
-    for part, near in ((50, 2e6), (90, 10e6), (99, 50e6)):
-        for values, key in ((ttft, "first_token_{}_latency_ns"), (latency, "{}_latency_ns")):
-            logged = log.number("result_" + key.format(f"{part}.00_percentile"))
-            assert 0 <= logged - percentile(values, part / 100) <= near, (key, part)
-        logged = log.number(f"result_time_per_output_token_{part}.00_percentile_ns")
-        assert percentile(tpot, part / 100) == pytest.approx(logged, abs=0.5e6)
+    recorded = {"first_token_{}_latency_ns": rows["first_ns"] - rows["issued_ns"],
+                "{}_latency_ns": rows["last_ns"] - rows["issued_ns"],
+                "time_per_output_token_{}_ns": (rows["last_ns"] - rows["first_ns"]) / (rows["tokens"] - 1)}
+    return {name: float(log.number(f"result_{name}") - percentile(values, part / 100))
+            for part in _NEAR for key, values in recorded.items() for name in [key.format(f"{part}.00_percentile")]}
 
 
 def test_keys_that_loadgen_uses_again_are_kept_apart(tmp_path):
