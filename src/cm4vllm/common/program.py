@@ -22,8 +22,9 @@ _PACKAGE = "cm4vllm"
 #: What of an installed package is the repository's own top level; the rest is src/cm4vllm.
 _TOP = ("cmr.yaml", "requirements.txt", "automation", "script")
 #: The parts of a checkout without git and without a list of files.
-_PARTS = ("cmr.yaml", "pyproject.toml", "Makefile", "README.md", "requirements.txt", "requirements-test.txt",
-          "automation", "script", "src", "docs", "tests", "benchmarks")
+_PARTS = ("cmr.yaml", "pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",
+          "CONTRIBUTING.md", "SECURITY.md", "requirements.txt", "requirements-test.txt", "automation", "script", "src",
+          "docs", "tests", "benchmarks")
 
 
 @dataclass(frozen=True)

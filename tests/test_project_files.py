@@ -1,0 +1,84 @@
+"""The files at the top of the repository say what is true: tests they name exist, commands they name are make's own."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import cm4vllm
+
+ROOT = Path(__file__).resolve().parents[1]
+HABITS = ["LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml",
+          ".github/workflows/checks.yml", ".github/ISSUE_TEMPLATE/bug_report.md",
+          ".github/ISSUE_TEMPLATE/feature_request.md", ".github/ISSUE_TEMPLATE/config.yml"]
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+#: A path of one machine, and hosts that packages come from: neither is the same for the next reader.
+PRIVATE = re.compile(r"(?<![\w.<}])/(?:work|home|root|Users|mnt)/|pypi\.|pythonhosted|/simple\b|index-url=http")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def missing_tests(page: str) -> list[str]:
+    """Return the tests that a page names and that are not defined."""
+    named = NAMED_TEST.findall(page)
+    assert named, "no test is named"
+    return [f"{path}::{test}" for path, test in named if test not in functions_of(ROOT / path)]
+
+
+def functions_of(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_a_project_file_names_no_path_of_a_machine_and_no_package_host(name):
+    assert PRIVATE.findall(read(name)) == []
+
+
+@pytest.mark.parametrize("text", ["see /home/me/x", "cd /work/y", "https://pypi.example/simple"])
+def test_the_pattern_of_private_places_finds_them(text):
+    assert PRIVATE.search(text)
+
+
+def test_every_test_that_the_security_page_names_exists():
+    assert missing_tests(read("SECURITY.md")) == []
+    assert missing_tests("`tests/test_project_files.py::test_of_nothing`") == [
+        "tests/test_project_files.py::test_of_nothing"]
+
+
+def test_every_threat_has_a_test():
+    rows = [line for line in read("SECURITY.md").splitlines() if line.startswith("|")][2:]
+    assert [row for row in rows if not NAMED_TEST.search(row)] == []
+
+
+def test_the_citation_and_the_package_agree():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    assert citation["version"] == project["version"] == cm4vllm.__version__
+    assert citation["license"] == project["license"] == "Apache-2.0"
+    assert f"## {project['version']}" in read("CHANGELOG.md")
+
+
+def test_the_licence_is_the_whole_apache_licence():
+    words = " ".join(read("LICENSE").split())
+    assert words.startswith("Apache License Version 2.0, January 2004")
+    assert "9. Accepting Warranty or Additional Liability" in words
+    assert words.endswith("limitations under the License.")
+
+
+def test_the_workflow_and_pre_commit_call_make_alone():
+    (job,) = yaml.safe_load(read(".github/workflows/checks.yml"))["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make check", "make test"]
+    (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert (repo["repo"], [hook["entry"] for hook in repo["hooks"]]) == ("local", ["make check", "make test"])
+    targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
+    assert targets is not None
+    assert {"check", "test"} <= set(targets[1].split())
