@@ -101,7 +101,7 @@ def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
 
 def main_job_steps() -> set[str]:
     """Return the tags of all steps that the main job may take."""
-    jobs = [Job.of(CampaignSettings(execution_mode="valid", quantize="_int8", model_source="_hf.owner/name")),
+    jobs = [Job.of(CampaignSettings(execution_mode="valid", quantize="int8", model_source="_hf.owner/name")),
             Job.of(CampaignSettings(api_server="http://127.0.0.1:1"))]
     return {step.tags for job in jobs for step in schedule(job)}
 

@@ -3,6 +3,14 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.assets.quantization import QuantizationSettings, require_scheme
+    from cm4vllm.common.settings import read_settings
+
+    require_scheme(read_settings(QuantizationSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
     from cm4vllm.assets.quantization import QuantizationSettings, quantize

@@ -9,12 +9,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cm4vllm.assets import quantization
 from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import read_record
 from conftest import CONFIG, safetensors
@@ -48,7 +50,9 @@ def test_the_tiny_calibration_set_shares_no_prompt_with_the_evaluation(calibrati
 
 
 @pytest.mark.parametrize(("more", "words"), [
-    ({"scheme": "fp9"}, "unknown quantisation"), ({"scheme": "none"}, "nothing is left"), ({"samples": 0}, "samples=0"),
+    ({"scheme": "fp9"}, "unknown quantisation scheme 'fp9'"),
+    ({"scheme": "weights-as-they-are"}, "alone quantises nothing"),
+    ({"samples": 0}, "samples=0"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_for_is_refused(base, tmp_path, more, words):
     with pytest.raises(UsageError, match=words):
@@ -86,11 +90,40 @@ echo '{{"layers": [], "ignored": [], "tools": {{}}}}'
     python.chmod(0o755)
     target.mkdir()
     with pytest.raises(ModelError, match="was not quantised well") as caught:
-        quantize(asked(base, calibration, scheme="none", kv_fp8=True, python=str(python)), target)
+        quantize(asked(base, calibration, scheme="weights-as-they-are", kv_fp8=True, python=str(python)), target)
     assert "has not set: 1, the first 0.self_attn.k_scale" in caught.value.cause
     assert not (target / MODEL_FILE).exists()
     safetensors(tmp_path / "spoilt.safetensors", {"0.self_attn.k_scale": ("F32", [1], struct.pack("<f", 0.01))})
-    assert quantize(asked(base, calibration, scheme="none", kv_fp8=True, python=str(python)), target).quantization
+    repaired = asked(base, calibration, scheme="weights-as-they-are", kv_fp8=True, python=str(python))
+    assert quantize(repaired, target).quantization
+
+
+def test_a_scheme_is_one_entry_of_the_data_file(model, base, tmp_path, monkeypatch):
+    """What stands for llm-compressor writes down how it was called, and copies the model."""
+    described = tmp_path / "schemes.yaml"
+    described.write_text(quantization._SCHEMES.read_text(encoding="utf-8") + """
+int4-rtn:
+  {preset: W4A16_ASYM, algorithm: round-to-nearest, weights: int4, activations: not quantised, formula: x,
+   calibrated: false}
+""", encoding="utf-8")
+    monkeypatch.setattr(quantization, "_SCHEMES", described)
+    quantization.schemes.cache_clear()
+    try:
+        assert Job.of(CampaignSettings(quantize="int4-rtn")).quantisation == "_scheme.int4-rtn"
+        python, target = tmp_path / "python", tmp_path / "made"
+        python.write_text(f"""#!/bin/sh
+echo "$@" > '{tmp_path}/called'
+for word; do case $word in --output=*) cp '{model}'/* "${{word#--output=}}";; esac; done
+echo '{{"layers": ["model.layers.0.mlp.up_proj"], "ignored": [], "tools": {{}}}}'
+""")
+        python.chmod(0o755)
+        target.mkdir()
+        record = quantize(asked(base, scheme="int4-rtn", python=str(python)), target)
+    finally:
+        quantization.schemes.cache_clear()
+    assert "--preset=W4A16_ASYM --algorithm=round-to-nearest" in (tmp_path / "called").read_text()
+    assert record.name.endswith("-int4-rtn")
+    assert (record.quantization.scheme, record.quantization.weights) == ("int4-rtn", "int4")
 
 
 @pytest.mark.e2e
@@ -98,7 +131,7 @@ echo '{{"layers": [], "ignored": [], "tools": {{}}}}'
 def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
     from cm4vllm.assets.checkpoint import read_checkpoint
 
-    record = quantised_by_recipe(tmp_path, "_gptq-w4a16,_kv-fp8")
+    record = quantised_by_recipe(tmp_path, "_scheme.gptq-w4a16,_kv-fp8")
     made = record.quantization
     assert (record.name, record.weight_data_types) == ("cm4vllm-tiny-gptq-w4a16-kv-fp8", "int4")
     assert (made.layers, made.ignored, made.calibration_samples) == (14, ["lm_head"], 128)

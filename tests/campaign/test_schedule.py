@@ -27,7 +27,7 @@ FIELDS = {
 def jobs():
     for values in itertools.product(*FIELDS.values()):
         yield Job.of(CampaignSettings(**dict(zip(FIELDS, values, strict=True))))
-    yield Job.of(CampaignSettings(vllm_model_name="owner/name", quantize="_int8"))
+    yield Job.of(CampaignSettings(vllm_model_name="owner/name", quantize="int8"))
 
 
 def test_what_a_step_needs_comes_of_steps_before_it():
@@ -72,7 +72,7 @@ def test_the_loadgen_runs(fields, runs):
 
 def test_the_server_serves_what_the_steps_before_it_provide():
     """A name of the catalogue or of the hub is no model of the server's: the quantised folder would not be served."""
-    job = Job.of(CampaignSettings(vllm_model_name="llama-3.1-8b-instruct", quantize="_int8"))
+    job = Job.of(CampaignSettings(vllm_model_name="llama-3.1-8b-instruct", quantize="int8"))
     (server,) = [step for step in schedule(job) if step.name == "server"]
     assert server.inputs["CM_VLLM_SERVER_MODEL_NAME"] == ""
     names = [step.name for step in schedule(job)]

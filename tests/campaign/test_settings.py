@@ -60,12 +60,22 @@ def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
         {"replicas": 0},
         {"max_in_flight": 0},
         {"tp_size": -1},
-        {"quantize": "_int8,_fp8"},
+        {"quantize": "int8,fp8"},
+        {"quantize": "int9"},
+        {"quantize": "weights-as-they-are"},
     ],
 )
 def test_unusable_values_are_refused(fields):
     with pytest.raises(UsageError):
         job(**fields)
+
+
+@pytest.mark.parametrize(("given", "variations"), [
+    ("", ""), ("int8", "_scheme.int8"), ("_int8,_kv-fp8", "_scheme.int8,_kv-fp8"), ("kv-fp8", "_kv-fp8"),
+    ("weights-as-they-are,kv-fp8", "_scheme.weights-as-they-are,_kv-fp8"),
+])
+def test_quantisation_is_asked_for_by_scheme(given, variations):
+    assert job(quantize=given).quantisation == variations
 
 
 def test_the_published_v41_command_is_understood():

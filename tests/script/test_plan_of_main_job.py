@@ -140,10 +140,10 @@ CASES = [
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
     ("_vllm", {"vllm_model_name": "cm4vllm-tiny"}, 700),
     ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
-    ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "_int8"}, 700),
+    ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),
     ("_vllm,_hf.hub/other", {"dataset": "tiny"}, 700),
-    ("_vllm", {"quantize": "_int8"}, 700),
+    ("_vllm", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "http://127.0.0.1:1"}, 700),
 ]
 
@@ -283,7 +283,7 @@ REFUSED = [
     ("_vllm", {"server_target_qps": "-1"}, "--server_target_qps=-1"),
     ("_vllm", {"submitter": "Red Hat"}, "--submitter"),
     ("_vllm", {"quantize": "_int9"}, "--quantize=_int9"),
-    ("_vllm", {"quantize": "_int8,_fp8"}, "names 2 schemes"),
+    ("_vllm", {"quantize": "int8,fp8"}, "names 2 schemes"),
     ("_vllm", {"api": "fast"}, "--api='fast'"),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "replicas": "2"}, "--replicas"),
     ("_vllm", {"quantize": "_int8", "api_server": "http://127.0.0.1:1"}, "--quantize"),

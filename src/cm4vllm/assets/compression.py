@@ -1,10 +1,11 @@
 """Quantise a model with llm-compressor; run by path in the environment that has it.
 
-    python compression.py --model=FOLDER --output=FOLDER --scheme=NAME [--kv-fp8] [--samples=FILE]
+    python compression.py --model=FOLDER --output=FOLDER --preset=NAME --algorithm=NAME [--kv-fp8] [--samples=FILE]
 
-FILE is a JSON list of token id lists, none of which is cut or padded. The folder of --output receives the checkpoint
-and the tokenizer's files as they are. The last line printed is a JSON object: what was quantised, and the versions of
-the tools. Nothing of cm4vllm is imported, because that environment is llm-compressor's, not ours.
+The preset is llm-compressor's, empty to leave the weights as they are (quantization_schemes.yaml). FILE is a JSON list
+of token id lists, none of which is cut or padded. The folder of --output receives the checkpoint and the tokenizer's
+files as they are. The last line printed is a JSON object: what was quantised, and the versions of the tools. Nothing of
+cm4vllm is imported, because that environment is llm-compressor's, not ours.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from typing import Any
 
 os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
-#: llm-compressor's presets; GPTQ is an algorithm of its own for the last.
-SCHEMES = {"fp8": "FP8", "fp8-dynamic": "FP8_DYNAMIC", "int8": "W8A8", "gptq-w4a16": "W4A16", "none": ""}
 KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
           "observer": "static_minmax"}
 IGNORED = ["lm_head"]
@@ -29,17 +28,16 @@ TOOLS = ("llmcompressor", "compressed-tensors", "torch", "transformers")
 KEPT = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
 
 
-def modifiers(scheme: str, kv_fp8: bool) -> list[Any]:
-    """Return llm-compressor's recipe for a scheme."""
+def modifiers(preset: str, algorithm: str, kv_fp8: bool) -> list[Any]:
+    """Return llm-compressor's recipe."""
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
     kv = KV_FP8 if kv_fp8 else None
-    if scheme == "none":
+    if not preset:
         return [QuantizationModifier(kv_cache_scheme=kv)]
-    if scheme == "gptq-w4a16":
-        return [GPTQModifier(targets="Linear", scheme=SCHEMES[scheme], ignore=IGNORED, kv_cache_scheme=kv)]
-    return [QuantizationModifier(targets="Linear", scheme=SCHEMES[scheme], ignore=IGNORED, kv_cache_scheme=kv)]
+    modifier = {"round-to-nearest": QuantizationModifier, "gptq": GPTQModifier}[algorithm]
+    return [modifier(targets="Linear", scheme=preset, ignore=IGNORED, kv_cache_scheme=kv)]
 
 
 def quantised_layers(model: Any) -> list[str]:
@@ -53,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--scheme", choices=SCHEMES, required=True)
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--algorithm", choices=("round-to-nearest", "gptq"), required=True)
     parser.add_argument("--kv-fp8", action="store_true")
     parser.add_argument("--samples", type=Path)
     arguments = parser.parse_args()
@@ -72,7 +71,7 @@ def main() -> None:
         rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples]
         calibration = {"dataset": Dataset.from_list(rows), "num_calibration_samples": len(rows),
                        "max_seq_length": max(map(len, samples)), "shuffle_calibration_samples": False}
-    oneshot(model=model, recipe=modifiers(arguments.scheme, arguments.kv_fp8), **calibration)
+    oneshot(model=model, recipe=modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8), **calibration)
     layers = quantised_layers(model)
     model.save_pretrained(arguments.output, save_compressed=True)
     for pattern in KEPT:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.assets.datasets import rows_of
@@ -21,40 +23,34 @@ from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 
-__all__ = ["KV_FP8", "SCHEMES", "QuantizationSettings", "Scheme", "quantize"]
+__all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
 
+_SCHEMES = Path(__file__).with_name("quantization_schemes.yaml")
 _COMPRESSION = Path(__file__).with_name("compression.py")
 _PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compressing model):\s+(\d+)%")
 _SPARE_BYTES = 256 * 2**20
-_STATIC = ("fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration "
-           "samples")
-_FP8 = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448"
+#: The name of fp8 keys and values, which go with any scheme.
+KV_FP8 = "kv-fp8"
+#: What is done to keys and values, in the words of calibration.md, and how.
+_KV_CACHE = "fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration samples"
+_KV_FORMULA = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448"
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """What a scheme makes of weights and activations, in words; `samples` tells whether it is calibrated."""
+class Scheme(Record, frozen=True, kw_only=True):
+    """A quantisation scheme, as described in quantization_schemes.yaml."""
 
+    preset: str
+    algorithm: Literal["round-to-nearest", "gptq"]
     weights: str
     activations: str
     formula: str
-    samples: bool
+    calibrated: bool
 
-_GPTQ = ("w_q = round(clip(w / s, -8, 7)), s = max(abs(w)) / 7.5 per group; GPTQ rounds column by column and carries "
-         "the error of each, weighted by the inverse Hessian of the layer's inputs on the calibration samples, over to "
-         "the next")
 
-SCHEMES = {
-    "fp8": Scheme("fp8 (E4M3), symmetric, one scale per tensor", _STATIC, _FP8, samples=True),
-    "fp8-dynamic": Scheme("fp8 (E4M3), symmetric, one scale per output channel", "fp8 (E4M3), symmetric, one scale per "
-                          "token, computed at run time", _FP8, samples=False),
-    "int8": Scheme("int8, symmetric, one scale per output channel", "int8, symmetric, one scale per token, computed at "
-                   "run time", "x_q = round(clip(x / s, -128, 127)), s = max(abs(x)) / 127.5", samples=False),
-    "gptq-w4a16": Scheme("int4, symmetric, one scale per group of 128 input channels, by GPTQ", "not quantised", _GPTQ,
-                         samples=True),
-    "none": Scheme("not quantised", "not quantised", "", samples=False),
-}
-KV_FP8 = _STATIC
+@cache
+def schemes() -> dict[str, Scheme]:
+    """Return the quantisation schemes by name, the default first."""
+    return msgspec.yaml.decode(_SCHEMES.read_bytes(), type=dict[str, Scheme])
 
 
 class QuantizationSettings(Record, frozen=True, kw_only=True):
@@ -73,15 +69,16 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
 
     Raises UsageError, ModelError where the model cannot be quantised so, DatasetError, DiskFull.
     """
-    scheme = _scheme(settings)
+    require_scheme(settings)
+    scheme = schemes()[settings.scheme]
     base = read_record(Path(settings.model_record), ModelRecord)
     check_unchanged(base)
     if read_checkpoint(Path(base.path)).quantised:
         raise ModelError(f"{base.name} is quantised already", cause=f"its weights are {base.weight_data_types}",
                          remedy="give the model that it was made from")
-    name = "-".join([base.name, *([settings.scheme] if settings.scheme != "none" else []),
-                     *(["kv-fp8"] if settings.kv_fp8 else [])])
-    calibrated = scheme.samples or settings.kv_fp8
+    name = "-".join([base.name, *([settings.scheme] if scheme.preset else []),
+                     *([KV_FP8] if settings.kv_fp8 else [])])
+    calibrated = scheme.calibrated or settings.kv_fp8
     dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
     samples = _samples(dataset, settings.samples) if dataset else []
     require_space(folder, sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + _SPARE_BYTES,
@@ -90,7 +87,7 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     checkpoint = read_checkpoint(folder / name)
     quantization = QuantizationRecord(
         scheme=settings.scheme, weights=scheme.weights, activations=scheme.activations,
-        kv_cache=KV_FP8 if settings.kv_fp8 else "not quantised", formula=scheme.formula or _FP8,
+        kv_cache=_KV_CACHE if settings.kv_fp8 else "not quantised", formula=scheme.formula or _KV_FORMULA,
         layers=len(facts["layers"]), layer_kinds=sorted({layer.rpartition(".")[2] for layer in facts["layers"]}),
         ignored=facts["ignored"], base_model=base.name, base_sha256=base.sha256,
         starting_weights=_weights(Path(base.path), base.name), tools=facts["tools"],
@@ -108,14 +105,16 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     return record
 
 
-def _scheme(settings: QuantizationSettings) -> Scheme:
-    if settings.scheme not in SCHEMES:
-        raise UsageError(f"unknown quantisation {settings.scheme!r}", remedy=nearest(settings.scheme, SCHEMES))
-    if settings.scheme == "none" and not settings.kv_fp8:
-        raise UsageError("nothing is left to quantise", remedy="add _kv-fp8, or take another scheme: _fp8-dynamic")
+def require_scheme(settings: QuantizationSettings) -> None:
+    """Raise UsageError for a scheme that does not exist, nothing to quantise, and an unusable number of samples."""
+    if settings.scheme not in schemes():
+        raise UsageError(f"unknown quantisation scheme {settings.scheme!r}",
+                         remedy=nearest(settings.scheme, schemes(), f"the schemes are {', '.join(schemes())}"))
+    if not schemes()[settings.scheme].preset and not settings.kv_fp8:
+        raise UsageError(f"the scheme {settings.scheme} alone quantises nothing",
+                         remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic")
     if settings.samples < 1:
         raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
-    return SCHEMES[settings.scheme]
 
 
 def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
@@ -128,11 +127,13 @@ def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
 
 
 def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples: list[list[int]]) -> dict[str, Any]:
+    scheme = schemes()[settings.scheme]
     what = settings.scheme + (" with fp8 keys and values" if settings.kv_fp8 else "")
     with step(f"quantising {model.name}: {what}") as progress, staged_folder(folder) as staging, \
             tempfile.TemporaryDirectory() as scratch:
         words = [settings.python, "-P", str(_COMPRESSION), f"--model={model}", f"--output={staging}",
-                 f"--scheme={settings.scheme}", *(["--kv-fp8"] if settings.kv_fp8 else [])]
+                 f"--preset={scheme.preset}", f"--algorithm={scheme.algorithm}",
+                 *(["--kv-fp8"] if settings.kv_fp8 else [])]
         if samples:
             write_text(Path(scratch) / "samples.json", json.dumps(samples))
             words.append(f"--samples={Path(scratch) / 'samples.json'}")
@@ -146,7 +147,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
         if status or not told:
             raise ModelError(f"{model.name} cannot be quantised to {what}",
                              cause="\n".join([exit_in_words(status), *lines[-6:]]),
-                             remedy="another scheme may suit its architecture: _fp8-dynamic needs the least of it")
+                             remedy="another scheme may suit its architecture: fp8-dynamic asks least of it")
         if unset := unset_scales(staging):
             raise ModelError(f"{model.name} was not quantised well to {what}",
                              cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",

@@ -67,17 +67,17 @@ def _before(job: Job) -> Iterator[Step]:
 
 def _assets(job: Job) -> Iterator[Step]:
     """Give the steps up to a server that is ready and a machine that is described."""
-    settings, sources, given = job.settings, job.sources, bool(job.settings.api_server)
+    sources, given = job.sources, bool(job.settings.api_server)
     if given:  # before all else: a wrong address should not cost a download
         yield _server(job)
     yield Step(name="LoadGen", tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
                gives=f"the LoadGen wheel of {job.round.name}")
     yield Step(name="model", tags=f"get,ml-model,{sources.model}", gives="the model's folder and its record",
                brings=sources.model_brings, notes=sources.model_notes, checks=(Check.VOCABULARY,) if given else ())
-    if settings.quantize:
+    if job.quantisation:
         yield Step(name="calibration set", tags=f"get,dataset,_calibration,{sources.calibration}",
                    gives="the calibration set's file and its record", brings=sources.calibration_brings)
-        yield Step(name="quantisation", tags=f"quantize,ml-model,{settings.quantize}",
+        yield Step(name="quantisation", tags=f"quantize,ml-model,{job.quantisation}",
                    gives="the quantised model's folder and its record")
     yield Step(name="dataset", tags=f"get,dataset,{sources.dataset}", gives="the dataset's file and its record",
                brings=sources.dataset_brings)

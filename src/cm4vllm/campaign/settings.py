@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cm4vllm import NO_SUBMITTER
+from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.common.errors import UsageError, nearest
@@ -30,8 +31,6 @@ from cm4vllm.serving.choice import DEVICES
 __all__ = ["CampaignSettings", "Job"]
 
 IMPLEMENTATIONS = ("vllm", "reference")
-#: The variations of quantize,ml-model that --quantize takes; the last two go together, or _kv-fp8 with another.
-QUANTISATIONS = ("_fp8", "_fp8-dynamic", "_int8", "_gptq-w4a16", "_weights-as-they-are", "_kv-fp8")
 CATEGORIES = ("datacenter",)
 _POSITIVE = ("offline_target_qps", "server_target_qps", "test_query_count", "max_test_duration", "num_workers",
              "max_in_flight", "replicas", "tp_size", "pp_size", "dp_size", "max_model_len")
@@ -90,6 +89,7 @@ class Job:
     tests: tuple[str, ...]
     sources: Sources
     out: Path
+    quantisation: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,7 +118,6 @@ class Job:
             _positive(flag, getattr(settings, flag))
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
-        _quantisation(settings)
         _one_rate(settings)
         return cls(
             settings=settings,
@@ -134,6 +133,7 @@ class Job:
                 served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
                 calibration_path=settings.calibration_path),
             out=Path(settings.output_dir).expanduser().absolute() / execution_mode,
+            quantisation=_quantisation(settings),
             notes=tuple(_notes(settings)),
         )
 
@@ -163,17 +163,23 @@ def _notes(settings: CampaignSettings) -> list[str]:
     return notes
 
 
-def _quantisation(settings: CampaignSettings) -> None:
-    names = settings.quantize.split(",") if settings.quantize else []
-    for name in names:
-        _one_of("quantize", name, QUANTISATIONS)
-    schemes = [name for name in names if name != "_kv-fp8"]
-    if len(schemes) > 1:
-        raise UsageError(f"--quantize={settings.quantize} names {len(schemes)} schemes",
-                         remedy="name one of them; _kv-fp8 can be added to it")
+def _quantisation(settings: CampaignSettings) -> str:
+    """Return the variations of quantize,ml-model that --quantize asks for, empty for none."""
+    words = [word.strip() for word in settings.quantize.split(",") if word.strip()]
+    names = [word.removeprefix("_") for word in words]
+    for word, name in zip(words, names, strict=True):
+        if name not in (*schemes(), KV_FP8):
+            _one_of("quantize", word, (*schemes(), KV_FP8))
+    asked = [name for name in names if name != KV_FP8]
+    if len(asked) > 1:
+        raise UsageError(f"--quantize={settings.quantize} names {len(asked)} schemes",
+                         remedy=f"name one of them; {KV_FP8} can be added to it")
     if names and settings.api_server:
         raise UsageError("--quantize cannot be given with --api_server", cause="the server there has its model already",
                          remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve what comes of it")
+    if asked:
+        require_scheme(QuantizationSettings(scheme=asked[0], kv_fp8=KV_FP8 in names))
+    return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
 
 
 def _one_rate(settings: CampaignSettings) -> None:
