@@ -376,3 +376,20 @@ def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_pa
     assert made("MADE = 'right'") == ("right", 2)
     assert made("# why\n\nMADE = 'right'") == ("right", 2)
     assert made("MADE = 'wrong'") == ("wrong", 2)
+
+
+def test_nor_once_the_data_that_it_was_made_from_changed(home, tmp_path):
+    package = tmp_path / "package" / "cm4vllm"
+    shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
+    data = package / "common" / "data.yaml"
+    home.script("one", {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["common/data.yaml"]},
+                customize="def postprocess(i):\n    i['env']['CM_MADE'] = 'yes'\n    return {'return': 0}\n")
+
+    def entries(text):
+        data.write_text(text, encoding="utf-8")
+        home.cli("run", "script", "--tags=one", "-j", PYTHONPATH=str(package.parent))
+        return len(home.entries())
+
+    assert entries("preset: A\n") == 1
+    assert entries("# why\npreset: A\n") == 1
+    assert entries("preset: B\n") == 2
