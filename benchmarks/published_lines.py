@@ -41,7 +41,7 @@ READY_S = 300
 #: The name of the published file, which holds a table of these columns.
 DATASET = "open_orca_gpt4_tokenized_llama.sampled_24576.pkl.gz"
 #: As few as let the Offline run of the tiny model last for the ten minutes of the rules on two cores.
-VALID_SEQUENCES, SEQUENCES = 8, 256
+VALID_SEQUENCES, SEQUENCES = 16, 256
 
 
 def main() -> int:

@@ -284,6 +284,7 @@ REFUSED = [
     ("_vllm", {"submitter": "Red Hat"}, "--submitter"),
     ("_vllm", {"quantize": "_int9"}, "--quantize=_int9"),
     ("_vllm", {"quantize": "int8,fp8"}, "names 2 schemes"),
+    ("_vllm", {"published": "h100"}, "--published=h100"),
     ("_vllm", {"api": "fast"}, "--api='fast'"),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "replicas": "2"}, "--replicas"),
     ("_vllm", {"quantize": "_int8", "api_server": "http://127.0.0.1:1"}, "--quantize"),

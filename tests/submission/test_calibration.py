@@ -1,6 +1,6 @@
 """calibration.md says what was done to the model, and nothing else."""
 
-from cm4vllm.assets.quantization import KV_FP8, SCHEMES
+from cm4vllm.assets.quantization import KV_FP8, schemes
 from cm4vllm.assets.records import ModelRecord, QuantizationRecord
 from cm4vllm.submission.calibration import calibration_page
 
@@ -11,7 +11,7 @@ def model(made=None, **more):
 
 
 def made(scheme, samples=0, **more):
-    words = SCHEMES[scheme]
+    words = schemes()[scheme]
     return QuantizationRecord(
         scheme=scheme, weights=words.weights, activations=words.activations, kv_cache=KV_FP8, formula=words.formula,
         layers=14, layer_kinds=["q_proj"], ignored=["lm_head"], base_model="base", base_sha256="1" * 64,

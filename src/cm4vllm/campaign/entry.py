@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from cm4vllm.campaign.capabilities import runnable_benchmarks, runnable_scenarios
 from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
+from cm4vllm.campaign.published import published_env, published_notes, published_runs
 from cm4vllm.campaign.records import STEPS_FILE, StepsRecord
 from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -30,10 +32,12 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
 
     All that can be refused before a step is taken is refused here, for the plan and for the run. Raises CmError.
     """
-    changed = absolute_paths(env)
+    changed = published_env(env)
+    changed |= absolute_paths({**env, **changed})
     env = {**env, **changed}
     require_files(env)
     job = Job.of(read_settings(CampaignSettings, env))
+    job = replace(job, notes=(*published_notes(env), *job.notes))
     preflight(env, job)
     return job, changed
 
@@ -41,6 +45,8 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
 def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job, changed = prepared(env)
+    for note in job.notes:
+        say(f"note: {note}")
     steps = with_durations(schedule(job), _durations(job.out / STEPS_FILE))
     return {"env": {**changed, **common_inputs(job), **_results(job)},
             "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]}
@@ -50,7 +56,7 @@ def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return what the inputs take whose values MLPerf's rules say, for the round and benchmark of `env`."""
     settings = read_settings(CampaignSettings, env)
     round_ = round_terms(settings.round)
-    values = {"model": list(runnable_benchmarks(round_.name))}
+    values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
     if settings.model in values["model"]:
         values["scenario"] = [str(one) for one in runnable_scenarios(benchmark_terms(round_.name, settings.model))]
     return values

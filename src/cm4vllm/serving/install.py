@@ -22,13 +22,13 @@ from cm4vllm.common.settings import Key
 from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
 
-__all__ = ["VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
+__all__ = ["OLDEST_RELEASE", "VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
 
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"
 
 #: The first release whose completions have `return_token_ids`.
-_OLDEST = (0, 10, 2)
+OLDEST_RELEASE = (0, 10, 2)
 #: How the user names an index of their own.
 _OWN_INDEX = "--vllm_index_url"
 #: Their PyPI builds need CUDA libraries and break the import of vLLM's CPU build; triton is a GPU compiler.
@@ -122,12 +122,12 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
 def _require_token_ids(version: str) -> None:
     """Refuse a release that cannot be measured; what builds between releases can is known when they serve."""
     release = re.match(r"(\d+)\.(\d+)\.(\d+)(?!\d|\.?dev)", version)
-    if release and tuple(map(int, release.groups())) < _OLDEST:
+    if release and tuple(map(int, release.groups())) < OLDEST_RELEASE:
         raise InstallError(
             f"vLLM {version} cannot be measured",
             cause="it does not return the ids of its tokens, and a count guessed from text is none",
-            remedy=f"take vLLM {'.'.join(map(str, _OLDEST))} or newer: the default release, another _version.#, or "
-            "another --vllm_python",
+            remedy=f"take vLLM {'.'.join(map(str, OLDEST_RELEASE))} or newer: the default release, another "
+            "--vllm_version, or another --vllm_python",
         )
 
 

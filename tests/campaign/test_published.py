@@ -1,0 +1,90 @@
+"""Published results: their settings are understood, their figures are those of the logs, the user's go first."""
+
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.campaign.published import published_env, published_notes, published_page, published_run, published_runs
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.results.trees import read_tree
+from cm4vllm.rules import Scenario
+from cm4vllm.serving.arguments import ServerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULTS = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_ROUND": "v6.1"}
+H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
+
+
+@pytest.mark.parametrize("name", published_runs())
+def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
+    run, env = published_run(name), {**DEFAULTS, "CM_MLPERF_PUBLISHED": name}
+    fields = {*env_keys(CampaignSettings), *env_keys(ServerSettings)}
+    assert set(run.settings) <= fields
+    env |= published_env(env)
+    job = Job.of(read_settings(CampaignSettings, env))
+    assert (job.round.name, job.benchmark.name) == (run.round, run.settings["model"])
+    assert {result.scenario for result in run.results} <= set(job.scenarios)
+    server = read_settings(ServerSettings, {**env, "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"})
+    assert server.workers in (1, run.accelerators)
+    for result in run.results:
+        assert (result.ttft_p99_ms is None) == (result.scenario is Scenario.OFFLINE)
+
+
+def test_what_the_user_gives_goes_first():
+    env = {**DEFAULTS, "CM_MLPERF_PUBLISHED": H100, "CM_VLLM_SERVER_TP_SIZE": "2",
+           "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "7"}
+    set_ = published_env(env)
+    assert set_["CM_MLPERF_ROUND"] == "v4.1"
+    assert set_["CM_MLPERF_MODEL"] == "llama2-70b-99"
+    assert set_["CM_VLLM_SERVER_MAX_NUM_SEQS"] == "1024"
+    assert not {"CM_VLLM_SERVER_TP_SIZE", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"} & set(set_)
+
+
+def test_a_server_that_runs_keeps_its_options():
+    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": H100, "CM_MLPERF_INFERENCE_API_SERVER": "http://a:1"})
+    assert given["CM_VLLM_SERVER_MODEL_NAME"] == "nm-testing/Llama-2-70b-chat-hf-FP8"
+    assert given["CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"] == "5"
+    assert not {"CM_VLLM_SERVER_TP_SIZE", "CM_VLLM_SERVER_MAX_NUM_SEQS", "CM_VLLM_WANTED_VERSION"} & set(given)
+
+
+def test_a_release_is_taken_where_it_can_be_measured(monkeypatch):
+    env = {**DEFAULTS, "CM_MLPERF_PUBLISHED": H100}
+    assert "CM_VLLM_WANTED_VERSION" not in published_env(env)
+    (note,) = [note for note in published_notes(env) if "vLLM 0.5.2 does not return" in note]
+    assert "--vllm_version=0.10.2" in note
+    monkeypatch.setattr("cm4vllm.campaign.published.OLDEST_RELEASE", (0, 5, 0))
+    assert published_env(env)["CM_VLLM_WANTED_VERSION"] == "0.5.2"
+    assert not any("does not return" in note for note in published_notes(env))
+
+
+def test_without_one_nothing_is_set():
+    assert published_env(DEFAULTS) == {}
+    assert published_notes(DEFAULTS) == ()
+    with pytest.raises(UsageError, match="--published=h100 is not known"):
+        published_env({"CM_MLPERF_PUBLISHED": "h100"})
+
+
+@pytest.mark.parametrize("name", [name for name in published_runs() if name.startswith("v4.1-neuralmagic")])
+def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
+    run = published_run(name)
+    (submission,) = read_tree(neural_magic)
+    served = str(run.settings["vllm_model_name"])
+    folder = run.settings["model"] if "70" in served else served.replace("/", "_")
+    for one in run.results:
+        (result,) = [result for result in submission.results
+                     if (result.system, result.model, result.scenario) == (run.system, folder, one.scenario)]
+        latencies = {latency.name: float(latency.p99) for latency in result.performance.latencies}
+        assert (result.performance.tokens_per_second, result.performance.samples_per_second) == (
+            one.tokens_per_second, one.samples_per_second)
+        assert (latencies.get("TTFT"), latencies.get("TPOT")) == (one.ttft_p99_ms, one.tpot_p99_ms)
+        scores = [result.accuracy.figures.value(f"rouge{name}") for name in ("1", "2", "L")]
+        assert scores == [one.rouge1, one.rouge2, one.rougeL]
+        if one.scenario is not Scenario.OFFLINE:
+            assert result.performance.target_qps == run.settings["server_target_qps"]
+
+
+def test_the_page_is_that_of_the_files():
+    page = ROOT / "docs" / "published.md"
+    assert page.read_text(encoding="utf-8") == published_page(), "python -m cm4vllm.campaign.published"
