@@ -99,7 +99,7 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
     log = folder / ACCURACY_LOG
     if run.settings.mode is not Mode.ACCURACY:
         raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
-    digest = sha256_of(log) if log.exists() else ""
+    digest = sha256_of(log) if log.is_file() else ""
     if digest != run.files[ACCURACY_LOG]:
         raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
                         remedy="remove the run's folder and run it again")
@@ -172,7 +172,7 @@ def _scorer(scored: Scored) -> str:
 def require_tokenizer(settings: RunSettings) -> None:
     """Refuse to decode with another tokenizer than the one that the prompts were made with."""
     path, expected = Path(settings.model.path) / "tokenizer.json", settings.dataset.tokenizer_sha256
-    if expected and path.exists() and sha256_of(path) != expected:
+    if expected and path.is_file() and sha256_of(path) != expected:
         raise ModelError(f"{path} is not the tokenizer of the dataset {settings.dataset.name}",
                          cause="its SHA-256 differs from that in the dataset's record",
                          remedy="use the dataset that belongs to the model, or make it again")

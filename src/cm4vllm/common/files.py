@@ -7,8 +7,10 @@ that `cm` does where the cache answers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 
 if TYPE_CHECKING:
+    from io import BufferedReader
     from pathlib import Path
 
 __all__ = [
     "free_bytes",
     "given_path",
     "json_of",
+    "opened",
     "require_space",
     "require_writable",
     "sha256_of",
@@ -73,6 +77,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a file to read its bytes. Raises OSError, also for a pipe or a device, which might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, "Is a directory" if stat.S_ISDIR(kind) else "it is a pipe, a socket or a device", str(path))
+    return os.fdopen(handle, "rb")
 
 
 def json_of(data: str | bytes) -> Any:
@@ -146,7 +161,7 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     import hashlib
 
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

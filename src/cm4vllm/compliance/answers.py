@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.files import opened
 
 __all__ = ["LoggedAnswer", "read_answers"]
 
@@ -38,11 +39,12 @@ class LoggedAnswer:
 def read_answers(path: Path) -> list[LoggedAnswer]:
     """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed where it is none."""
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[_Entry])
+        with opened(path) as file:
+            entries = msgspec.json.decode(file.read(), type=list[_Entry])
         return [_answer(entry) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunFailed(f"{path} is not a whole accuracy log", cause=str(error),
                         remedy="run the test again: --rerun") from error
 

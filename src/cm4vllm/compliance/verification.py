@@ -44,7 +44,7 @@ def verify_run(folder: Path) -> ComplianceRecord:
     if settings.compliance_test not in _TESTS:
         raise UsageError(f"{folder} holds no run of a compliance test that can be verified",
                          cause=f"known: {', '.join(_TESTS)}")
-    digest = sha256_of(log) if log.exists() else ""
+    digest = sha256_of(log) if log.is_file() else ""
     if digest != run.files[ACCURACY_LOG]:
         raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
                         remedy="run the test again: --rerun")

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.files import opened
 
 __all__ = ["DETAIL_LOG", "DetailLog", "read_detail_log"]
 
@@ -29,6 +30,10 @@ _KEPT = ("generated_", "power_", "qsl_reported_", "sut_name")
 #: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
 _COUNTS_ERRORS = (5, 0, 16)
 _UNDEFINED = ("nan", "inf", "-inf")
+#: LoadGen's largest whole number, that of a seed, is less than this.
+_COUNT_END = 2**64
+#: What stands in the rest of an entry whose beginning is lost.
+_IN_ENTRIES = (b"MLLOG", b'"key"', b'"metadata"', b"\0")
 _AGAIN = "remove the run's folder and run it again"
 
 
@@ -73,10 +78,10 @@ class DetailLog:
         return value
 
     def count(self, key: str) -> int:
-        """Return a whole number that is not negative."""
+        """Return a whole number of 64 bits that is not negative."""
         value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._refusal(key, value, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _COUNT_END:
+            raise self._refusal(key, value, "a whole number of 64 bits")
         return value
 
     def number(self, key: str) -> float:
@@ -158,7 +163,7 @@ def read_detail_log(path: Path) -> DetailLog:
 
 def _entries(path: Path) -> Iterator[_Entry]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             for number, line in enumerate(file, 1):
                 if line.startswith(_PREFIX):
                     yield _entry(path, number, line[len(_PREFIX):])
@@ -169,9 +174,13 @@ def _entries(path: Path) -> Iterator[_Entry]:
 
 
 def _damaged(line: bytes) -> bool:
-    """Whether a line without the prefix was an entry once: the rest of one, or the beginning of the last one."""
-    return b"MLLOG" in line or b'"key"' in line or b'"metadata"' in line or (
-        not line.endswith(b"\n") and _PREFIX.startswith(line))
+    """Whether a line without the prefix was an entry once: the rest of one, or its beginning.
+
+    Zeros are what a file system gives for a part that was never written, or was truncated by a second writer.
+    """
+    text = line.strip()
+    begun = bool(text) and _PREFIX.startswith(text)
+    return begun or text.endswith(b"}") or any(sign in line for sign in _IN_ENTRIES)
 
 
 def _entry(path: Path, number: int, text: bytes) -> _Entry:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.files import opened
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import SCENARIOS, LoggedFigure, figures, undefined
@@ -110,11 +111,12 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[AccuracyEntry])
+        with opened(path) as file:
+            entries = msgspec.json.decode(file.read(), type=list[AccuracyEntry])
         tokens = [np.frombuffer(bytes.fromhex(entry.data), np.int32) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunFailed(
             f"{path} is not a whole accuracy log", cause=str(error),
             remedy="score it before it is truncated, or run the accuracy run again",
@@ -153,7 +155,7 @@ def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
 def _require_closed(path: Path) -> None:
     """Refuse an accuracy log that does not end where LoadGen ends it: its array is closed."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, path.stat().st_size - 16))
             end = file.read().rstrip()
     except OSError as error:

@@ -140,7 +140,8 @@ def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
         return None
     if record.settings_sha256 != settings_sha256(settings):
         return None
-    if any(not (folder / name).exists() or sha256_of(folder / name) != digest for name, digest in record.files.items()):
+    logs = {folder / name: digest for name, digest in record.files.items()}
+    if any(not log.is_file() or sha256_of(log) != digest for log, digest in logs.items()):
         return None
     # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length says nothing of it.
     result = settings.mode is Mode.PERFORMANCE and not settings.audit_config

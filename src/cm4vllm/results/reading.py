@@ -13,6 +13,7 @@ import msgspec
 from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import opened
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import figures
 from cm4vllm.loadgen.logs import verdict
@@ -110,7 +111,7 @@ class Reader:
     def text(self, path: Path) -> str:
         """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 file.seek(max(0, path.stat().st_size - _MAX_TEXT))
                 return file.read().decode(errors="replace")
         except OSError as error:
@@ -120,7 +121,8 @@ class Reader:
     def json(self, path: Path) -> Mapping[str, Any]:
         """Return the object in a JSON file; empty, and a problem, where it is missing or holds no object."""
         try:
-            return MappingProxyType(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+            with opened(path) as file:
+                return MappingProxyType(msgspec.json.decode(file.read(), type=dict[str, Any]))
         except FileNotFoundError:
             self.problem("FILE-MISSING", f"{self.name(path)} is missing", path)
         except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
