@@ -4,17 +4,22 @@ With INFERENCE_GIT naming a git directory of mlcommons/inference the checkers' c
 it, our numbers are compared with the digest that they had when that comparison last passed.
 """
 
+import ast
 import hashlib
 import os
 import re
 import subprocess
+import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from cm4vllm.rules import (
+    Category,
     Mode,
     Scenario,
     accuracy_targets,
+    audit,
     benchmark_names,
     benchmark_terms,
     round_names,
@@ -24,20 +29,24 @@ from cm4vllm.rules import (
 
 NEWEST = "b66003e1"
 #: SHA-256 of `numbers()`, taken when the comparison with both checkers passed.
-DIGEST = "ff7f3d1a1232d90461fe24443a9467cb2480f57e54dad8773862329a7f7a3c03"
+DIGEST = "757e2273ee62796b1794d0bb9a04bb3095aff88413bc81382909dfcabc9a5c37"
 #: The checker's own oddities, which our data state with the source that decides.
 TEST06_BY_THE_OLDER_CHECKER = {("v5.0", "llama3.1-405b")}
+#: The compliance tests of language models, and where their settings lie in mlcommons/inference.
+AUDITS = {"TEST06": "compliance/TEST06/audit.config", "TEST07": "compliance/TEST07/gpt-oss-120b/audit.config",
+          "TEST09": "compliance/TEST09/gpt-oss-120b/audit.config"}
 MODELS = re.compile("llama|mixtral|gptj|gpt-oss|deepseek|qwen|e2e-rag")
 
 
 def numbers():
     """Return all that is compared, as text."""
-    lines = []
+    lines = [repr((name, audit(name).audit, audit(name).thresholds, audit(name).samples)) for name in AUDITS]
     for round_name in round_names():
         lines.append(repr(round_terms(round_name).seeds))
         for name in benchmark_names(round_name):
             found = benchmark_terms(round_name, name)
-            lines.append(repr((round_name, name, found.required, found.compliance, targets(round_name, name))))
+            lines.append(repr((round_name, name, found.category, found.required, found.compliance, found.samples,
+                               targets(round_name, name))))
             for scenario in found.scenarios if found.loadgen else ():
                 cells = [terms(round_name, name, scenario, mode) for mode in Mode]
                 lines.append(repr((scenario, [(c.samples, c.min_samples, c.min_duration_ms, c.limits) for c in cells])))
@@ -74,17 +83,25 @@ def show(commit, path):
 @pytest.fixture(scope="module")
 def newest():
     text = show(NEWEST, "tools/submission/submission_checker/constants.py")
-    return constants(text, "MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4")
+    return constants(text, "MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4") | numbers_of(text)
 
 
 @pytest.fixture(scope="module")
 def of_v41():
-    return constants(show("v4.1", "tools/submission/submission_checker.py"), "MODEL_CONFIG", "LLM_LATENCY_LIMITS")
+    text = show("v4.1", "tools/submission/submission_checker.py")
+    found = constants(text, "MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4") | numbers_of(text)
+    start = text.index('    test_list = ["TEST01"')
+    return found | {"tests": textwrap.dedent(text[start:text.index("    if test_list and not", start)])}
 
 
 def config(request, round_name):
     source = request.getfixturevalue("of_v41" if round_name == "v4.1" else "newest")
     return source["MODEL_CONFIG"][round_name], source
+
+
+def numbers_of(text):
+    """Return the constants of one number each."""
+    return {name: float(value) for name, value in re.findall(r"^([A-Z][A-Z0-9_]+) = ([\d.]+)$", text, re.MULTILINE)}
 
 
 def pairs(values):
@@ -124,6 +141,9 @@ class TestEachBenchmark:
             assert (ours is None) == (required is None), kind
             if ours is not None:
                 assert set(ours.all_of) == set(required) and set(ours.one_of) == set(optional)
+        # A benchmark of both categories is one of the datacenter unless a user says otherwise.
+        kinds = [kind for kind in Category if name in checker[f"required-scenarios-{kind}"]]
+        assert found.category == kinds[0]
 
     def test_samples(self, request, round_name, name):
         checker, source = config(request, round_name)
@@ -137,10 +157,12 @@ class TestEachBenchmark:
             sizes = checker.get("accuracy-sample-count", {})
             expected = sizes.get(name, checker.get("dataset-size", checker["performance-sample-count"])[name])
             assert accuracy.samples == expected
-        if Scenario.OFFLINE in found.scenarios and "OFFLINE_MIN_SPQ_SINCE_V4" in source:
-            least = source["OFFLINE_MIN_SPQ_SINCE_V4"].get(name)
+            assert performance.min_duration_ms == source["TEST_DURATION_MS"]
+        if Scenario.OFFLINE in found.scenarios:
             ours = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE).min_samples
-            assert least is None or ours == least
+            least = source["OFFLINE_MIN_SPQ_SINCE_V4"].get(name)
+            # The newest checker has dropped GPT-J's, which round v5.0 still had.
+            assert ours == (checker["dataset-size"][name] if least is None and name.startswith("gptj") else least)
 
     def test_limits(self, request, round_name, name):
         checker, source = config(request, round_name)
@@ -157,13 +179,29 @@ class TestEachBenchmark:
             assert {"ttft": ours.ttft_ms * 1e6, "tpot": ours.tpot_ms * 1e6} == limits[scenario]
 
     def test_compliance(self, request, round_name, name):
-        if round_name == "v4.1":
-            pytest.skip("tag v4.1 lists the tests of a model in its code, not in a table")
-        checker, _ = config(request, round_name)
+        checker, source = config(request, round_name)
+        if round_name == "v4.1":  # its code takes tests off a list, model by model
+            run = {"model": name, "config": SimpleNamespace(version=round_name)}
+            exec(source["tests"], run)
+            assert list(benchmark_terms(round_name, name).compliance) == run["test_list"]
+            return
         theirs = {test for test in ("TEST06", "TEST07", "TEST09") if name in checker.get(f"models_{test}", ())}
         if (round_name, name) in TEST06_BY_THE_OLDER_CHECKER:
             theirs.add("TEST06")
         assert set(benchmark_terms(round_name, name).compliance) == theirs
+
+
+@pytest.mark.parametrize(("name", "path"), AUDITS.items())
+def test_the_settings_and_thresholds_of_a_compliance_test(newest, name, path):
+    lines = re.findall(r"^\*\.\*\.(\w+) = (\S+)$", show(NEWEST, path), re.MULTILINE)
+    theirs = {key: ast.literal_eval(value) for key, value in lines}
+    ours = audit(name)
+    thresholds = {f"{name.lower()}_{key.replace('accuracy', 'accuracy_threshold')}": value
+                  for key, value in ours.thresholds.items()}
+    assert theirs == {**ours.audit, **thresholds}
+    if name == "TEST09":
+        assert list(ours.thresholds.values()) == [newest["TEST09_LOW"], newest["TEST09_HIGH"]]
+    assert ours.samples == theirs["min_query_count"]
 
 
 def test_our_numbers_are_those_that_were_compared():
