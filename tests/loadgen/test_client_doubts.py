@@ -1,10 +1,14 @@
 """Reasons to doubt the client's measurement."""
 
+import subprocess
+import sys
+
 import pytest
 from msgspec.structs import replace
 
 from cm4vllm.loadgen.client_doubts import client_doubts, headroom
-from cm4vllm.loadgen.records import ClientRecord, ProcessRecord, RunRecord, SelfCheck, Spread
+from cm4vllm.loadgen.machine_load import MachineMeter
+from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
 
 CHECK = SelfCheck(workers=1, tokens=100, queries=500, qps=50, capacity_qps=500, busiest="worker 1", busiest_share=0.1,
                   server_share=0.1, added_ttft=Spread(p50_ms=0.3, p99_ms=2.0, max_ms=9.0))
@@ -72,3 +76,53 @@ def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
                             **{lag: Spread(p50_ms=0.1, p99_ms=33.3, max_ms=50)})
     [doubt] = client_doubts(record(processes=[process]))
     assert "33.3 ms late" in doubt
+
+
+LOAD = MachineLoad(processors=2, wall_s=100, busy_s=150, stolen_s=5, own_s=140.1)
+
+
+def test_a_machine_that_others_used_is_doubtful(record):
+    quiet = replace(record(), machine_load=LOAD)
+    assert client_doubts(quiet) == []
+    [doubt] = client_doubts(replace(quiet, machine_load=replace(LOAD, own_s=100)))
+    assert "other processes used 25% of this machine's 2 processors" in doubt
+    [doubt] = client_doubts(replace(quiet, machine_load=replace(LOAD, stolen_s=30)))
+    assert "the hypervisor gave 15%" in doubt
+    accuracy = replace(record("Offline", "accuracy"), machine_load=replace(LOAD, own_s=0, stolen_s=99))
+    assert client_doubts(accuracy) == []
+
+
+def test_of_a_server_whose_processes_are_not_known_nothing_is_said(record):
+    assert client_doubts(replace(record(), machine_load=replace(LOAD, own_s=None))) == []
+
+
+BURN = "import time\nwhile time.process_time() < 0.5: pass\n"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_the_work_of_the_server_and_of_the_client_is_their_own(record, owned):
+    with subprocess.Popen([sys.executable, "-c", f"{BURN}input()"], stdin=subprocess.PIPE) as supervisor:
+        server = replace(record().settings.server, owned=owned, supervisor_pid=supervisor.pid, argv=["vllm"])
+        meter = MachineMeter(server)
+        subprocess.run([sys.executable, "-c", BURN], check=True)
+        load = meter.load()
+        supervisor.communicate(b"\n")
+    assert load.wall_s >= 0.5
+    assert load.busy_s >= 0.4
+    if not owned:
+        assert (load.own_s, load.others) == (None, None)
+        return
+    assert 0.9 <= load.own_s <= 3
+    assert 0 <= load.others < 1
+    assert 0 <= load.stolen < 1
+
+
+def test_ray_starts_workers_that_nobody_here_knows(record):
+    server = replace(record().settings.server, owned=True, supervisor_pid=1,
+                     argv=["vllm", "--distributed-executor-backend", "ray"])
+    assert MachineMeter(server).load().own_s is None
+
+
+def test_a_kernel_that_says_nothing_gives_no_load(record, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.machine_load._machine_s", lambda: None)
+    assert MachineMeter(record().settings.server).load() is None

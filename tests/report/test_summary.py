@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.assets.records import STAND_IN_SOURCE
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.summary import MAX_BYTES, summary_html
 from cm4vllm.report.table import final_table
@@ -223,6 +223,17 @@ def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
     shown = Page(summary_html(out))
     assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text
     assert "up to 20 running, 40 waiting" in " ".join(str(a.get("aria-label")) for _, a in shown.elements)
+
+
+def test_who_used_the_machine_is_shown_where_it_was_measured(out: Path, page: Page, change: Change) -> None:
+    assert "Who used this machine" not in page.text
+    load = MachineLoad(processors=2, wall_s=100, busy_s=180, stolen_s=4, own_s=120)
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=load)
+    shown = Page(summary_html(out)).text
+    assert "Server performance 2 90.0% 60.0% 30.0% 2.0%" in shown
+    assert "other processes used 30% of this machine's 2 processors" in shown
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=replace(load, own_s=None))
+    assert "Server performance 2 90.0% not known not known 2.0%" in Page(summary_html(out)).text
 
 
 def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:

@@ -1,12 +1,16 @@
-"""Reasons to doubt that the client could measure the server, from the record of a run."""
+"""Reasons to doubt that the client could measure the server on this machine, from the record of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord
+from cm4vllm.rules import Mode
 
 __all__ = ["client_doubts", "headroom"]
+
+#: The parts of the machine that others and the hypervisor may take during a run.
+OTHERS, STOLEN = 0.05, 0.10
 
 
 def headroom(run: RunRecord) -> float | None:
@@ -35,6 +39,7 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     elif room < HEADROOM:
         yield (f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
                f"should be able to carry {HEADROOM} times as much")
+    yield from _machine_doubts(run)
     limits = run.settings.terms.limits
     if limits is None or limits.ttft_ms is None:
         return
@@ -51,6 +56,18 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     if late > allowed:
         yield (f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "
                f"TTFT limit of {limits.ttft_ms:g} ms")
+
+
+def _machine_doubts(run: RunRecord) -> Iterator[str]:
+    load = run.machine_load
+    if load is None or run.settings.mode is not Mode.PERFORMANCE:
+        return
+    if load.others is not None and load.others > OTHERS:
+        yield (f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
+               "which server and client did not have: end them and run again")
+    if load.stolen > STOLEN:
+        yield (f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines: "
+               "run on one that is not shared")
 
 
 def _late_ms(client: ClientRecord) -> float:

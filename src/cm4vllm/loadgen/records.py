@@ -219,6 +219,43 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     self_check: SelfCheck | None = None
 
 
+class MachineLoad(Record, frozen=True, kw_only=True):
+    """What this machine did during a run, in processor-seconds of all its processors (proc(5), /proc/stat).
+
+    `busy_s` is all work, `own_s` that of the client's processes and of the server's, None where those are not known.
+    `stolen_s` is what the hypervisor gave to others while this machine had work.
+    """
+
+    processors: int
+    wall_s: float
+    busy_s: float
+    stolen_s: float
+    own_s: float | None = None
+
+    @property
+    def busy(self) -> float:
+        """The part of the machine that worked, in [0..1]."""
+        return self._part(self.busy_s)
+
+    @property
+    def own(self) -> float | None:
+        """The part of the machine that server and client used, in [0..1]; None where it is not known."""
+        return None if self.own_s is None else self._part(self.own_s)
+
+    @property
+    def others(self) -> float | None:
+        """The part of the machine that other processes used, in [0..1]; None where it is not known."""
+        return None if self.own_s is None else self._part(max(0.0, self.busy_s - self.own_s))
+
+    @property
+    def stolen(self) -> float:
+        """The part of the machine that the hypervisor took, in [0..1]."""
+        return self._part(self.stolen_s)
+
+    def _part(self, seconds: float) -> float:
+        return seconds / (self.processors * self.wall_s) if self.wall_s else 0.0
+
+
 class FailureRecord(Record, frozen=True, kw_only=True):
     """A run that failed, beside what is left of its logs. `client` is None where it had not started."""
 
@@ -250,6 +287,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     versions: dict[str, str]
     client: ClientRecord
     server_metrics: ServerMetrics | None = None
+    machine_load: MachineLoad | None = None
     files: dict[str, str]
 
     @property

@@ -22,8 +22,9 @@ from cm4vllm.common.records import now, write_record
 from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
+from cm4vllm.loadgen.machine_load import MachineMeter
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
-from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, RunRecord, RunSettings
+from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, MachineLoad, RunRecord, RunSettings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
@@ -81,13 +82,14 @@ def run(
         client: ClientRecord | None = None
         give_way(settings.server)
         try:
+            meter = MachineMeter(settings.server)
             with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
                 attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers, on_latencies)
                 outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
                 raise _error(outcome)
-            record = _record(settings, staging, outcome, started_at, watch.summary())
+            record = _record(settings, staging, outcome, started_at, watch.summary(), meter.load())
         except RunStopped as stopped:
             stopped.metrics = watch.summary()
             raise
@@ -213,6 +215,7 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
 
 def _record(
     settings: RunSettings, folder: Path, ended: Ended, started_at: str, metrics: ServerMetrics | None,
+    load: MachineLoad | None,
 ) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
@@ -230,7 +233,7 @@ def _record(
         notice=settings.notice, settings=settings,
         settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,
         loadgen_version=version, versions=ended.versions, client=client,
-        server_metrics=metrics,
+        server_metrics=metrics, machine_load=load,
         files={name: sha256_of(folder / name) for name in logs},
     )
 

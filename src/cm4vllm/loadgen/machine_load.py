@@ -1,0 +1,68 @@
+"""How busy the machine was during a run: how much of it the server and the client used, and how much others took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cm4vllm.loadgen.records import MachineLoad
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.supervisor import descendants
+
+__all__ = ["MachineMeter"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: proc(5), /proc/stat: user, nice, system, irq and softirq are work; guests are counted in user and nice already.
+_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
+#: proc(5), /proc/pid/stat, counted from the field behind the name: utime, stime, cutime, cstime.
+_TIMES = slice(11, 15)
+
+
+class MachineMeter:
+    """Measures the machine from its creation on. Its own are this process, its children, and the server's processes."""
+
+    def __init__(self, server: ServerRecord) -> None:
+        self._supervisors = tuple(server.supervisors)
+        # Ray starts the workers, not the server: nobody here knows their processes.
+        self._knows_server = server.owned and "ray" not in server.argv
+        self._begin = time.monotonic()
+        self._machine = _machine_s()
+        self._own = self._own_s()
+
+    def load(self) -> MachineLoad | None:
+        """Return what was measured until now; None where the kernel does not say. The client's processes have ended."""
+        before, after = self._machine, _machine_s()
+        if before is None or after is None:
+            return None
+        return MachineLoad(
+            processors=os.cpu_count() or 1, wall_s=round(time.monotonic() - self._begin, 3),
+            busy_s=round(after[0] - before[0], 2), stolen_s=round(after[1] - before[1], 2),
+            own_s=round(max(0.0, self._own_s() - self._own), 2) if self._knows_server else None)
+
+    def _own_s(self) -> float:
+        mine = os.times()
+        pids = [pid for supervisor in self._supervisors for pid in (supervisor, *descendants(supervisor))]
+        return mine.user + mine.system + mine.children_user + mine.children_system + _processes_s(pids)
+
+
+def _machine_s() -> tuple[float, float] | None:
+    """Return the seconds that the processors were busy since the machine started, and those that were stolen."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        counts = [int(word) for word in words]
+        return sum(counts[place] for place in _BUSY) / _TICKS, counts[_STEAL] / _TICKS
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _processes_s(pids: Iterable[int]) -> float:
+    """Return the processor time of processes and of their children that have ended."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            total += sum(map(int, fields[_TIMES]))
+    return total / _TICKS
