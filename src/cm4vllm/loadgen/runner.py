@@ -24,7 +24,15 @@ from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.machine_load import MachineMeter
 from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
-from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, ClientRecord, FailureRecord, MachineLoad, RunRecord, RunSettings
+from cm4vllm.loadgen.records import (
+    FAILURE_FILE,
+    RUN_FILE,
+    ClientRecord,
+    FailureRecord,
+    MachineLoad,
+    RunRecord,
+    RunSettings,
+)
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
