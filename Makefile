@@ -2,14 +2,15 @@
 #
 #   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
 #   make test   the test suite, one real rehearsal included
+#   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, GPTQ, a killed owner
 #   make setup  what both share: environment, package, CM home
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 ARGS   ?=
-# Tests side by side: one more than there are processors, because many wait. tests/conftest.py says which run alone.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 1 : 8 )))
+# Tests side by side: two more than there are processors, because many wait. tests/conftest.py says which run alone.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 2 : 8 )))
 
 # A CM home of our own: nothing else on the machine changes, and no other repository's script engine comes first.
 CM_REPOS ?= $(CURDIR)/.cm
@@ -17,7 +18,7 @@ export CM_REPOS
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test check clean
+.PHONY: setup run test test-long check clean
 
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
@@ -28,7 +29,10 @@ run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
 
 test: setup $(VENV)/.installed-test check
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+
+test-long: setup $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff check --no-cache src script automation tests benchmarks

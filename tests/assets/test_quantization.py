@@ -127,6 +127,7 @@ echo '{{"layers": ["model.layers.0.mlp.up_proj"], "ignored": [], "tools": {{}}}}
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.xdist_group("vllm-2")
 def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
     from cm4vllm.assets.checkpoint import read_checkpoint

@@ -8,7 +8,7 @@ import pytest
 
 from cm4vllm.common.errors import Interrupted
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("vllm-2")]
 
 #: Seconds that Ray's installation and a node's start may take on a busy machine.
 FIRST_START_S = 600

@@ -14,6 +14,7 @@ from cm4vllm.common.errors import ServerDied
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.xdist_group("vllm-2"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers of vLLM's CPU backend need two cores"),
 ]

@@ -108,7 +108,10 @@ def stuck(record, folder) -> str:
     return watch.heartbeat.reason
 
 
-@pytest.mark.parametrize("killed", [("owner", "supervisor"), ("engine",)], ids="+".join)
+@pytest.mark.parametrize("killed", [
+    pytest.param(("owner", "supervisor"), id="owner+supervisor", marks=pytest.mark.long),
+    pytest.param(("engine",), id="engine"),
+])
 def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, python, str(model), str(tmp_path / "server")],
                              stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
