@@ -1,6 +1,6 @@
 """What cmind loads for `cm <action> script`: a shell over cm4vllm.engine.
 
-cmind executes this file anew on every call, and shows the docstrings of these methods for --help.
+cmind executes this file again on every call, and shows the docstrings of these methods for --help.
 """
 
 import importlib.util

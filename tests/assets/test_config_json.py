@@ -123,11 +123,11 @@ def test_an_odd_index_of_shards_is_refused(model, text):
 ], ids=range(13))  # fmt: skip
 def test_an_odd_header_of_weights_is_refused(model, header):
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(4))
-    with pytest.raises(ModelError, match="not a whole safetensors file"):
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
         read_checkpoint(model)
 
 
 def test_a_scale_that_ends_within_a_value_is_refused(model):
     safetensors(model / "model.safetensors", {"0.k_scale": ("F32", [1], 5)})
-    with pytest.raises(ModelError, match="not a whole safetensors file"):
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
         unset_scales(model)

@@ -145,7 +145,7 @@ def test_what_was_proved_for_another_digest_is_read_again(storage, target):
 
 
 def test_a_manifest_that_names_another_digest_than_the_catalogue_is_refused(storage, target):
-    with pytest.raises(DownloadError, match="not the file that was published"):
+    with pytest.raises(DownloadError, match="not the published file"):
         download(manifest(storage), target, {"big.pkl": "md5:" + "0" * 32})
     assert not (target / "big.pkl").exists()
 

@@ -88,7 +88,7 @@ def test_the_published_v41_command_is_understood():
     assert (same.round.name, same.benchmark.name, same.settings.num_workers) == ("v4.1", "llama2-70b-99", 12)
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
-        "--implementation", "_all-scenarios goes before --scenario",
+        "--implementation", "_all-scenarios overrides --scenario",
     ]
 
 

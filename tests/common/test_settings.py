@@ -35,8 +35,8 @@ def test_absent_and_empty_keys_leave_the_default():
 
 @pytest.mark.parametrize(("key", "value", "fitting"), [
     ("CM_HEAT", "warm", "it must be a number"), ("CM_LIT", "maybe", "it must be yes or no"),
-    ("CM_TRAYS", "1.5", "it must be a whole number"), ("CM_FAN", "half", "it is one of off, full"),
-    ("CM_RACK", "top", "it is one of high, low"),
+    ("CM_TRAYS", "1.5", "it must be a whole number"), ("CM_FAN", "half", "it must be one of off, full"),
+    ("CM_RACK", "top", "it must be one of high, low"),
 ])
 def test_a_value_that_does_not_fit_names_its_key_and_what_fits(key, value, fitting):
     with pytest.raises(UsageError, match=f"{key}='{value}'") as error:

@@ -19,7 +19,7 @@ ACTIONS = [("run", "script", "--tags=one"), ("plan", "script", "--tags=one"), ("
 
 def answered(result):
     """Assert that a result is one of the engine's, not that of an exception, and return its text."""
-    assert "this is a fault of cm4vllm" not in str(result.get("error"))
+    assert "this is a bug in cm4vllm" not in str(result.get("error"))
     return str(result.get("error", ""))
 
 
@@ -27,7 +27,7 @@ def told(done):
     """Assert that a command ended as the engine ends it, and return what it printed."""
     output = done.stdout + done.stderr
     assert "Traceback" not in output, output
-    assert "this is a fault of cm4vllm" not in output, output
+    assert "this is a bug in cm4vllm" not in output, output
     return output
 
 
@@ -66,10 +66,10 @@ def test_a_meta_that_is_none_hides_no_other(home, text):
 
 
 @pytest.mark.parametrize(("words", "code", "text"), [
-    (("--tags",), 20, "which script?"), (("--tags=one", "--version=.."), 20, "is no version"),
+    (("--tags",), 20, "which script?"), (("--tags=one", "--version=.."), 20, "is not a version"),
     (("--tags=one", "--adr.two=x"), 20, "--adr.two.tags=_variation"), (("--tags=one,_d.#",), 20, "d.<value>"),
     (("--tags=one", "--save_to_json=/nowhere/x.json"), 41, "its folder does not exist"),
-    (("--tags=one", "--repro", "--repro_dir=/proc/x"), 41, "cannot be made"),
+    (("--tags=one", "--repro", "--repro_dir=/proc/x"), 41, "cannot be created"),
 ])
 def test_odd_flags_are_refused_by_their_name(home, words, code, text):
     home.script("one", {"variations": {"d.#": {}}}, run="true\n")
@@ -106,7 +106,7 @@ def test_a_cache_entry_whose_result_is_rubbish_is_made_again(home, state, capsys
     (home.entries()[0] / "cm-cached-state.json").write_text(state)
     answered(home.act("plan", "script", "--tags=one"))
     answered(home.act("doctor", "script"))
-    assert "is broken" in capsys.readouterr().out
+    assert "is damaged" in capsys.readouterr().out
     assert home.act("run", "script", "--tags=one")["return"] == 0
     assert "making it again" in capsys.readouterr().out
 
@@ -128,7 +128,7 @@ def test_an_index_that_is_none_is_told_by_the_doctor(home, capsys):
     (home.path / "index.json").write_text(json.dumps({**index, "5b4e0237da074764": {"x": 5}}))
     answered(home.act("plan", "script", "--tags=one"))
     home.act("doctor", "script")
-    assert "is no index of CM" in capsys.readouterr().out
+    assert "is not an index of CM" in capsys.readouterr().out
 
 
 PLAIN = [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "gbk"}]

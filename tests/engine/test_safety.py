@@ -114,7 +114,7 @@ def test_a_script_that_keeps_secrets_is_found_in_the_cache_all_the_same(home):
 def test_a_secret_that_is_typed_is_remarked(home):
     home.script("one")
     done = home.cli("run", "script", "--tags=one", f"--env.HF_TOKEN={TOKEN}")
-    assert "--env.HF_TOKEN shows in the list of processes" in done.stdout
+    assert "--env.HF_TOKEN is visible in the list of processes" in done.stdout
     assert TOKEN not in done.stdout
 
 
@@ -150,7 +150,7 @@ def test_a_secret_anywhere_on_the_command_line_is_in_nothing_that_a_run_leaves(h
         assert secret not in done.stdout + done.stderr
         assert json.dumps(secret)[1:-1] not in done.stdout + done.stderr
     if "--plan" not in flags and "url" not in typed:
-        assert f"{typed.partition('=')[0]} shows in the list of processes" in done.stdout + done.stderr
+        assert f"{typed.partition('=')[0]} is visible in the list of processes" in done.stdout + done.stderr
 
 
 def test_no_secret_goes_into_a_dockerfile(home):
@@ -175,7 +175,7 @@ def test_short_words_are_no_secrets_and_lines_of_long_ones_are():
     ("no-such-tool-here", "install no-such-tool-here"), ("kill -KILL $$", "lack of memory"),
     ("echo 'No space left on device' >&2; false", "free disk space"),
     ("echo 'fatal: Could not resolve host: x' >&2; false", "network"),
-    ("python3 -c 'import no_such_module'", "lacks the package no_such_module"), ("exit 41", "read the log")])
+    ("python3 -c 'import no_such_module'", "the package no_such_module is missing"), ("exit 41", "read the log")])
 def test_failing_command_is_told_whole(home, command, remedy):
     folder = home.script("one", run=f"for n in $(seq 30); do echo line $n; done\n{command}\nexit $?\n")
     error = home.run("one")["error"]

@@ -148,7 +148,7 @@ def test_a_recording_is_replayed_to_the_same_facts_with_counted_uuids():
 @pytest.mark.skipif(has_driver, reason="this machine has an NVIDIA driver")
 def test_this_machine_without_a_driver_has_no_gpus_and_nothing_to_record(tmp_path):
     assert detect_gpus() == []
-    with pytest.raises(CmError, match="nothing to record"):
+    with pytest.raises(CmError, match="no GPU to record"):
         record_gpus(tmp_path / "gpus.json")
 
 

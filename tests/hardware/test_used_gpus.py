@@ -44,7 +44,7 @@ def test_the_mig_form_of_older_drivers_is_known():
 
 def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
     mixed = [gpus("l40s-x4")[0], gpus("t4-passthrough")[0]]
-    with pytest.raises(CmError, match="cannot be told") as refused:
+    with pytest.raises(CmError, match="it is not known which GPUs") as refused:
         visible_gpus(mixed, "1")
     assert "PCI_BUS_ID" in refused.value.remedy
     assert [one.gpu.name for one in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]

@@ -108,7 +108,7 @@ def test_a_sample_without_an_end_is_refused(tmp_path):
     times = SampleTimes()
     times.issued(0, [(1, 0, 3), (2, 1, 3)])
     times.completed(5, [(1, 0, 4, False)])
-    with pytest.raises(RunFailed, match="not whole"):
+    with pytest.raises(RunFailed, match="not complete"):
         times.write(tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_read_of_a_worker_ends_the_run_and_does_not_hang_it(make_
         workers.issue(queries)
         assert receiver.over.wait(20)
     [error] = receiver.errors
-    assert "cannot read what its workers answer" in error.what
+    assert "cannot read the messages of its workers" in error.what
 
 
 def workers_below(pid):

@@ -60,7 +60,7 @@ def test_adr_reaches_the_recipes_that_the_job_runs(cm):
 
 @pytest.mark.parametrize(("flag", "error", "words"), [
     ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
-    ("--port=99999", UsageError, ["there is no port 99999"]),
+    ("--port=99999", UsageError, ["port 99999 does not exist"]),
     ("--port=many", UsageError, ["--port='many'", "must be a whole number"]),
     ("--system_file=gone.yaml", UsageError, ["gone.yaml", "system.template.yaml"]),
     ("--dataset_path=gone.json", DatasetError, ["gone.json", "--dataset_path"]),

@@ -136,7 +136,9 @@ def test_headers_are_lines_or_json(text, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", "holds none"), ("{}", "holds none"), ("no colon here-SECRET", "no colon"), ("{not json SECRET", "not JSON"),
+    ("", "contains no header"), ("{}", "contains no header"), ("no colon "
+                                                               "here-SECRET", "no colon"), ("{not json "
+                                                                                            "SECRET", "not JSON"),
     ('{"X": 5}', "not a text"), ("X Y: SECRET", "characters"), ("X: SECRET\x02", "characters"), ("X: ü", "characters"),
     ('{"X": "a\\r\\nHost: SECRET"}', "characters"), ("Host: elsewhere", "client itself"),
     ("content-length: 5", "client itself"), ("X-A: 1\nx-a: 2", "twice"), (": SECRET", "characters"),

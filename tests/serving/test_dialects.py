@@ -158,7 +158,8 @@ def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(faul
 
 
 def test_servers_in_two_dialects_are_not_alike():
-    with TextServer() as one, TextServer(counts=False) as two, pytest.raises(ServerUnsuitable, match="not alike"):
+    with TextServer() as one, TextServer(counts=False) as two, pytest.raises(ServerUnsuitable, match="the servers "
+                                                                                                     "differ"):
         probe(f"{one.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
 
 
@@ -178,7 +179,7 @@ def test_the_tokenizer_of_another_model_is_refused(model, tmp_path):
         record = probed(server)
         with pytest.raises(ServerUnsuitable, match="does not serve other") as caught:
             check_tokenizer(record, replace(model, name="other", path=str(tmp_path / "other")))
-    assert "that model's tokenizer makes 1" in caught.value.cause
+    assert "that model's tokenizer gives 1" in caught.value.cause
 
 
 def test_a_model_without_a_tokenizer_is_refused(model, tmp_path):

@@ -45,7 +45,7 @@ def test_an_engine_with_requests_that_stands_still_is_stuck():
     assert not beats(heartbeat, STANDSTILL_LOOKS, PAGE)  # the first look is what the others are compared with
     reason = beats(heartbeat, 1, PAGE)
     assert "http://a, engine 0: " in reason
-    assert "nothing has moved for 300 s" in reason
+    assert "no progress for 300 s" in reason
 
 
 @pytest.mark.parametrize("pages", [

@@ -41,7 +41,7 @@ def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
     (tmp_path / "one" / SERVER_FILE).unlink()
     (one,) = ours(server)
     assert one.record is None
-    assert status_text([one]).startswith("starting since")
+    assert status_text([one]).startswith("starting for")
 
 
 def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):

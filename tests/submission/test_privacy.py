@@ -128,9 +128,9 @@ def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
     tree = tmp_path / "tree"
     tree.mkdir()
     for content, what in (("x s3cr3t-w0rd x\n", "the value of HF_TOKEN"),
-                          ("key hf_" + "aB3" * 11 + "\n", "what has the form of a key")):
+                          ("key hf_" + "aB3" * 11 + "\n", "text in the form of a key")):
         (tree / "console.txt").write_text(content)
-        with pytest.raises(SubmissionError, match=r"console.txt, line 1, holds a secret") as refused:
+        with pytest.raises(SubmissionError, match=r"console.txt, line 1, contains a secret") as refused:
             refuse_private(tree, words)
         assert refused.value.cause.startswith(what)
         assert not any(word in str(refused.value) for word in ("s3cr3t", "aB3"))
@@ -146,7 +146,7 @@ def test_what_others_have_already_may_name_a_machine_that_is_called_the_same(roo
         refuse_private(tree, words, {"example.md": False})
     refuse_private(tree, words, {"example.md": True})
     (tree / "example.md").write_text("s3cr3t-w0rd\n")
-    with pytest.raises(SubmissionError, match="holds a secret"):
+    with pytest.raises(SubmissionError, match="contains a secret"):
         refuse_private(tree, words, {"example.md": True})
 
 

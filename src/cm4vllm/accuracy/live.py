@@ -34,7 +34,7 @@ _NAMES = ("ROUGE-1", "-2", "-L", "-Lsum")
 
 
 class LiveScores:
-    """Takes answers as they come; says what the scores of the whole run will be, as far as can be told.
+    """Takes answers as they come; estimates the scores of the whole run.
 
     Samples are drawn in a random order before the run, and their answers are scored as they come. When more come than
     the time allows, fewer of those drawn are kept, the first of that order: so each answer that has come had the same

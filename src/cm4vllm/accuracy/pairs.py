@@ -94,7 +94,7 @@ def _verify(scores: PairScores, expected: Mapping[int, Mapping[str, float]]) -> 
         if scores.fmeasures[type_][index] != value
     ]
     if differing:
-        raise RunFailed("the scores are refused: they are not those of rouge-score",
+        raise RunFailed("the scores are refused: they differ from rouge-score's",
                         cause="\n".join([*differing[:5], f"{len(differing)} differences in {len(expected)} pairs"]),
                         remedy="report it with the run's folder; the answers themselves are not in doubt")
 
@@ -133,7 +133,7 @@ def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
                                  initargs=(sentences,)) as pool:
             yield pool
     except BrokenProcessPool as error:
-        raise RunFailed("a process that scores answers ended by itself", cause=str(error),
+        raise RunFailed("a process that scores answers ended unexpectedly", cause=str(error),
                         remedy="most often the memory ran out; score the run again") from error
 
 

@@ -93,7 +93,7 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
 
     `nltk_data` is where the sentence model lies, nltk's own folders without it. Raises RunFailed when the folder holds
     no accuracy run, its log was changed, answers are missing, or rouge-score disagrees; DatasetError, ModelError and
-    InstallError when what scoring needs is not there.
+    InstallError when what scoring needs is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     log = folder / ACCURACY_LOG
@@ -125,7 +125,7 @@ def scorer_of(terms: Terms) -> Scorer:
     """Return the scorer of a benchmark. Raises UsageError where it is not built yet."""
     if terms.scorer not in SCORERS:
         raise UsageError(f"the accuracy of {terms.benchmark} cannot be scored",
-                         cause=f"its scorer {terms.scorer!r} is not built yet")
+                         cause=f"its scorer {terms.scorer!r} is not implemented")
     return SCORERS[terms.scorer]
 
 

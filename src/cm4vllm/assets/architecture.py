@@ -71,7 +71,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 def _needed(config: Mapping[str, Any], key: str) -> int:
     value = whole(config, key, 1)
     if value is None:
-        raise ModelError(f"the model's config.json has no {key!r}", cause="its sizes cannot be known without it",
+        raise ModelError(f"the model's config.json has no {key!r}", cause="its sizes cannot be computed without it",
                          remedy="give the model's whole config.json")
     return value
 

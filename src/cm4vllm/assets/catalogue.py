@@ -28,7 +28,7 @@ class CatalogueModel(Record, frozen=True, kw_only=True):
 
     `mlcommons` is the URL of MLCommons' manifest and `mlcommons_folder` the model's folder in it. `gate` says whose
     consent a download needs, empty for none. `base` names the model that this one was quantised from. `config` holds
-    what the fit advisor needs of config.json while the model is not there. `sources` has a key for each fact.
+    what the fit advisor needs of config.json while the model is not downloaded. `sources` has a key for each fact.
     """
 
     hub: str

@@ -51,7 +51,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises ModelError when the folder, its config.json, tokenizer.json or weights are missing or unreadable.
     """
     if not folder.is_dir():
-        raise ModelError(f"no model in {folder}", cause="there is no such folder",
+        raise ModelError(f"no model in {folder}", cause="the folder does not exist",
                          remedy="give the folder that holds config.json: --tags=...,_path.<folder>")
     config = json_object(folder / "config.json")
     if not (folder / "tokenizer.json").is_file():
@@ -114,7 +114,7 @@ def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
                     values = b"".join(b"\0\0" + values[at:at + 2] for at in range(0, len(values), 2))
                 kind = _FLOATS[data_type]
                 if len(values) % struct.calcsize(kind):
-                    raise ModelError(f"{path} is not a whole safetensors file", cause=f"{name} ends within a value",
+                    raise ModelError(f"{path} is not a complete safetensors file", cause=f"{name} ends within a value",
                                      remedy="copy or download the model again")
                 yield name, [value for value, in struct.iter_unpack(kind, values)]
 
@@ -133,7 +133,8 @@ def _check_shards(folder: Path) -> None:
     named = {str(name) for name in section(json_object(index), "weight_map").values()}
     missing = sorted(name for name in named if "\0" in name or not (folder / name).is_file())
     if missing:
-        raise ModelError(f"{folder} lacks weights", cause=f"{len(missing)} of {len(named)} files that its index names: "
+        raise ModelError(f"weights are missing in {folder}", cause=f"{len(missing)} of {len(named)} files that its "
+                                                                   "index names: "
                          f"{', '.join(missing[:3])}", remedy="copy or download the model again")
 
 
@@ -157,7 +158,7 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
         for name, tensor in header.items():
             (first, last), shape = tensor["data_offsets"], tensor["shape"]
             if not all(type(number) is int and number >= 0 for number in (first, last - first, *shape)):
-                raise ValueError(f"the tensor {name} has a place or a shape that cannot be")
+                raise ValueError(f"the tensor {name} has an impossible offset or shape")
             first, last = 8 + length + first, 8 + length + last
             found[str(name)] = str(tensor["dtype"]), list(shape), slice(first, last)
             end = max(end, last)
@@ -165,7 +166,7 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             raise ValueError(f"{size} bytes, where its header promises {end}")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
-        raise ModelError(f"{path} is not a whole safetensors file", cause=str(error),
+        raise ModelError(f"{path} is not a complete safetensors file", cause=str(error),
                          remedy="copy or download the model again; a git clone without LFS holds only pointers"
                          ) from error
 

@@ -16,7 +16,7 @@ _LARGEST = 10**15
 _AGAIN = "copy or download the model again"
 
 
-def json_object(path: Path, why: str = "it is what makes a folder a model") -> dict[str, Any]:
+def json_object(path: Path, why: str = "a model folder needs this file") -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises ModelError; `why` says what a missing one is needed for."""
     try:
         value = json_of(path.read_bytes())

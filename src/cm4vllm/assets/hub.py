@@ -90,7 +90,8 @@ def snapshot(name: str, revision: str) -> Snapshot:
             say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
             return found
         raise DownloadError(f"the model {name} cannot be downloaded", cause=_first_line(error),
-                            remedy="run again: what has arrived is kept\nor download it where the hub is reachable and "
+                            remedy="run again: what was downloaded is kept\nor download it where the hub is reachable "
+                                   "and "
                                    "give the folder: --tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror"
                             ) from error
 
@@ -98,7 +99,7 @@ def snapshot(name: str, revision: str) -> Snapshot:
 def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path) -> None:
     """Put the large files where the hub's client keeps them.
 
-    It would download each anew after an interruption; ours goes on in the middle of one.
+    It would download each again after an interruption; ours continues a partial download.
     """
     from huggingface_hub import hf_hub_url
 
@@ -141,7 +142,7 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
             path.unlink(missing_ok=True)
             raise DownloadError(f"{file.rfilename} of {name} has a wrong digest, and was removed",
                                 cause=f"it is {got}, the hub names {expected}",
-                                remedy="run again; if that does not help, something on the way changes it")
+                                remedy="run again; if that does not help, a proxy or mirror changes the file")
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def _disk(repository: Path) -> Iterator[None]:
     """Tell a full disk as such, and give back what an unfinished file takes of it; whole files stay."""
     try:
         with translated_os_errors("download to", repository, "HF_HOME"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Not enough free disk space")  # told by require_space, as an error
+            warnings.filterwarnings("ignore", "Not enough free disk space")  # reported by require_space, as an error
             yield
     except DiskFull:
         for part in repository.glob("blobs/*.incomplete"):

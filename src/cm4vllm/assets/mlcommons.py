@@ -63,12 +63,12 @@ def read_manifest(url: str) -> Manifest:
     base = _text(address).strip().rstrip("/")
     listed = _text(address.removesuffix(".uri") + ".md5")
     if urlsplit(base).scheme not in ("http", "https"):
-        raise DownloadError(f"{address} is not a manifest", cause=f"it holds {base[:80]!r}, not the URL of a folder")
+        raise DownloadError(f"{address} is not a manifest", cause=f"it contains {base[:80]!r}, not the URL of a folder")
     digests: dict[str, str] = {}
     for line in filter(str.strip, listed.splitlines()):
         found = re.fullmatch(r"([0-9a-f]{32})[ *]+(?:\./)?(\S.*)", line.strip())
         if found is None or not _inside(found[2]):
-            raise DownloadError(f"the list of files of {address} is not usable", cause=f"it holds {line[:80]!r}")
+            raise DownloadError(f"the list of files of {address} is not usable", cause=f"it contains {line[:80]!r}")
         digests[found[2]] = f"md5:{found[1]}"
     return Manifest(PurePosixPath(parts.path).stem, base, digests)
 
@@ -86,9 +86,9 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
             raise DownloadError(f"{manifest.name} has no file {name}",
                                 cause=f"its manifest lists {', '.join(sorted(manifest.digests)[:8]) or 'nothing'}")
         if digest and digest != listed:
-            raise DownloadError(f"{name} is not the file that was published",
+            raise DownloadError(f"{name} is not the published file",
                                 cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
-                                remedy="compare with the benchmark's page; a file of your own is used with _path.#")
+                                remedy="compare with the benchmark's page; your own file is used with _path.#")
     with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
         proofs = Proofs(folder)
         _prove(manifest, folder, wanted, proofs, again=again)
@@ -108,13 +108,14 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], proofs: Proo
     if not names:
         return
     total = amount(sum((folder / name).stat().st_size for name in names))
-    with step(f"checking what is there of {manifest.name}: {total}, {len(names)} files") as progress:
+    with step(f"checking the existing files of {manifest.name}: {total}, {len(names)} files") as progress:
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
             if (got := proofs.prove(name, manifest.digests[name])) != manifest.digests[name]:
                 (folder / name).unlink()
-                warn(f"{folder / name} was not the published file, {manifest.digests[name]}, but {got}: removed, and "
-                     "downloaded anew")
+                warn(f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
+                     "removed, and "
+                     "downloaded again")
 
 
 def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], proofs: Proofs) -> None:
@@ -175,10 +176,10 @@ def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
     remedy = ("MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
               "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#")
     if login:
-        return DownloadError(f"{address} is for MLCommons' members", cause=f"HTTP {error.code}, a login is asked for",
+        return DownloadError(f"{address} is for MLCommons' members", cause=f"HTTP {error.code}, a login is required",
                              remedy=remedy.replace("URL", address))
     return DownloadError(f"{address} cannot be downloaded", cause=f"HTTP {error.code} {error.reason}",
-                         remedy="https://inference.mlcommons-storage.org lists what there is")
+                         remedy="https://inference.mlcommons-storage.org lists the available files")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

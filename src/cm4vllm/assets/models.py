@@ -99,7 +99,7 @@ def tokenizer_file(model_path: str) -> Path:
     """Return a model's tokenizer. Raises ModelError where it has none that can be used."""
     path = Path(model_path) / "tokenizer.json"
     if not model_path or not path.is_file():
-        raise ModelError("the tokens of this server cannot be known without the tokenizer of its model",
+        raise ModelError("the tokens of this server cannot be counted without the tokenizer of its model",
                          cause=f"the server gives text and no token ids, and {model_path or 'the model'} has no "
                          f"{path.name}",
                          remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json")
@@ -117,7 +117,7 @@ def check_unchanged(record: ModelRecord) -> None:
     if noted and fingerprint(Path(record.path)) != noted:
         raise ModelError(
             f"the files of {record.path} have changed since they were read",
-            cause="the record of its digest and data types is older than the files",
+            cause="its digest and data types were recorded from the older files",
             remedy="read them again: cm run script --tags=get,ml-model with the same variation and --renew",
         )
 
@@ -125,7 +125,7 @@ def check_unchanged(record: ModelRecord) -> None:
 def _tiny(python: str, folder: Path) -> ModelRecord:
     if not python:
         raise ModelError(
-            "the tiny model is not there yet, and nothing is installed when a server is given",
+            "the tiny model has not been made yet, and nothing is installed when a server is given",
             cause="it is trained with the packages of vLLM's environment",
             remedy="train it once: cm run script --tags=get,ml-model,_tiny\n"
                    "or use the model that the server serves: add its folder to the tags, as _path.<folder>",

@@ -16,7 +16,7 @@ from cm4vllm.common.files import json_of
 
 __all__ = ["COLUMNS", "read_published", "require_file", "rows_of"]
 
-#: The columns of ours.
+#: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")
 #: The published names of ours, by benchmark: llama2-70b and llama3.1-8b have ours; mixtral-8x7b and llama3.1-405b have
 #: gt_output (language/*/dataset.py, evaluate-accuracy.py); deepseek-r1 and gpt-oss-120b the others (eval_accuracy.py).

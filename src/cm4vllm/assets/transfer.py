@@ -47,9 +47,10 @@ def fetch(address: str, path: Path, size: int, digest: str, headers: Mapping[str
         raise
     if got != digest:
         part.unlink()
-        raise DownloadError(f"{address.rpartition('/')[2]} has arrived with a wrong digest, and was removed",
+        raise DownloadError(f"{address.rpartition('/')[2]} has a wrong digest, and was removed",
                             cause=f"it is {got}, the publisher names {digest}",
-                            remedy="run again; if that does not help, something on the way or the publisher changes it")
+                            remedy="run again; if that does not help, a proxy changes the file or the publisher has "
+                                   "changed it")
     part.replace(path)
 
 
@@ -115,7 +116,8 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
             cause = str(error)
         except _TooLong:
             part.unlink()
-            raise DownloadError(f"{address} is longer than its publisher says", cause=f"more than {amount(size)} came",
+            raise DownloadError(f"{address} is longer than its publisher "
+                                "says", cause=f"more than {amount(size)} were received",
                                 remedy="run again; if that does not help, something on the way or the publisher "
                                 "changes it") from None
         else:
@@ -125,7 +127,7 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
         if attempt < _ATTEMPTS:
             time.sleep(PAUSE_S)
     raise DownloadError(f"{address} could not be downloaded", cause=f"{cause} ({amount(present(part))} of "
-                        f"{amount(size)} are there)", remedy="run again: the download goes on where it stopped")
+                        f"{amount(size)} are downloaded)", remedy="run again: the download continues where it stopped")
 
 
 def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[int], None]) -> None:

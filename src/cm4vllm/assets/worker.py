@@ -1,4 +1,4 @@
-"""Programs of ours that run in another environment's Python: their lines as they come, and their end with ours."""
+"""Our programs in another environment's Python: subprocesses read line by line, which end with this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT_LINES = 40
 def run_worker(words: Sequence[str], tell: Callable[[str], None]) -> tuple[int, list[str]]:
     """Run a program to its end, handing each line it prints to `tell`; return its exit status and its last lines."""
     lines: list[str] = []
-    # No PYTHONPATH: that environment's packages are its own, and none of ours may come before them.
+    # No PYTHONPATH: that environment has its own packages, and ours may not come before them.
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     with subprocess.Popen(words, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, preexec_fn=die_with_parent) as process:

@@ -1,1 +1,1 @@
-"""The whole job: which runs in which order, on which server, and what came of them."""
+"""The whole job: which runs in which order, on which server, and their outcome."""

@@ -73,7 +73,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
 
 
 def command_line(given: Mapping[str, Any]) -> str:
-    """Return the command that the entry was started by, for the records, and tell of what it asks for in vain."""
+    """Return the command that the entry was started by, for the records, and print a note on flags without effect."""
     if "mlperf-implementation" in (given.get("adr") or {}):
         say("note: --adr.mlperf-implementation: the built-in client replaces the old fork of the reference client")
     return stored_command(["cm", "run", "script", *(given.get("cmd") or [f"--tags={given.get('tags', '')}"])])

@@ -70,7 +70,7 @@ def run(job: Job, recipes: Recipes, command: str) -> Report:
 
 
 class _Execution:
-    """What is known while the steps are taken: what they exported, and what came of each."""
+    """What is known while the steps are taken: what they exported, and the outcome of each."""
 
     def __init__(self, job: Job, recipes: Recipes, command: str) -> None:
         self.job = job
@@ -84,7 +84,7 @@ class _Execution:
         self.has_campaign = False
 
     def take(self, step: Step) -> None:
-        """Run one step, unless its condition does not hold, and record what came of it."""
+        """Run one step, unless its condition does not hold, and record the outcome."""
         if step.condition is not None and not self._holds(step.condition):
             self._record(step, {}, Outcome.LEFT_OUT, why=f"it is run only if {step.condition.words}")
             return
@@ -193,8 +193,9 @@ class _Execution:
         result = read_performance(self._folder(name))
         if result.duration >= result.min_duration:
             return False
-        say(f"{name} ended after {result.duration}, before the {result.min_duration} that the rules ask: the server is "
-            "faster than it was before. It is made again, sized by the rate just seen")
+        say(f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
+            "server was "
+            "faster than in the run before. It is repeated, sized by the rate just measured")
         return True
 
     def missed_limits(self, name: str) -> bool:
@@ -202,8 +203,9 @@ class _Execution:
         result = read_performance(self._folder(name))
         if result.valid or result.duration < result.min_duration:
             return False
-        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is made again at "
-            "the next lower rate that the search can tell from it")
+        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
+            "the "
+            "next lower rate that the search can distinguish from it")
         return True
 
     def has_no_earlier_result(self, place: str) -> bool:
@@ -219,13 +221,14 @@ _NEEDS: Mapping[Need, Callable[[_Execution, str], bool]] = {
 
 
 def _require_stand_in(env: Mapping[str, str]) -> None:
-    """Raise UsageError unless a server whose model nobody named serves the stand-in."""
+    """Raise UsageError unless a server for which no model was named serves the stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
     if server.model_name != TINY_NAME:
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
-            cause="its files describe the result, and its dataset is the benchmark's: the stand-in's would be taken "
-            "for them",
+            cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
+                  "dataset would "
+            "be used instead",
             remedy=f"name it: --vllm_model_name={server.model_name}, if that is its hub id or its name in the "
             "catalogue;\notherwise with its files: --tags=run-mlperf,inference,_path.FOLDER; _tiny says that it is the "
             "stand-in")
@@ -246,7 +249,7 @@ _CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
 
 
 def _report(job: Job, execution: _Execution) -> Report:
-    """Write the pages and print the table; then raise what came of the checkers, or of the result itself."""
+    """Write the pages and print the table; then raise the error of the checkers, or of the result itself."""
     if set(job.modes) != set(Mode):
         say("no submission tree: it needs an accuracy and a performance run of each scenario")
     report = load(job.out)
@@ -258,7 +261,7 @@ def _report(job: Job, execution: _Execution) -> Report:
     if invalid and not job.rehearsal:
         raise InvalidResult("the rules call this result invalid", cause="\n".join(invalid),
                             remedy="the report names the limit that was missed; a lower --server_target_qps or a "
-                            "higher --offline_target_qps usually mends it")
+                            "higher --offline_target_qps usually helps")
     return report
 
 

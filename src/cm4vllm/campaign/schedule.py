@@ -49,7 +49,7 @@ def common_inputs(job: Job) -> dict[str, str]:
 
 
 def schedule(job: Job) -> tuple[Step, ...]:
-    """Return the steps of a job in their order. What only the run can tell is named by the step that tells it."""
+    """Return the steps of a job in their order. A value known only in the run is named by the step that exports it."""
     return (*_before(job), *_assets(job), *_runs(job), *_submission(job))
 
 
@@ -59,7 +59,7 @@ def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tu
 
 
 def _before(job: Job) -> Iterator[Step]:
-    """Give the steps before hours are spent: a result that nobody could check is not begun."""
+    """Give the steps before hours are spent: a result that cannot be checked is not begun."""
     if job.settings.run_checker:
         yield Step(name="checker source", tags="get,mlperf,inference,src", gives="the official checkers' files",
                    without="the official checker will not run on this rehearsal" if job.rehearsal else "")
@@ -148,7 +148,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
 
 
 def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
-    """Give the performance run, and once more where a target of ours may let it end too early to be valid."""
+    """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = _name(scenario, Mode.PERFORMANCE), _folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
     inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: folder, **target}
@@ -181,7 +181,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         TARGET: MeasuredTarget(step=rate)}
     yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
                gives=f"{folder}/search.json", condition=condition,
-               notes=("short runs at rates of its own look for the highest rate that keeps the latency limits",))
+               notes=("short runs at different rates search for the highest rate that keeps the latency limits",))
 
 
 def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -275,7 +275,7 @@ def _duration(job: Job, scenario: Scenario) -> Duration | None:
 
 
 def _submission(job: Job) -> Iterator[Step]:
-    """Give the steps that build the tree and have it checked; it needs both modes."""
+    """Give the steps that build the tree and check it; it needs both modes."""
     if set(job.modes) != set(Mode):
         return
     yield Step(name="submission", tags="generate,mlperf,inference,submission", gives="submission/")

@@ -152,14 +152,14 @@ def _notes(settings: CampaignSettings) -> list[str]:
     if settings.implementation == "reference":
         notes.append("--implementation=reference: the built-in asynchronous client takes the reference client's place")
     if settings.scenario and settings.all_scenarios:
-        notes.append(f"_all-scenarios goes before --scenario={settings.scenario}: all scenarios are run")
+        notes.append(f"_all-scenarios overrides --scenario={settings.scenario}: all scenarios are run")
     if settings.device and settings.api_server:
-        notes.append(f"--device={settings.device}: ignored, it says nothing of the server at --api_server")
+        notes.append(f"--device={settings.device}: ignored, it does not affect the server at --api_server")
     if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:
         for flag, value in (("test_query_count", settings.test_query_count),
                             ("max_test_duration", settings.max_test_duration)):
             if value is not None:
-                notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules ask")
+                notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules require")
     return notes
 
 
@@ -175,8 +175,9 @@ def _quantisation(settings: CampaignSettings) -> str:
         raise UsageError(f"--quantize={settings.quantize} names {len(asked)} schemes",
                          remedy=f"name one of them; {KV_FP8} can be added to it")
     if names and settings.api_server:
-        raise UsageError("--quantize cannot be given with --api_server", cause="the server there has its model already",
-                         remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve what comes of it")
+        raise UsageError("--quantize cannot be given with "
+                         "--api_server", cause="the running server has already loaded its model",
+                         remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve the result")
     if asked:
         require_scheme(QuantizationSettings(scheme=asked[0], kv_fp8=KV_FP8 in names))
     return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
@@ -190,7 +191,7 @@ def _one_rate(settings: CampaignSettings) -> None:
 
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise UsageError(f"--{flag}={value} is not there", remedy=nearest(value, choices))
+        raise UsageError(f"--{flag}={value} is not supported", remedy=nearest(value, choices))
 
 
 def _positive(flag: str, value: float | None) -> None:

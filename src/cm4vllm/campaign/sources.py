@@ -106,8 +106,9 @@ def sources(
         flag = "dataset_path" if dataset_path else "calibration_path"
         raise UsageError(f"--{flag} is given, but no model",
                          cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
-                         remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in all the "
-                         "same, with _tiny among the tags")
+                         remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
+                                "explicitly, "
+                         "with _tiny among the tags")
     tiny_data = dataset == "tiny" or (stand_in and dataset != "benchmark")
     return Sources(
         benchmark=benchmark, model=model, named=bool(asked or name),

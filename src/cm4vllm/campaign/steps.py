@@ -78,7 +78,7 @@ class Duration(Record, frozen=True, kw_only=True):
 
 
 class Brings(Record, frozen=True, kw_only=True):
-    """What a step brings onto the machine beyond what its recipe says; `disk_bytes` is 0 where nobody says how much.
+    """What a step downloads or installs beyond what its recipe states; `disk_bytes` is 0 where the size is not known.
 
     `how` is download, install or make; `source` says where the size comes from.
     """

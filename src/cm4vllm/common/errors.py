@@ -9,11 +9,11 @@
       PortInUse              32   another program listens on the server's port
       ServerDied             33   the server ended by itself
       ServerNotReady         34   the server did not serve a completion in time
-      ServerStuck            35   the server lives, but no longer works
+      ServerStuck            35   the server process is up but has stopped responding
       DiskFull               40   no space left where the results or the assets go
       NotWritable            41   no permission to write there
       InstallError           42   a package or an environment could not be installed
-      SourceUnavailable      43   a source repository could not be had
+      SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded whole
       RunFailed              50   requests failed, or the LoadGen process died
       InvalidResult          51   the run ended well, but the rules call its result invalid
@@ -67,8 +67,8 @@ __all__ = [
 class CmError(Exception):
     """A failure with what failed, why, and what to do about it.
 
-    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done. `state` is what a
-    program that asked for JSON gets all the same, under `new_state`.
+    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done. `state` is also
+    given to a program that asked for JSON, under `new_state`.
     """
 
     exit_code = 1
@@ -82,13 +82,13 @@ class CmError(Exception):
         self.state = state or {}
 
     def reworded(self, old: str, new: str) -> None:
-        """Put other words in place: a path that has changed, the flag that a key was given by."""
+        """Replace words of the message: a path that has changed, the flag that a key was given by."""
         for part in ("what", "cause", "remedy"):
             setattr(self, part, getattr(self, part).replace(old, new))
 
     @classmethod
     def again(cls, exit_code: int, text: str) -> CmError:
-        """Make the error that a nested run told by its exit code and its text."""
+        """Make the error that a nested run reported by its exit code and its text."""
         kind = next((kind for kind in _subclasses(CmError) if kind.exit_code == exit_code), CmError)
         error = kind(text)
         error.exit_code = exit_code
@@ -272,8 +272,8 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
             ) from error
         if error.errno == errno.ENOENT:
             raise NotWritable(
-                f"cannot {action} {path}", cause=f"there is no {error.filename or path}, and it cannot be made",
-                remedy=f"see that nothing removes it meanwhile, or choose {other}"
+                f"cannot {action} {path}", cause=f"{error.filename or path} does not exist and cannot be created",
+                remedy=f"check that no other program removes it during the run, or choose {other}"
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(

@@ -48,7 +48,7 @@ def given_path(text: str) -> Path:
 
     path = Path(text).expanduser()
     if not path.is_absolute():
-        raise UsageError(f"{text} is a relative path", cause="a cached recipe works in a folder of its own",
+        raise UsageError(f"{text} is a relative path", cause="a cached recipe runs in its own folder",
                          remedy=f"give the whole path, as /folder/{path.name}")
     return path
 
@@ -145,7 +145,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
 
 
 def _inode(folder: Path) -> int:
-    """Return what tells a folder from another of its name; 0 where there is none."""
+    """Return a number that identifies a folder among others of its name; 0 where there is none."""
     try:
         return folder.stat().st_ino
     except OSError:
@@ -153,8 +153,8 @@ def _inode(folder: Path) -> int:
 
 
 def _vanished(target: Path, staging: Path) -> NotWritable:
-    return NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was filled",
-                       remedy="run it again, and see that nothing cleans up there meanwhile")
+    return NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was being written",
+                       remedy="run it again, and check that no other program deletes files there during the run")
 
 
 def sha256_of(path: Path) -> str:
@@ -180,7 +180,7 @@ def working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory was removed", cause="the shell stands in a folder that is gone",
+        raise UsageError("the working directory was removed", cause="the current folder of the shell no longer exists",
                          remedy="change to a folder that exists, for example: cd ~") from None
 
 
@@ -235,8 +235,8 @@ def require_writable(folder: Path) -> None:
     if not os.access(there, os.W_OK | os.X_OK):
         raise NotWritable(f"cannot write to {folder}", cause=f"no permission to write to {there}",
                           remedy=f"{elsewhere}, or change its permissions")
-    if not os.statvfs(there).f_blocks:  # as in /proc, where nobody can make a folder or a file
-        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is on a file system that holds no files",
+    if not os.statvfs(there).f_blocks:  # as in /proc, where no folder or file can be made
+        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is on a file system that cannot store files",
                           remedy=elsewhere)
 
 

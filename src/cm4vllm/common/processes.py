@@ -1,4 +1,4 @@
-"""Child processes: run with their output kept, ended with their parent, and their exit told in words."""
+"""Child processes: run with their output kept, ended with their parent, and their exit status described."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum))
     except (AttributeError, OSError):
         return
-    if os.getppid() != parent:  # the parent ended before the kernel was told
+    if os.getppid() != parent:  # the parent ended before the kernel had the request
         os.kill(os.getpid(), signum)

@@ -40,7 +40,7 @@ class ProgramFile:
 
 
 def commit_of_this_repository() -> str:
-    """Return the git commit that this code is of, with `+changes` when files differ; empty where nothing tells it."""
+    """Return the git commit that this code is of, with `+changes` when files differ; empty where it is not known."""
     root = _root()
     if (root / ".git").exists():
         commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
@@ -69,12 +69,12 @@ def program_files() -> list[ProgramFile]:
     """Return the files of this program, by their path in the repository; hidden ones are left out.
 
     They are those that git lists, that a published copy's MANIFEST lists, that the installed package's RECORD lists, or
-    those of a checkout without git. Raises CmError where they cannot be told.
+    those of a checkout without git. Raises CmError where they cannot be listed.
     """
     root = _root()
     files = _of_git(root) or _of_manifest(root) or _of_package(root) or _of_folder(root)
     if not any(file.name == "cmr.yaml" for file in files):
-        raise CmError(f"the files of the program in {root} cannot be listed", cause="no cmr.yaml is among them",
+        raise CmError(f"the files of the program in {root} cannot be listed", cause="the list has no cmr.yaml",
                       remedy="run it from a git checkout, or install it with pip")
     return sorted(files, key=lambda file: file.name)
 
@@ -87,7 +87,7 @@ def _root() -> Path:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        # Another user's checkout, as in a container, is read all the same: nothing of it is run.
+        # Another user's checkout, as in a container, is read too: nothing of it is run.
         done = run(["git", "-c", "safe.directory=*", "-C", root, *words])
     except FileNotFoundError:
         return None

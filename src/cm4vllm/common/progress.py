@@ -48,7 +48,7 @@ def warn(text: str) -> None:
 
 
 class Step:
-    """One piece of work under way, told how far it is by `update`; `note` is shown with it."""
+    """One piece of work in progress; `update` sets how far it is, `note` is shown with it."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self.title = title

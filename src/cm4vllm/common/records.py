@@ -68,7 +68,7 @@ def read_record(path: Path, cls: type[R]) -> R:
     except (ValueError, RecursionError) as error:
         if schema is None:
             raise OtherSchema(f"{path} is not a {cls.__name__} of this version of cm4vllm",
-                              cause=f"it names no schema, as those of older versions, and {error}",
+                              cause=f"it names no schema (older versions did not), and {error}",
                               remedy=_AGAIN) from error
         raise _unreadable(path, cls, str(error)) from error
 

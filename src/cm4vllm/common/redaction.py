@@ -412,6 +412,6 @@ def _command_in(text: str) -> list[str]:
 
     try:
         words = shlex.split(text)
-    except ValueError:  # its quotes do not match; what stands after a flag is hidden all the same
+    except ValueError:  # its quotes do not match; what stands after a flag is hidden too
         words = text.split()
     return words if words != [text] or "=" in text else []

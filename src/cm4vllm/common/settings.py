@@ -61,10 +61,10 @@ def _expected(hint: Any) -> str:
     """Say what fits a field; empty where its type says too little."""
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
     if get_origin(hint) is Literal:
-        return f"it is one of {', '.join(map(str, kinds))}"
+        return f"it must be one of {', '.join(map(str, kinds))}"
     words = {int: "it must be a whole number", float: "it must be a number", bool: "it must be yes or no"}
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
-        return f"it is one of {', '.join(str(member.value) for member in kinds[0])}"
+        return f"it must be one of {', '.join(str(member.value) for member in kinds[0])}"
     return words.get(kinds[0], "") if len(kinds) == 1 else ""
 
 

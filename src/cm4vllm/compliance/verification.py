@@ -68,7 +68,7 @@ def require_passed(record: ComplianceRecord) -> None:
     if not record.passed:
         raise InvalidResult(f"the compliance test {record.test} failed in {record.scenario}",
                             cause="\n".join(record.failures),
-                            remedy="the server or the model's files answer otherwise than the rules ask")
+                            remedy="the server's answers or the model's files do not satisfy the test")
 
 
 def end_tokens(model: Path) -> frozenset[int]:

@@ -211,7 +211,7 @@ def _known(error: Exception, *, verbose: bool) -> CmError:
         except OSError:
             pass
     return CmError(f"{type(error).__name__}: {error}", cause=f"at {frame.filename}:{frame.lineno}",
-                   remedy="this is a fault of cm4vllm: run again with -v and report what it prints")
+                   remedy="this is a bug in cm4vllm: run again with -v and report the output")
 
 
 def _require_result_file(cmind: Any) -> None:
@@ -219,7 +219,7 @@ def _require_result_file(cmind: Any) -> None:
     target, cmind.save_to_json = cmind.save_to_json, ""
     if target and not os.path.isdir(os.path.dirname(os.path.abspath(target))):
         raise NotWritable(f"--save_to_json={target} cannot be written", cause="its folder does not exist",
-                          remedy="make the folder first")
+                          remedy="create the folder first")
     cmind.save_to_json = target
 
 

@@ -60,12 +60,13 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
     ):
         if words:
             notes.append(", ".join(dict.fromkeys(words)))
-    told = [f"GPU: {'; '.join(notes)}."] if notes else []
+    remarks = [f"GPU: {'; '.join(notes)}."] if notes else []
     if len({gpu.memory_bytes for gpu in gpus}) > 1:
-        told.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
-    told += [f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the {gpu.name} "
+        remarks.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
+    remarks += [f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the "
+                f"{gpu.name} "
              f"is sold with ({row.source})." for gpu in gpus[:1] if (row := accelerator(gpu.name)) and not _fits(gpu)]
-    return told + _unconfirmed(gpus)
+    return remarks + _unconfirmed(gpus)
 
 
 def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:

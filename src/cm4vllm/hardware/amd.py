@@ -1,4 +1,4 @@
-"""AMD GPUs, asked of the driver through amdsmi, which comes with ROCm and is no requirement of ours."""
+"""AMD GPUs, as the driver reports them through amdsmi, which comes with ROCm and is not required."""
 
 from __future__ import annotations
 

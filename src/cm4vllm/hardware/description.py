@@ -105,12 +105,12 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
 
 
 def hints(description: Mapping[str, str]) -> list[str]:
-    """Return what a description says against rows of the table that nothing confirms: for its owner to look at."""
+    """Return what a description says against rows of the table that nothing confirms: for its owner to check."""
     return [str(wrong) for wrong in contradictions(description) if wrong.is_hint]
 
 
 def not_stated(description: Mapping[str, str]) -> list[str]:
-    """Return the keys of which the description says nothing, in its order; remarks are not missed."""
+    """Return the keys that the description does not state, in its order; remarks are optional."""
     open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
     return [key for key in KEYS if key in open_status
             or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)]
@@ -163,7 +163,7 @@ def _frequencies(cpu: CpuFacts, row: Processor | None) -> str:
 
 
 def _interconnect(facts: MachineFacts, row: Processor | None) -> str:
-    """Return what joins the processors; nobody sees from a virtual machine how many its host has."""
+    """Return what joins the processors; a virtual machine cannot see how many its host has."""
     if facts.host.virtualised:
         return ""
     return _NONE if facts.cpu.sockets == 1 else row.interconnect if row else ""
@@ -174,7 +174,7 @@ def _has_cards(facts: MachineFacts) -> bool:
 
 
 def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[str]:
-    """Return a remark for what is detected, or confirmed by its owner, against the table; raise for what nobody did."""
+    """Return a remark for what is detected, or confirmed by its owner, against the table; raise for what is neither."""
     notes = []
     for wrong in contradictions(merged):
         if wrong.is_hint:
@@ -191,7 +191,7 @@ def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[st
 
 
 def _elsewhere(asked: SystemAsked) -> dict[str, str]:
-    """Return what is known of a server on another machine: nothing but what has to be a number for the checker."""
+    """Return what is known of a server on another machine: only what has to be a number for the checker."""
     missing = [key for key in ("number_of_nodes", "accelerators_per_node") if key not in asked.stated]
     if missing and not asked.rehearsal:
         raise UsageError(
@@ -253,7 +253,7 @@ def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
 
 
 def _model(name: str) -> str:
-    """Shorten a processor's name to what tells it from others."""
+    """Shorten a processor's name to the part that identifies it."""
     name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\bProcessor\b|\d+-Core\b|@.*", " ", name, flags=re.IGNORECASE)
     return re.sub(r"\s+", "-", name.strip())
 

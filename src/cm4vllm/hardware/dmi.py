@@ -26,7 +26,7 @@ def memory_modules(root: Path = Path("/")) -> list[MemoryModule]:
 
 
 def memory_has_ecc(root: Path = Path("/")) -> bool | None:
-    """Say whether modules are wider than the data they hold, which is what carries ECC; None where nothing tells."""
+    """Say whether modules are wider than the data they hold, which is what carries ECC; None where it is not known."""
     widths = [(struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
               for data in _devices(root) if _size_bytes(data)]
     known = [(total, width) for total, width in widths if total not in _UNKNOWN and width not in _UNKNOWN]

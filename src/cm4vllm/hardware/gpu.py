@@ -23,12 +23,12 @@ def detect_gpus() -> list[GpuFacts]:
 
 
 def record_gpus(path: Path) -> None:
-    """Write what NVML answers on this machine to `path`, for a test of ours on another. Raises CmError without a GPU.
+    """Write what NVML answers on this machine to `path`, for a test on another. Raises CmError without a GPU.
 
     UUIDs are replaced by counted ones; serial numbers are never asked for.
     """
     with nvml.opened() as library:
         recorder = Recorder(library) if library is not None else None
         if recorder is None or not nvml.nvidia_gpus(recorder):
-            raise CmError("nothing to record", cause="no NVIDIA driver answers on this machine")
+            raise CmError("there is no GPU to record", cause="no NVIDIA driver answers on this machine")
         write_json(path, recorder.recording("recorded by cm4vllm's recipe detect-gpu"))

@@ -17,7 +17,7 @@ _HYPERVISORS = {
     "google compute engine": "Google Compute Engine", "virtual machine": "Hyper-V",
     "cloud hypervisor": "Cloud Hypervisor", "firecracker": "Firecracker", "amazon ec2": "Amazon EC2",
 }  # fmt: skip
-#: What firmware says where nobody wrote a name into it.
+#: What firmware says where no name was written into it.
 _NO_NAMES = ("to be filled", "default string", "system product name", "system manufacturer", "not specified", "none",
              "o.e.m")
 
@@ -40,7 +40,7 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
 
 
 def is_virtual(root: Path = Path("/")) -> bool | None:
-    """Say whether this is a virtual machine, by the hypervisor flag or the firmware; None where neither tells."""
+    """Say whether this is a virtual machine, by the hypervisor flag or the firmware; None where neither states it."""
     if text(root / "sys/hypervisor/type"):
         return True
     flags = next((line for line in text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")

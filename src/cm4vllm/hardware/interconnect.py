@@ -19,7 +19,7 @@ _PATHS = {
 
 
 def interconnect(gpus: Sequence[GpuFacts]) -> tuple[str, str]:
-    """Return accelerator_interconnect and its topology for GPUs that serve together; empty where nothing tells."""
+    """Return accelerator_interconnect and its topology for GPUs that serve together; empty where it is not known."""
     if len(gpus) == 1:
         return _NONE, _NONE
     if all(gpu.links for gpu in gpus):

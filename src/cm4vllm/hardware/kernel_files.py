@@ -1,4 +1,4 @@
-"""Reading what the kernel shows: a file that is missing or unreadable says nothing, and is no error."""
+"""Reading what the kernel shows: a file that is missing or unreadable gives no value, and is no error."""
 
 from __future__ import annotations
 

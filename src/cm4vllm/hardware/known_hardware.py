@@ -1,7 +1,7 @@
 """The table of known hardware: what accelerators and processors of published rounds are, each row with its source.
 
 It fills what detection cannot see, and contradicts a description that says otherwise: a published L40S with HBM2. Only
-what a published system file confirms contradicts; the rest are hints, and are told as such.
+what a published system file confirms contradicts; the rest are hints, and are shown as hints.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def why_none() -> str:
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
-        return f"NVIDIA's driver does not answer: {error}"
+        return f"NVIDIA's driver does not respond: {error}"
     pynvml.nvmlShutdown()
     with opened() as library:
         return "" if library is not None and nvidia_gpus(library) else "NVIDIA's driver shows no GPU"
@@ -65,7 +65,7 @@ def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
 def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
     """Return the UUIDs of the GPUs on which one of these processes computes; none where process numbers do not match.
 
-    In a container with process numbers of its own, the driver tells those of the host.
+    In a container with process numbers of its own, the driver reports those of the host.
     """
     found = []
     for i in range(nvml.nvmlDeviceGetCount()):

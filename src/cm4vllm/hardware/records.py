@@ -1,7 +1,7 @@
 """Facts about the machine, each in exact units, before anybody words them for a page.
 
 None, an empty text and an empty list say that nothing shows it; `summary.not_detected` lists those. No record has a
-host name, a user name, an address or a serial number. A GPU's UUID tells which ones serve; it stays in machine.json.
+host name, a user name, an address or a serial number. A GPU's UUID says which ones serve; it stays in machine.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["CpuFacts", "DiskFacts", "GpuFacts", "HostFacts", "MachineFacts", "Me
 
 
 class HostFacts(Record, frozen=True, kw_only=True):
-    """The operating system and what it runs on. `virtualised` is None where nothing tells.
+    """The operating system and what it runs on. `virtualised` is None where it is not known.
 
     `product` is what the firmware calls the machine, `hypervisor` what it says of the one below.
     """

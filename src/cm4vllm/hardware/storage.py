@@ -32,7 +32,7 @@ def root_bytes(root: Path = Path("/")) -> int:
 
 
 def _kind(disk: Path, *, virtual: bool) -> str:
-    # A hypervisor's "rotational" says nothing of the disk behind it.
+    # A hypervisor's "rotational" flag does not describe the physical disk.
     if disk.name.startswith(("vd", "xvd")) or (virtual and not disk.name.startswith("nvme")):
         return VIRTUAL_DISK
     if disk.name.startswith("nvme"):

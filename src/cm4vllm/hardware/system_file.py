@@ -44,15 +44,15 @@ _MEANINGS = {
     "sw_notes": "remarks on the software",
 }
 _HEAD = """\
-# What this machine cannot tell of itself. Fill in what you know, leave the rest empty, and give the file with
+# What cannot be detected on this machine. Fill in what you know, leave the rest empty, and give the file with
 #   --system_file=<this file>
 # It is published with the results: no user names, host names, addresses or serial numbers.
 # What is left empty is published as "not stated"; nothing is filled in for you.
 # A statement that contradicts what is known of the hardware is refused, unless you confirm it: confirmed: [key, key]
 """
-_DETECTED = "\n# Detected. Remove the # to say otherwise.\n"
+_DETECTED = "\n# Detected. Remove the # to state another value.\n"
 
-#: What published files hold where nobody answered.
+#: What published files contain where no answer was given.
 _NO_ANSWERS = frozenset({"", "undefined", "unknown", "tbd", "todo", "fixme", "xxx", "none", "null", "not stated"})
 
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
@@ -122,7 +122,7 @@ def _value(path: Path, key: str, value: Any) -> str:
                          f"{', '.join(STATUSES)}")
     if text.lower().strip(".?") in _NO_ANSWERS:
         raise UsageError(f"{where} is {value!r}",
-                         remedy="leave it empty where it is not known; N/A is for what is not there")
+                         remedy="leave it empty where it is not known; N/A means that the system has none")
     if _IPV4.search(text) or _MAC.search(text):
         raise UsageError(f"{where} names an address", cause="the description is published with the results",
                          remedy="leave addresses out")

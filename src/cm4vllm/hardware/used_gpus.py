@@ -29,14 +29,14 @@ def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None, order: str = "")
     As CUDA reads it (CUDA C++ programming guide, environment variables): numbers, beginnings of GPU-... UUIDs, MIG-...
     UUIDs; what stands behind the first that names no device does not count. ROCm's HIP_VISIBLE_DEVICES has the same
     forms. `order` is CUDA_DEVICE_ORDER: without PCI_BUS_ID, numbers follow speed. Raises CmError where numbers then
-    cannot be told apart, since the GPUs differ.
+    cannot be matched, since the GPUs differ.
     """
     whole = [UsedGpu(gpu, gpu.mig_devices[0] if gpu.mig_devices else None) for gpu in gpus]
     if visible is None:
         return whole
     words = [word.strip() for word in visible.split(",")]
     if any(word.isdigit() for word in words) and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise CmError(f"which GPUs CUDA_VISIBLE_DEVICES={visible} names cannot be told",
+        raise CmError(f"it is not known which GPUs CUDA_VISIBLE_DEVICES={visible} means",
                       cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first",
                       remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs")
     found: list[UsedGpu] = []

@@ -49,9 +49,9 @@ def _doubts(run: RunRecord) -> Iterator[str]:
         yield (f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
                f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms")
     if run.client.at_once > run.client.completed / 2:
-        yield (f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: something "
-               "before the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a whole "
-               "answer, and TPOT says nothing about the server")
+        yield (f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: a "
+               "proxy in front of the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a "
+               "whole answer, and TPOT does not describe the server")
     late = _late_ms(run.client)
     if late > allowed:
         yield (f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "

@@ -27,7 +27,7 @@ _MOST_BYTES = 2**26
 def settings_sha256(settings: RunSettings) -> str:
     """Return the digest of all that a run's result depends on.
 
-    Where files lie, when and where a server of our own was started, which variables hold a key, and the words that tell
+    Where files lie, when and where our server was started, which variables hold a key, and the words that tell
     where things come from do not count; model and dataset count by their digests, files in the server's command line
     and environment by their content. A server that is not ours is known by its address alone.
     """

@@ -43,7 +43,7 @@ def require_files(settings: RunSettings, workers: int) -> None:
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise RunFailed(
             f"the run may need {needed:,} open files in a process of the client, {hard:,} are allowed",
-            cause="each request that is open has a connection of its own",
+            cause="each open request has its own connection",
             remedy=f"raise the limit before the run: ulimit -Hn {needed}; or spread them: --num_workers={workers * 2}",
         )
 

@@ -50,7 +50,7 @@ class LiveLatencies(SampleTimes):
         self._events.extend((_ENDED, key, now_ns, tokens) for key, _, tokens, _ in answers)
 
     def take(self) -> Latencies:
-        """Return what came since the last call, and what is open now."""
+        """Return the latencies since the last call, and the requests that are open now."""
         events = [self._events.popleft() for _ in range(len(self._events))]
         now_ns = time.monotonic_ns()
         answers: list[Timed] = []

@@ -143,7 +143,7 @@ def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
     logs = {folder / name: digest for name, digest in record.files.items()}
     if any(not log.is_file() or sha256_of(log) != digest for log, digest in logs.items()):
         return None
-    # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length says nothing of it.
+    # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length does not apply.
     result = settings.mode is Mode.PERFORMANCE and not settings.audit_config
     if result and not read_performance(folder).valid:
         return None

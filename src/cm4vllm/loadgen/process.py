@@ -150,7 +150,7 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
                            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
     if not _measures(test, terms.limits):
         raise RunFailed(f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
-                        cause="its mlperf.conf has others, or does not know the name",
+                        cause="its mlperf.conf has other limits, or does not have the name",
                         remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
     return test
 

@@ -73,9 +73,9 @@ def run(
 ) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
-    `pythonpath` is where mlperf_loadgen lies when the running Python does not have it. `alive` says why the server is
-    dead, or returns None while it lives. `on_answers` is given the answers about once a second, each one once, before
-    `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server run: RunStopped
+    `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
+    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second,
+    each one once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server run: RunStopped
     is raised then. Raises ServerDied, ServerStuck, RunFailed and the errors of the process. What was written until then
     is kept as `<folder>.failed`, with failure.json after an error.
     """
@@ -161,7 +161,7 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
     if isinstance(last, Failed):
         return last
     first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
-    raise RunFailed(f"the LoadGen process ended by itself: {exit_in_words(status)}",
+    raise RunFailed(f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
                     cause="\n".join(filter(None, (first, last_lines(console, 20)))))
 
 
@@ -232,7 +232,7 @@ def _record(
     missing = [name for name in logs if not (folder / name).is_file()]
     client = ended.client
     if missing or client.completed != client.requests:
-        raise RunFailed("the run ended, but it is not whole",
+        raise RunFailed("the run ended, but it is not complete",
                         cause=f"missing: {', '.join(missing)}" if missing else
                         f"{client.completed} of {client.requests} requests were completed")
     require_whole(folder, settings.mode)
@@ -268,9 +268,9 @@ def _died(settings: RunSettings, reason: str) -> ServerDied:
 def _stuck(settings: RunSettings, reason: str) -> ServerStuck:
     log = _log_of(settings.server, reason)
     return ServerStuck(
-        f"the server lives but no longer works: the {settings.title} run is INVALID",
-        cause=f"{reason}\nthe last it wrote: {last_words(Path(log))}" if log else reason,
-        remedy="start it anew and run again" + (f"; its whole log: {log}" if log else ""),
+        f"the server process is up but has stopped responding: the {settings.title} run is INVALID",
+        cause=f"{reason}\nthe last lines of its log: {last_words(Path(log))}" if log else reason,
+        remedy="restart the server and run again" + (f"; its whole log: {log}" if log else ""),
     )
 
 

@@ -86,7 +86,7 @@ class SampleTimes:
         order = np.argsort(issued["key"], kind="stable")
         ends = ended[np.argsort(ended["key"], kind="stable")]
         if not np.array_equal(issued["key"][order], ends["key"]):
-            raise RunFailed("the client's record of its samples is not whole",
+            raise RunFailed("the client's record of its samples is not complete",
                             cause=f"{len(issued)} samples were issued, {len(ended)} ended")
         rows = np.zeros(len(issued), FIELDS)
         begin = issued["at"][0] if len(issued) else 0

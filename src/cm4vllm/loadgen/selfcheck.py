@@ -96,7 +96,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         raise tally.error
     if tally.failures:
         raise RunFailed("the client's self-check failed", cause=next(iter(client.failures)),
-                        remedy="it talks to a server of its own on 127.0.0.1: see the run's console.log")
+                        remedy="it uses a test server on 127.0.0.1: read the run's console.log")
     name, share = meter.busiest
     return SelfCheck(
         workers=workers, tokens=tokens, queries=tally.done, qps=round(qps, 3),
@@ -189,7 +189,7 @@ class _Tally:
             raise self.error
 
     def restart(self) -> None:
-        """Begin to count anew."""
+        """Start counting from zero."""
         self.done = self._awaited = 0
 
     def waits(self) -> list[float]:
@@ -247,8 +247,8 @@ def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
         stdin.flush()
         port = stdout.readline().strip()
         if not port:
-            raise RunFailed("the client's self-check could not start its server", cause="it ended at once",
-                            remedy="the run's console.log has what it said")
+            raise RunFailed("the client's self-check could not start its server", cause="it ended immediately",
+                            remedy="its output is in the run's console.log")
         yield f"http://127.0.0.1:{port.decode()}", process.pid
     finally:
         process.kill()

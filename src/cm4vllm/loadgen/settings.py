@@ -47,12 +47,12 @@ def run_settings(
         stream_interval = interval if terms.first_token else 0
     if stream_interval > 1 and server.dialect is not None:
         raise UsageError(f"stream_interval={stream_interval} is not usable with this server",
-                         cause="it gives text as it likes; only vLLM can be asked for a chunk every so many tokens",
+                         cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
                          remedy="leave it out")
     require_workers(num_workers)
     if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
         raise UsageError(f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
-                         cause="LoadGen wants to know when the first token came", remedy="use 1 or more")
+                         cause="LoadGen needs the time of the first token", remedy="use 1 or more")
     settings = RunSettings(
         rehearsal=conf.rehearsal, terms=terms, user_conf=user_conf_text or conf.text, samples=conf.samples,
         max_tokens=terms.generation.max_tokens, min_tokens=max(terms.generation.min_tokens, model.min_tokens),
@@ -96,6 +96,6 @@ def require_room(settings: RunSettings, longest: int) -> None:
         raise ServerUnsuitable(
             f"the server takes {room} tokens a request, the run needs {needed}",
             cause=f"the longest prompt has {longest} tokens and up to {settings.max_tokens} are generated; vLLM would "
-            "cut the answers short without a word",
+            "cut the answers without an error",
             remedy=f"serve the model with --max-model-len={needed} or more",
         )

@@ -164,13 +164,13 @@ def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:
             f"the server counts other tokens than the tokenizer of {settings.model.name}",
             cause=f"they differ by {counts.difference:.1%} over {counts.answers:,} answers ({counts.server_tokens:,} "
             f"and {counts.tokenizer_tokens:,} tokens); {MOST_APART:.0%} is allowed",
-            remedy="name the model that it serves, with the tokenizer of its own, by --vllm_model_name",
+            remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name",
         )
     sent, counted = counts.prompt_tokens, counts.server_prompt_tokens
     if dialect.prompts is Prompts.TEXT and dialect.usage and abs(counted - sent) > MOST_APART * sent:
         raise ServerUnsuitable(
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
             cause=f"it counts {counted:,} tokens where the dataset has {sent:,}; {MOST_APART:.0%} is allowed",
-            remedy="name the model that it serves, with the tokenizer of its own, by --vllm_model_name, and a dataset "
+            remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name, and a dataset "
             "that was made with that tokenizer by --dataset_path",
         )

@@ -61,7 +61,7 @@ def user_conf(
 
     `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it. `test_query_count` and
     `max_test_duration_s` bound a rehearsal alone, which covers as many samples as queries, or REHEARSAL_SAMPLES.
-    `dataset_samples` is the size of the dataset at hand.
+    `dataset_samples` is the size of the given dataset.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
     """
     if not terms.needs_rate:
@@ -101,7 +101,7 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
     if samples % terms.samples or needed <= _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         return least
     say(f"note: {terms.scenario}: LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
-        f"exactly {samples:,} samples: {2 * samples:,} are asked for, which it generates once")
+        f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once")
     return samples + 1
 
 

@@ -105,7 +105,7 @@ class Workers:
         self._error: CmError | None = None
         self._thread.start()
         if not self._started.wait(START_S):
-            self._error = RunFailed("the client's workers did not start", cause=f"nothing came in {START_S} s")
+            self._error = RunFailed("the client's workers did not start", cause=f"no message within {START_S} s")
         if self._error is not None:
             self.kill()
             raise self._error
@@ -156,7 +156,7 @@ class Workers:
             self._read_all()
         except Exception as error:
             traceback.print_exc()
-            self._fail(RunFailed("the client cannot read what its workers answer", cause=repr(error),
+            self._fail(RunFailed("the client cannot read the messages of its workers", cause=repr(error),
                                  remedy="the run's console.log has the traceback"))
 
     def _read_all(self) -> None:
@@ -226,9 +226,9 @@ class Workers:
         if worker.sent_stats or self._closing or self._error is not None:
             return
         status = worker.process.wait()
-        error = RunFailed(f"{worker.name} of the client ended by itself: {exit_in_words(status)}",
+        error = RunFailed(f"{worker.name} of the client ended unexpectedly: {exit_in_words(status)}",
                           cause=f"{worker.issued - worker.ended} of its queries were open",
-                          remedy="the run's console.log has what it said last")
+                          remedy="its last output is in the run's console.log")
         self._fail(error)
 
     def _fail(self, error: CmError) -> None:

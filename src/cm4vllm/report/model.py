@@ -118,7 +118,7 @@ class Report:
 
     @property
     def submitter_stated(self) -> str:
-        """The submitter's name, or `not stated` where nobody gave one."""
+        """The submitter's name, or `not stated` where none was given."""
         return "not stated" if self.submitter in ("", NO_SUBMITTER) else self.submitter
 
     @property

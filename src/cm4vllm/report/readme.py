@@ -1,4 +1,4 @@
-"""README.md of each measurement: what was run, on what, how to run it again, and what came out."""
+"""README.md of each measurement: what was run, on what, how to run it again, and the result."""
 
 from __future__ import annotations
 

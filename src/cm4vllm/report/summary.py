@@ -78,7 +78,7 @@ def _groups(report: Report) -> tuple[Group, ...]:
 
 
 def _traces(report: Report) -> list[charts.Trace]:
-    """Return what the server did in each run whose server told it."""
+    """Return what the server did in each run for which it reported metrics."""
     parts = [(m.scenario, part.folder, part.run) for m in report.results
              for part in (m.performance, m.accuracy) if part is not None and part.run is not None]
     return [

@@ -56,10 +56,10 @@ _GROUPS: dict[str, dict[str, str]] = {
 
 _LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
 
-#: What stands where nobody stated anything: nothing, the words themselves, or the submitter's name in folders.
+#: What stands where nothing was stated: nothing, the words themselves, or the submitter's name in folders.
 _NOT_STATED = ("", "not stated", "not-stated")
 
-#: Remarks: nobody misses them where there is nothing to remark.
+#: Remarks: optional, and not listed as missing.
 _REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
 

@@ -47,22 +47,22 @@ def headline(report: Report, *, published: bool = False) -> str:
         return f"Valid{where}, but DOUBTFUL: see {', '.join(dict.fromkeys(doubtful))}"
     incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
     if incomplete:
-        return f"Valid as far as it goes{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
+        return f"Valid{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
     return f"A valid result{where}"
 
 
 def sentence(report: Report) -> str:
-    """Return what was measured on what, and what came out, in one plain sentence."""
+    """Return the result in one plain sentence: what was measured, on what, and the figures."""
     parts = []
     for result in report.results:
         part = result.performance
         if part is None or part.metric is None:
             continue
-        rooms = [f"{percent(one.headroom)} of the {one.name} limit left" if one.headroom > 0 else
+        margins = [f"{percent(one.headroom)} of the {one.name} limit left" if one.headroom > 0 else
                  f"the {one.name} limit exceeded by {percent(-one.headroom)}"
                  for one in part.latencies if one.headroom is not None]
-        room = f" with {' and '.join(rooms)}" if rooms else ""
-        parts.append(f"{figure(part.metric)} in the {result.scenario} scenario{room}")
+        margin = f" with {' and '.join(margins)}" if margins else ""
+        parts.append(f"{figure(part.metric)} in the {result.scenario} scenario{margin}")
     came = ", and ".join(parts) or "no figure yet"
     served = report.server.named
     return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
@@ -87,20 +87,20 @@ def missing_scenarios(report: Report) -> list[Scenario]:
 
 
 def missing(report: Report) -> list[str]:
-    """Return what nobody stated or recorded, in words; these are gaps, not findings."""
+    """Return what was neither stated nor recorded; these are gaps, not findings."""
     gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
     if report.submitter_stated != report.submitter and label("submitter") not in gaps:
         gaps.append(label("submitter"))
     if report.campaign is None:
         gaps.append("the command that started the runs")
     if not report.model.sha256:
-        gaps.append("the model's SHA-256: its files were not at hand")
+        gaps.append("the model's SHA-256: its files are not on this machine")
     if report.model.parameters is None:
         gaps.append("the model's number of parameters")
     if not report.model.weight_data_types:
         gaps.append("the data types of the model's weights")
     if not report.server.argv:
-        gaps.append("the server's command: it was started by somebody else")
+        gaps.append("the server's command: it was not started by cm4vllm")
     return gaps + [f"not checked: {note}" for note in report.server.unchecked]
 
 
@@ -170,7 +170,7 @@ def _accuracy(report: Report, measurement: Result) -> Finding:
     if report.rehearsal:
         return Finding(subject, Kind.OPEN, text)
     if report.division is Division.OPEN:
-        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, and asks that it be said")
+        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, if it is stated")
     return Finding(subject, Kind.BAD, text)
 
 
@@ -184,7 +184,7 @@ def _checker(report: Report) -> Finding:
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
         text = f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else (
-            "found nothing but that a rehearsal is short, for which they must refuse it")
+            "only length findings, expected of a rehearsal")
         return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
     return Finding(subject, Kind.GOOD if checker.passed else Kind.BAD,
                    f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})")

@@ -213,13 +213,13 @@ def _paced(seen: _Seen) -> _Found | None:
                     (*seen.phases, *seen.requests, *seen.limits))
         return (Cause.QUEUE, "Requests waited in the server's queue: it was given more than it can serve.",
                 "a lower --server_target_qps", (*seen.phases, *seen.requests, *seen.limits))
-    rooms = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
-    if not rooms:
+    margins = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
+    if not margins:
         return None
-    if min(rooms.values()) >= MOST and seen.metrics.waiting_mean < 1:
+    if min(margins.values()) >= MOST and seen.metrics.waiting_mean < 1:
         return (Cause.LOAD, "Nothing in the server bound this run: it was given less than it can serve.",
                 "a higher --server_target_qps", (*seen.limits, *seen.requests))
-    tightest = min(rooms, key=lambda name: rooms[name])
+    tightest = min(margins, key=lambda name: margins[name])
     if tightest == "TTFT" and seen.prefill.mean_ms > seen.queue.mean_ms:
         return (Cause.PREFILL, "Reading the prompts (prefill) bound this run: TTFT is nearest to its limit, and "
                 "prefill is the greater part of it.",

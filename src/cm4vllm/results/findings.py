@@ -32,7 +32,7 @@ class Rule:
 class Finding:
     """One thing that a check found. `what` is one sentence, `file` a path below the root of what was checked.
 
-    `value` is what was found in `field`, `expected` what belongs there; either may be empty where it says nothing.
+    `value` is what was found in `field`, `expected` what belongs there; either may be empty where it adds nothing.
     """
 
     code: str

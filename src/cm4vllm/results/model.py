@@ -135,7 +135,7 @@ class Performance:
 
     @property
     def metric(self) -> Figure | None:
-        """The figure by which results of the scenario are compared; None where the log lacks it."""
+        """The figure by which results of the scenario are compared; None where it is missing in the log."""
         names = metric_names(self.loadgen_scenario, tokens="tokens_per_second" in self.figures)
         return next((self.figures[name] for name in names if name in self.figures), None)
 
@@ -175,7 +175,7 @@ class Performance:
 
     @property
     def seeds(self) -> tuple[Any, ...]:
-        """The seeds of the run: qsl, sample index, schedule; None for one that the log lacks."""
+        """The seeds of the run: qsl, sample index, schedule; None for one that is missing in the log."""
         return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
 
     @property
@@ -191,7 +191,7 @@ class Performance:
 
     @property
     def target_source(self) -> str:
-        """Where the target QPS of a run of ours comes from."""
+        """Where the target QPS of our run comes from."""
         if self.run is None or not self.run.settings.target_qps:
             return "LoadGen's default"
         return self.run.settings.target_qps_source or "its source is not stated"
@@ -289,7 +289,7 @@ class Result:
 
     @property
     def run(self) -> RunRecord:
-        """The run of ours that stands for both; what they share is checked."""
+        """Our run that stands for both; what they share is checked."""
         return self.runs[0]
 
 

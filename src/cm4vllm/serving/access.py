@@ -54,8 +54,9 @@ class Access(Record, frozen=True, kw_only=True):
                              remedy=f"leave one of them out; `env -u {self.key_env}` unsets the variable for a command")
         key = _value_of(self.key_env, "the server's key").strip()
         if not key or not _PRINTABLE.fullmatch(key):
-            raise UsageError(f"the key in {self.key_env} cannot be sent", cause="it is empty or has characters that no "
-                             "header may have", remedy="put the key alone into the variable, on one line")
+            raise UsageError(f"the key in {self.key_env} cannot be "
+                             "sent", cause="it is empty or has characters that are not "
+                             "allowed in a header", remedy="put the key alone into the variable, on one line")
         return headers | {"Authorization": f"Bearer {key}"}
 
     def hidden(self, text: str) -> str:
@@ -72,7 +73,7 @@ class Access(Record, frozen=True, kw_only=True):
         return {word for value in values for word in (value, *value.split()) if len(word) >= _SHORTEST}
 
 
-#: How a server is asked that wants nothing but the request.
+#: How a server is asked that needs only the request itself.
 NO_ACCESS = Access()
 
 
@@ -84,9 +85,10 @@ def chosen_access(key_env: str, headers_env: str) -> Access:
     for flag, name in (("api_key_env", key_env), ("api_headers_env", headers_env)):
         if name and not _VARIABLE.fullmatch(name):
             # The value is not shown: somebody may have given the key itself.
-            raise UsageError(f"--{flag} takes the name of an environment variable", cause="what was given is no such "
-                             "name; a key on a command line can be read by every user of the machine",
-                             remedy=f"put the value into a variable, and its name here: --{flag}=NAME")
+            raise UsageError(f"--{flag} takes the name of an environment variable", cause="the value given is not such "
+                             "a name; every user of the machine can read a key on a command line",
+                             remedy="put the value into an environment variable, and give that variable's name: "
+                                    f"--{flag}=NAME")
     access = Access(key_env=key_env, headers_env=headers_env)
     headers = _known_to_the_vault(access)
     if key_env or any(name.lower() == "authorization" for name in headers):
@@ -122,7 +124,7 @@ def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsu
         return ServerUnsuitable(
             f"the server at {endpoint} refuses the key", cause=f"{path}: HTTP {status} with the key in "
             f"{access.key_env}", remedy=f"correct the value of {access.key_env}, or name another variable with "
-            "--api_key_env=NAME; a server may want further headers: --api_headers_env=NAME")
+            "--api_key_env=NAME; if the server needs further headers: --api_headers_env=NAME")
     variables = " or ".join(KEY_VARIABLES)
     return ServerUnsuitable(
         f"the server at {endpoint} asks for a key", cause=f"{path}: HTTP {status}, and no key was sent",
@@ -133,7 +135,7 @@ def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsu
 def _value_of(variable: str, what: str) -> str:
     value = os.environ.get(variable)
     if value is None:
-        raise UsageError(f"the environment variable {variable} is not set", cause=f"it should hold {what}",
+        raise UsageError(f"the environment variable {variable} is not set", cause=f"it should contain {what}",
                          remedy=f"export {variable} before the command, or name another variable")
     return value
 
@@ -144,14 +146,14 @@ def _headers_of(variable: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _pairs(text, variable):
         if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
-            raise _no_headers(variable, "a name or a value has characters that no header may have")
+            raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
         if name.lower() in _RESERVED:
             raise _no_headers(variable, f"{name} is set by the client itself")
         if name.lower() in {known.lower() for known in found}:
-            raise _no_headers(variable, f"{name} stands there twice")
+            raise _no_headers(variable, f"{name} is given twice")
         found[name] = value
     if not found:
-        raise _no_headers(variable, "it holds none")
+        raise _no_headers(variable, "it contains no header")
     return found
 
 
@@ -160,7 +162,7 @@ def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
         try:
             document: Mapping[str, Any] = json.loads(text)
         except (ValueError, RecursionError):
-            raise _no_headers(variable, "it begins with { and is not JSON") from None
+            raise _no_headers(variable, "it begins with { but is not JSON") from None
         for name, value in document.items():
             if not isinstance(value, str):
                 raise _no_headers(variable, "a value is not a text")

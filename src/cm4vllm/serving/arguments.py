@@ -30,9 +30,9 @@ _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 class ServerSettings(Record, frozen=True, kw_only=True):
     """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
 
-    What is not set is left to the preset, and to vLLM where that says nothing. `kv_cache_gib` and `cpu_binding` are
-    settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds none. `gpus` are
-    those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its
+    What is not set is left to the preset, and to vLLM where the preset does not set it. `kv_cache_gib` and
+    `cpu_binding` are settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds
+    none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its
     workers are placed by the Ray cluster there. `api` is how it is asked.
     """
 
@@ -168,13 +168,13 @@ def _extra(text: str) -> tuple[list[str], dict[str, str]]:
         given = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read", cause=str(error),
-                         remedy="quote it as for a shell") from error
+                         remedy="quote it as in a shell") from error
     words, secrets = _without_token(given)
     refuse_fixed(words)
     if (shown := redacted_words(words)) != words:
         hidden = next(one for one, word in zip(shown, words, strict=True) if one != word)
         raise UsageError(f"a secret in --extra_args: {hidden}", cause="every user of the machine can read the server's "
-                         "command line", remedy="give it as a variable of the environment, which the server inherits")
+                         "command line", remedy="set it as an environment variable, which the server inherits")
     return words, secrets
 
 

@@ -22,12 +22,12 @@ __all__ = ["DEVICES", "Choice", "SystemVllm", "choose", "detected", "require_dev
 #: What vLLM is built for, among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")
 
-#: The device of ROCm's kernel driver; amdsmi, which tells more, is not always there.
+#: The device of ROCm's kernel driver; amdsmi, which reports more, is not always installed.
 _KFD = Path("/dev/kfd")
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """What was asked for, and what was detected. `variant` is empty where nobody asked."""
+    """What was requested, and what was detected. `variant` is empty where nothing was requested."""
 
     variant: Annotated[str, Key("CM_VLLM_VARIANT")] = ""
     cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
@@ -56,7 +56,8 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     else:
         missing = "CUDA_VISIBLE_DEVICES is empty: it hides every GPU" if env.get("CUDA_VISIBLE_DEVICES") == "" else ""
     if missing:
-        raise UsageError(f"--device={device}: this machine has no {vendor} GPU that vLLM could use", cause=missing,
+        raise UsageError(f"--device={device}: no {vendor} GPU that vLLM can use was found on this "
+                         "machine", cause=missing,
                          remedy="leave --device out to have the device detected; or give --device=cpu")
 
 
@@ -70,7 +71,7 @@ def choose(choice: Choice) -> dict[str, str]:
 
 
 def say_choice(choice: Choice) -> None:
-    """Print which build was chosen where nobody asked for one, and why."""
+    """Print which build was chosen where none was requested, and why."""
     if not choice.variant:
         variant, why = detected(choice)
         say(f"vLLM for {variant}: {why}")
@@ -95,7 +96,7 @@ def system_vllm(given: str = "") -> SystemVllm:
         version = _version(python)
         if version:
             return SystemVllm(python=python, version=version)
-    raise InstallError("no vLLM is installed", cause=f"asked: {', '.join(asked)}",
+    raise InstallError("no vLLM is installed", cause=f"searched: {', '.join(asked)}",
                        remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out")
 
 

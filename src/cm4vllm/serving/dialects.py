@@ -83,8 +83,9 @@ def find_dialect(site: Site, model: str, api: Api, timeout_s: float) -> Dialect:
                 causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
                 dialect = _with_less(dialect, refusal)
     remedy = ("leave --api out, or serve the model with a chat template" if api is Api.CHAT else
-              "look whether --vllm_model_name names the model as the server does; a server with chat alone is asked "
-              "with --api=chat (open division)")
+              "check that --vllm_model_name is the name that the server uses for the model; for a server that offers "
+              "only "
+              "chat give --api=chat (open division)")
     raise ServerUnsuitable(f"the server at {site.endpoint} gives neither token ids nor text", cause="\n".join(causes),
                            remedy=remedy)
 
@@ -134,7 +135,7 @@ def _counted(site: Site, documents: Sequence[Mapping[str, Any]], *, streamed: bo
     prompt, tokens = (value if isinstance(value := usage.get(name), int) and value >= 0 else -1
                       for name in ("prompt_tokens", "completion_tokens"))
     if reason not in ("stop", "length"):
-        raise not_measurable(site.endpoint, f"the finish_reason of {kind} is {str(reason)[:40]!r}: it may be cut")
+        raise not_measurable(site.endpoint, f"the finish_reason of {kind} is {str(reason)[:40]!r}: the text may be cut")
     if not text and tokens <= 0:
         raise not_measurable(site.endpoint, f"{kind} has no text and no token_ids")
     if tokens > _TOKENS:
@@ -182,11 +183,11 @@ def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
     text = "".join(part for choice in _choices(document) for part in _texts(choice))
     count = len(tokenizer.encode(text, add_special_tokens=False).ids)
     usage = document.get("usage")
-    told = usage.get("completion_tokens") if dialect.usage and isinstance(usage, dict) else count
-    if not isinstance(told, int) or abs(told - count) > 1 + _SAMPLE_APART * told:
+    counted = usage.get("completion_tokens") if dialect.usage and isinstance(usage, dict) else count
+    if not isinstance(counted, int) or abs(counted - count) > 1 + _SAMPLE_APART * counted:
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",
-            cause=f"it counts {told} tokens in an answer of which that model's tokenizer makes {count}",
+            cause=f"it counts {counted} tokens in an answer for which that model's tokenizer gives {count}",
             remedy="name the model it serves with --vllm_model_name (a hub id or a folder)",
         )
 
@@ -195,8 +196,9 @@ def require_division(server: ServerRecord, division: Division) -> None:
     """Raise ServerUnsuitable for a server whose results can only be of the open division, in another one."""
     reasons = server.dialect.open_only if server.dialect is not None and division is not Division.OPEN else []
     if reasons:
-        raise ServerUnsuitable(f"no result of the {division} division with the server at {server.endpoint}",
-                               cause="\n".join(reasons), remedy="--division=open, or a server that lists token ids")
+        raise ServerUnsuitable(f"the {division} division is not possible with the server at {server.endpoint}",
+                               cause="\n".join(reasons), remedy="give --division=open, or use a server that returns "
+                                                                "token ids")
 
 
 def counting(server: ServerRecord) -> list[str]:

@@ -29,7 +29,7 @@ _FIXED: Mapping[str, str] = {
     "--spec-method": _SPECULATION, "--spec-model": _SPECULATION, "--spec-tokens": _SPECULATION,
     "--speculative-model": _SPECULATION, "--num-speculative-tokens": _SPECULATION,
     "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
-    "--config": "the options in a file are neither checked nor recorded: write them in --extra_args",
+    "--config": "options in a file are neither checked nor recorded: give them in --extra_args",
     "--model": _INPUT.format("--vllm_model_name"), "--served-model-name": _INPUT.format("--served_model_name"),
     "--host": _INPUT.format("--host"), "--port": _INPUT.format("--port"),
     "--uds": "the server listens at --host and --port",
@@ -42,7 +42,7 @@ def refuse_fixed(words: Iterable[str]) -> None:
         name = written_in_full(word, _FIXED)
         if name:
             raise UsageError(f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name],
-                             remedy="leave it out")
+                             remedy="remove it")
 
 
 def written_in_full(word: str, names: Iterable[str]) -> str:

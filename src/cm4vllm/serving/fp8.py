@@ -3,7 +3,7 @@
 vLLM 0.32.0 multiplies FP8 weights per channel with torch._scaled_mm. PyTorch 2.13 gives that to oneDNN on every
 processor whose AMX has INT8 (_scaled_mm_out_cpu), and computes in fp32 on all others. But oneDNN 3.12 has no FP8 kernel
 for an AMX without FP16, and takes its reference one (ONEDNN_VERBOSE=all: "datatype configuration not supported on this
-isa", then "ref:any"). There vLLM is given a kernel of ours, through its own plugins: it computes in fp32, as PyTorch
+isa", then "ref:any"). There vLLM loads our kernel, as one of its plugins: it computes in fp32, as PyTorch
 does elsewhere (fp8_plugin/cm4vllm_fp8.py). Weights and activations are FP8 all the same.
 """
 
@@ -17,8 +17,8 @@ from cm4vllm.hardware.cpu import detect_cpu
 
 __all__ = ["FP8_NOTE", "fp8_env"]
 
-#: What the user is told where `fp8_env` is not empty.
-FP8_NOTE = "FP8 products are computed in fp32: this processor's AMX has no FP8, and oneDNN no other fast way"
+#: The note to the user where `fp8_env` is not empty.
+FP8_NOTE = "FP8 products are computed in fp32: oneDNN has no fast FP8 kernel for this processor's AMX"
 
 _PLUGIN = Path(__file__).with_name("fp8_plugin")
 #: The kernel that is replaced, by its name in vLLM.

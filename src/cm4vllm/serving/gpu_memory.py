@@ -70,7 +70,7 @@ def wait_until_freed(
     for uuid, now in held.items():
         more = (now.used_bytes - before[uuid].used_bytes) / 2**30
         holders = ", ".join(f"{_name(pid)} ({pid})" for pid in now.processes if pid not in before[uuid].processes)
-        warn(f"{now.name} {uuid} has {more:.1f} GiB more in use than before the server"
+        warn(f"{now.name} {uuid} has {more:.1f} GiB more in use than before the server started"
              + (f": held by {holders}" if holders else "; the driver does not show by whom"))
     return False
 

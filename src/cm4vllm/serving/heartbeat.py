@@ -1,12 +1,12 @@
-"""Whether the servers of a run, which their supervisors see to live, still work: judged at each look at them.
+"""Whether the servers of a run, whose processes are up, still respond: judged at each sample of their metrics.
 
-A server is stuck when, look after look,
+A server is stuck when, in several samples in a row,
 
-- one of its processes is stopped, as by SIGSTOP or a debugger (servers of our own only: their processes are known);
+- one of its processes is stopped, as by SIGSTOP or a debugger (only of servers started by cm4vllm);
 - it does not answer;
 - it has requests open, and nothing of one of its engines moves: no request, no token, not the use of its KV cache.
 
-Looks are counted, and not seconds: a run that was itself suspended for a while finds its servers as they are.
+Samples are counted, and not seconds: a run that was itself suspended for a while finds its servers as they are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cm4vllm.serving.supervisor import descendants, title_of
 
 __all__ = ["SILENT_LOOKS", "SLOW_LOOKS", "STANDSTILL_LOOKS", "STOPPED_LOOKS", "Heartbeat", "stopped_process"]
 
-#: Looks in a row at which a process is stopped: a profiler stops one for a moment.
+#: Samples in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3
-#: Looks in a row without an answer, each of which waits for it; and of a server that is only slow with this page, since
-#: the client goes on receiving tokens (of several servers: from any).
+#: Samples in a row without an answer, each of which waits for it; and of a server that is only slow with this page,
+#: since the client goes on receiving tokens (of several servers: from any).
 SILENT_LOOKS, SLOW_LOOKS = 3, 15
-#: Looks in a row without a move: 300 s at a look every 2 s, which is as long as vLLM lets its workers take for one step
+#: Samples in a row without a change: 300 s at a sample every 2 s, as long as vLLM lets its workers take for one step
 #: (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) before it ends by itself.
 STANDSTILL_LOOKS = 150
 
@@ -81,7 +81,7 @@ class Heartbeat:
         looks += 1
         self._silent[endpoint] = looks, tokens_before
         if looks >= (SILENT_LOOKS if self.tokens == tokens_before else SLOW_LOOKS):
-            self._stuck(f"{endpoint} answered none of the last {looks} looks at its /metrics, each of which waited "
+            self._stuck(f"{endpoint} answered none of the last {looks} requests for its /metrics, each of which waited "
                         f"{waited_s:g} s")
 
     def answered(self, endpoint: str, page: str) -> None:
@@ -99,7 +99,7 @@ class Heartbeat:
         for (where, number), engine in self._engines.items():
             if engine.still >= STANDSTILL_LOOKS and (engine.requests or nothing_moves):
                 waiting = f"{engine.requests} requests" if engine.requests else f"{self.open_requests} requests open"
-                self._stuck(f"{where}, engine {number}: {waiting}, and nothing has moved for "
+                self._stuck(f"{where}, engine {number}: {waiting}, and no progress for "
                             f"{engine.still * self.interval_s:.0f} s")
 
     def _stuck(self, reason: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["BASE", "IpcFiles", "remove_abandoned"]
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
 _PREFIX = "cm4vllm-"
-_ANYWHERE = Path("/tmp")  # noqa: S108 - a folder of our own is made there, as tempfile does
+_ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as tempfile does
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
 #: How Python names the segments of multiprocessing.shared_memory.

@@ -67,14 +67,14 @@ KNOWN_FAILURES = (
     KnownFailure("gpu-taken", (
         r"Free memory on device .* on startup",
     ),
-        "end what else uses the GPU (nvidia-smi shows it), or lower --gpu_memory_utilization",
+        "end the other programs that use the GPU (nvidia-smi lists them), or lower --gpu_memory_utilization",
     ),
     KnownFailure("gpu-memory", (
         r"CUDA out of memory",
         r"HIP out of memory",
         r"torch\.OutOfMemoryError",
     ),
-        "share the model among more GPUs (--tp_size), lower --max_num_seqs or --max_num_batched_tokens, or serve "
+        "split the model among more GPUs (--tp_size), lower --max_num_seqs or --max_num_batched_tokens, or serve "
         "a smaller or more quantised model",
     ),
     KnownFailure("host-memory", (
@@ -90,7 +90,7 @@ KNOWN_FAILURES = (
         r"contains custom code which must be executed",
         r"trust_remote_code=True",
     ),
-        "add --trust_remote_code if you have read the model's own code and trust it",
+        "add --trust_remote_code if you have read the model's code and trust it",
     ),
     KnownFailure("gated", (
         r"gated repo",
@@ -113,7 +113,7 @@ KNOWN_FAILURES = (
         r"Repository Not Found",
         r"RepositoryNotFoundError",
     ),
-        "correct --vllm_model_name: there is neither such a folder nor such a hub id",
+        "correct --vllm_model_name: no folder and no model on the hub has that name",
     ),
     KnownFailure("weights", (
         r"SafetensorError",
@@ -160,7 +160,7 @@ KNOWN_FAILURES = (
         r"CPU affinity",
         r"omp.*bind",
     ),
-        "bind by hand: --cpu_binding, core numbers of each worker such as 0-3|4-7",
+        "set the binding yourself: --cpu_binding, core numbers of each worker such as 0-3|4-7",
     ),
     KnownFailure("ray", (
         r"Failed to import Ray",
@@ -189,7 +189,7 @@ KNOWN_FAILURES = (
         r"ncclInternalError",
         r"ncclSystemError",
     ),
-        "set NCCL_DEBUG=INFO and look at the log: GPUs cannot reach each other",
+        "the GPUs cannot reach each other: set NCCL_DEBUG=INFO and read the log",
     ),
     KnownFailure("installation", (
         r"ModuleNotFoundError",
@@ -205,13 +205,13 @@ KNOWN_FAILURES = (
         r"died unexpectedly \(exit code: -4\)",
     ),
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
-        "instruction (AMX, AVX-512) that this vLLM uses for it; else take another machine",
+        "instruction (AMX, AVX-512) that this vLLM uses for it; otherwise use another machine",
     ),
     KnownFailure("killed", (
         r"killed by SIGKILL",
         r"died unexpectedly \(exit code: -9\)",
     ),
-        "see whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
+        "check whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
         "--kv_cache_space",
     ),
 )  # fmt: skip

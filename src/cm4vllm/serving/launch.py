@@ -43,11 +43,11 @@ _TOKENS_ONLY = "--enable-scale-out"
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
-    """Which server: those at `api_server`, or one of our own for the model of `model_record` or `model_name`.
+    """Which server: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
 
-    `max_model_len` is asked of a server at `api_server` that does not tell its own. `api` auto asks a server of our own
-    for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server of our
-    own is to compute on, empty where any will do. `api_key_env` and
+    `max_model_len` is used for a server at `api_server` that does not report its own. `api` auto asks a server started
+    here for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server
+    started here is to compute on, empty where any will do. `api_key_env` and
     `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
     """
 
@@ -119,7 +119,7 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
             warn(f"not checked: {note}")
         return record, path
     if not settings.python:
-        raise UsageError("no vLLM to start", remedy="run the recipe get,vllm first, or give --api_server")
+        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
     record = _started(settings, _server_settings(settings, env), folder)
     write_record(path, record)
     return record, path
@@ -134,7 +134,7 @@ def require_access(settings: LaunchSettings) -> Access:
         given = next((flag for flag, name in (("api_key_env", settings.api_key_env),
                                               ("api_headers_env", settings.api_headers_env)) if name), "")
         if given:
-            raise UsageError(f"--{given} is for a server that runs already", cause="no --api_server is given",
+            raise UsageError(f"--{given} needs a server that is already running", cause="no --api_server is given",
                              remedy="name the server with --api_server, or leave the flag out")
         return own_access()
     base_urls(settings.api_server)
@@ -146,7 +146,7 @@ def _say_access(access: Access, urls: list[str]) -> None:
         say(f"note: the key in {access.key_env} is sent to the server")
     for url in urls:
         if unencrypted(access, url):
-            warn(f"the key and the headers for {url} go over the network unencrypted: http, not https")
+            warn(f"the key and the headers for {url} are sent unencrypted (http, not https)")
 
 
 def require_usable(env: Mapping[str, Any]) -> None:
@@ -221,8 +221,8 @@ def _api(settings: LaunchSettings, options: Options | None) -> Api:
     if settings.api == "auto":
         return Api.GENERATE if known else Api.COMPLETIONS
     if settings.api == "generate" and options is not None and not known:
-        raise UsageError("the installed vLLM cannot be asked with --api=generate",
-                         cause=f"it has no option {_TOKENS_ONLY}, which offers {Api.GENERATE.path}",
+        raise UsageError("the installed vLLM does not support --api=generate",
+                         cause=f"it has no option {_TOKENS_ONLY}, which enables {Api.GENERATE.path}",
                          remedy="leave --api out: /v1/completions is used then; or install a newer vLLM")
     return Api(settings.api)
 
@@ -246,7 +246,8 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     if model is not None:
         if not Path(model.path).is_dir():
-            raise ModelError(f"the model folder {model.path} is gone", remedy="get it again: cm run script "
+            raise ModelError(f"the model folder {model.path} does not exist any "
+                             "more", remedy="get it again: cm run script "
                              "--tags=get,ml-model with the same variation and --renew")
         check_unchanged(model)
     keys = env_keys(arguments.ServerSettings)
@@ -299,7 +300,7 @@ def wait_in_foreground(path: str) -> None:
     if reason.startswith("ended by SIGTERM"):
         say("the server was stopped")
         return
-    raise ServerDied(f"the server with {record.model_name} ended", cause=reason,
+    raise ServerDied(f"the server of {record.model_name} ended", cause=reason,
                      remedy=f"the whole log is {record.log}")
 
 

@@ -25,15 +25,15 @@ _STEP = re.compile(r"Loading \w+ checkpoint|Loading weights|Starting to load|Mod
 #: vLLM's outer processes only repeat that an inner one failed.
 _REPEATED = ("Engine core initialization failed", "See root cause above", "See stack trace (above)",
              "RuntimeError: cancelled", "Worker failed with error", "WorkerProc init")
-#: What says nothing of a failure: what it writes because it is being ended, and what it offers.
+#: Lines without information on a failure: what it writes because it is being ended, and what it suggests.
 _NOISE = ("[shutdown]", "Parent process exited", "Route: ")
 
 def telling_lines(log: Path) -> str:
     """Return the lines of a log that say why the server failed, else its last lines; empty when there are none."""
     lines = [_plain(line) for line in last_lines(log, _READ_LINES).splitlines()]
-    told = [_whole(lines, index) for index, line in enumerate(lines)
+    telling = [_whole(lines, index) for index, line in enumerate(lines)
             if _EXCEPTION.match(line) or _USAGE.search(line) or _DIED.search(line)]
-    root = [line for line in told if not any(phrase in line for phrase in _REPEATED)] or told
+    root = [line for line in telling if not any(phrase in line for phrase in _REPEATED)] or telling
     rest = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
     shown = list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]
     return "\n".join(line[:400] for line in shown)

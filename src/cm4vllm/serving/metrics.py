@@ -1,4 +1,4 @@
-"""What a vLLM server tells of itself at /metrics, looked at through a run and summed up for its record.
+"""The metrics of a vLLM server, sampled through a run and summed up for its record.
 
 Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Metrics). Several engines of one server
 (data parallel) and several servers are added up; of their KV caches the fullest counts.
@@ -56,7 +56,7 @@ _PREFIXES = (*_GAUGES.values(), *_COUNTERS.values(), *_TIMINGS.values())
 
 
 class MetricsSample(Record, frozen=True, kw_only=True):
-    """One look at a server, `at_s` seconds after the first. Counters count from the server's start.
+    """One sample of a server's metrics, `at_s` seconds after the first. Counters count from the server's start.
 
     `kv_cache_usage` is in [0..1], `cached_prompt_tokens` are those not computed because a cache of any kind had them.
     """
@@ -124,7 +124,7 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class MetricsWatch:
-    """The looks at a server, or at several of them together, so far. `heartbeat` says whether they still work.
+    """The samples of a server's metrics, or of several together, so far. `heartbeat` says whether they still respond.
 
     `supervisors` are the processes that own those of them that are ours, each with its server's endpoint.
     """
@@ -150,7 +150,7 @@ class MetricsWatch:
             return None
         first, last = self._looks[0], self._looks[-1]
         during = [look.sample for look in self._looks[1:]]
-        told: dict[str, Any] = {
+        stated: dict[str, Any] = {
             **{name: getattr(last.sample, name) - getattr(first.sample, name) for name in _COUNTERS},
             **{name: _timing(first.histograms[name], last.histograms[name]) for name in _TIMINGS},
         }
@@ -160,7 +160,7 @@ class MetricsWatch:
             running_mean=round(sum(sample.running for sample in during) / len(during), 2),
             waiting_max=max(sample.waiting for sample in during),
             waiting_mean=round(sum(sample.waiting for sample in during) / len(during), 2),
-            kv_cache_usage_max=max(sample.kv_cache_usage for sample in during), **told,
+            kv_cache_usage_max=max(sample.kv_cache_usage for sample in during), **stated,
         )
 
     def _run(self) -> None:
@@ -218,7 +218,7 @@ class MetricsWatch:
 def sampled(
     sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Mapping[int, str] | None = None,
 ) -> Iterator[MetricsWatch]:
-    """Look at the servers' metrics before, through and after the block, and write all looks to `path`.
+    """Sample the servers' metrics before, through and after the block, and write all samples to `path`.
 
     The watch's summary() is whole when the block has ended. A server without such metrics leaves no file.
     """
@@ -235,7 +235,7 @@ def sampled(
         if watch._looks:
             if not watch.heartbeat.reason:
                 watch._look()
-            with contextlib.suppress(CmError):  # a full disk is told of by what the run itself writes
+            with contextlib.suppress(CmError):  # a full disk is reported by what the run itself writes
                 write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in watch.samples))
         watch._close()
 

@@ -127,7 +127,7 @@ def _check_value(option: Option | None, given: list[str]) -> None:
         raise UsageError(f"{word} takes no value", cause=f"given {' '.join(values)}", remedy=f"write {word} alone")
     for value in values if option.choices else []:
         if value not in option.choices:
-            raise UsageError(f"{word}={value} is not possible with the installed vLLM",
+            raise UsageError(f"{word}={value} is not supported by the installed vLLM",
                              remedy=nearest(value, option.choices))
 
 

@@ -34,7 +34,7 @@ def end_orphans() -> list[str]:
             process = os.pidfd_open(pid)
             try:
                 title = (Path("/proc") / str(pid) / "comm").read_text(encoding="utf-8").strip()
-                if _is_orphan(pid):  # looked at again through a descriptor: the number may be another's by now
+                if _is_orphan(pid):  # checked again: the number may belong to another process by now
                     signal.pidfd_send_signal(process, signal.SIGKILL)
                     select.select([process], [], [], _GONE_S)
                     ended.append(f"{title} ({pid})")

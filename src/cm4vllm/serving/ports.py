@@ -23,7 +23,7 @@ def free_port(host: str, port: int) -> int:
     A free one is none that the kernel gives to others meanwhile: a server listens many seconds after it was started.
     """
     if not 0 <= port <= 65535:
-        raise UsageError(f"there is no port {port}", remedy="give --port a number from 1 to 65535, or leave it out")
+        raise UsageError(f"port {port} does not exist", remedy="give --port a number from 1 to 65535, or leave it out")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -36,7 +36,7 @@ def free_port(host: str, port: int) -> int:
         try:
             probe_socket.bind(address)
         except PermissionError as error:
-            raise UsageError(f"port {port} is not open to you", cause=error.strerror or "",
+            raise UsageError(f"no permission to bind port {port}", cause=error.strerror or "",
                              remedy="give --port a number from 1024 to 65535, or leave it out") from error
         except OSError as error:
             holder = port_holder(port)

@@ -57,7 +57,7 @@ def preset_named(name: str) -> Preset:
     for preset in presets():
         if preset.name == name:
             return preset
-    raise UsageError(f"there is no preset {name!r}", remedy=nearest(name, [preset.name for preset in presets()]))
+    raise UsageError(f"unknown preset {name!r}", remedy=nearest(name, [preset.name for preset in presets()]))
 
 
 def option_words(options: dict[str, bool | int | float | str]) -> list[str]:

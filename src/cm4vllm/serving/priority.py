@@ -1,4 +1,4 @@
-"""Whose turn it is on processors that a server of ours shares with its client."""
+"""The priority of a server on processors that it shares with its client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["give_way"]
 
 
 def give_way(record: ServerRecord) -> None:
-    """Give the processes of servers of ours the niceness of their records, beyond our own; others are left alone.
+    """Give the processes of our servers the niceness of their records, added to our own; other servers keep theirs.
 
     Where Linux makes a scheduling group of each session (CONFIG_SCHED_AUTOGROUP), a process's own niceness counts only
     among those of its session, and its session's niceness counts between sessions (sched(7)). Only root may lower that
@@ -23,7 +23,7 @@ def give_way(record: ServerRecord) -> None:
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
-        # The server leads its session, and all that came of it is in one process group.
+        # The server leads its session, and all its descendants are in one process group.
         for server in children(supervisor) if supervisor_spec(supervisor) is not None else []:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{server}/autogroup").write_text(str(niceness), encoding="utf-8")
@@ -32,7 +32,7 @@ def give_way(record: ServerRecord) -> None:
             except PermissionError:
                 if not Path(f"/proc/{server}/autogroup").exists():
                     warn(f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, server)} that it had in another "
-                         "run: only root may lower it. Start it anew for this one")
+                         "run: only root may lower it. Restart the server to change it")
             except OSError:
                 pass
 

@@ -67,7 +67,7 @@ def probe(
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise ServerUnsuitable(
-                    "the servers are not alike",
+                    "the servers differ",
                     cause=f"{what}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
                     remedy="start them with the same vLLM, model and options; a result is of one system",
                 )
@@ -83,9 +83,9 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     length = model.max_model_len or max_model_len
     if not length:
         raise ServerUnsuitable(
-            f"the server at {site.endpoint} does not tell how long a request may be",
-            cause="its /v1/models has no max_model_len; an answer that is cut short would count as whole",
-            remedy="say it with --max_model_len=N",
+            f"the server at {site.endpoint} does not report how long a request may be",
+            cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
+            remedy="give it with --max_model_len=N",
         )
     dialect = _dialect(site, model.name, api) if text else None
     if dialect is None:
@@ -93,11 +93,12 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             check_completion(site, model.name, streamed=streamed, api=api)
     software = _software(version, model.owner, dialect)
     if software != "vLLM":
-        unchecked.append(f"its vocabulary: it is {software or 'no vLLM'}, and cannot be asked what token ids mean"
-                         if version else "what serves: it has no /version, so it is no vLLM, and its vocabulary cannot "
+        unchecked.append(f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
+                         if version else "its software: it has no /version, so it is not vLLM, and its vocabulary "
+                                         "cannot "
                          "be compared")
     if not _prefix_caching_is_known(site):
-        unchecked.append("whether it caches prompt prefixes: its /metrics do not tell")
+        unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
     return ServerRecord(
         endpoint=site.endpoint, api=api, dialect=dialect, ca_file=site.ca_file, access=site.access,
         model_name=model.name, max_model_len=length, software=software, version=version, owned=False,
@@ -207,7 +208,7 @@ def check_completion(
     if not tokens:
         raise ServerUnsuitable(
             f"the server at {endpoint} does not return token ids", cause=f"{kind} with return_token_ids has none",
-            remedy="serve with vLLM 0.10.2 or newer: without ids, tokens could only be guessed from text",
+            remedy="serve with vLLM 0.10.2 or newer: without ids, tokens can only be estimated from text",
         )
     if len(tokens) != _TOKENS or counted != (len(_PROMPT), _TOKENS):
         raise ServerUnsuitable(
@@ -243,7 +244,7 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     if _letters(ours) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",
-            cause=f"it reads token ids {ids[1]}, {ids[2]}, {ids[3]}, ... in another way than that model's tokenizer",
+            cause=f"it decodes the token ids {ids[1]}, {ids[2]}, {ids[3]}, ... differently from that model's tokenizer",
             remedy=f"name the model it serves with --vllm_model_name (a hub id or a folder), and its dataset with "
             f"--dataset_path; or serve {model.path}",
         )
@@ -275,11 +276,11 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             return model
     if name:
         raise ServerUnsuitable(f"the server at {endpoint} does not serve {name}", cause=f"it serves {', '.join(names)}",
-                               remedy=nearest(name, names) + "\n--vllm_model_name says which model is measured")
+                               remedy=nearest(name, names) + "\n--vllm_model_name sets which model is measured")
     own = [model for model in models if not model.adapter]
     if len(own) != 1:
         raise ServerUnsuitable(f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",
-                               remedy="say which one with --vllm_model_name")
+                               remedy="choose one with --vllm_model_name")
     return own[0]
 
 
@@ -293,7 +294,7 @@ def _prefix_caching_is_known(site: Site) -> bool:
     if said and said[1] == "True":
         raise ServerUnsuitable(
             f"the server at {site.endpoint} caches prompt prefixes",
-            cause="MLPerf's rules forbid to reuse anything between queries (inference_rules, Caching)",
+            cause="MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
             remedy="start it with --no-enable-prefix-caching",
         )
     return said is not None

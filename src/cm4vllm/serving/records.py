@@ -62,9 +62,10 @@ class Dialect(Record, frozen=True, kw_only=True):
     @property
     def open_only(self) -> list[str]:
         """Why results of this server can only be of the open division; nothing where they need not."""
-        reasons = [] if self.usage else ["the server does not count tokens (usage), so that its count is not known"]
+        reasons = [] if self.usage else ["the server reports no token counts (usage)"]
         if self.prompts is Prompts.CHAT:
-            reasons.append("prompts pass the server's chat template, and are not those of the benchmark")
+            reasons.append("the server's chat template changes the prompts, so that they are not those of the "
+                           "benchmark")
         return reasons
 
 
@@ -108,7 +109,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     @property
     def named(self) -> str:
         """The program that serves, with its version."""
-        return f"{self.software} {self.version}".strip() if self.software else "a server that does not name itself"
+        return f"{self.software} {self.version}".strip() if self.software else "a server of unknown software"
 
     @property
     def endpoints(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The servers of ours that run on this machine: what they do, and how one of them is stopped."""
+"""The servers started by cm4vllm on this machine: what they do, and how one of them is stopped."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _running(pid: int) -> RunningServer | None:
 def status_text(servers: Iterable[RunningServer]) -> str:
     """Say of each server where it is, what it serves, whether it serves a completion, and what it does just now."""
     texts = [_described(one) for one in servers]
-    return "\n\n".join(texts) or "no server of ours runs on this machine"
+    return "\n\n".join(texts) or "no server started by cm4vllm runs on this machine"
 
 
 def _described(one: RunningServer) -> str:
     log = one.folder / server.LOG_FILE
     if one.record is None:
-        return f"starting since {one.age_s:.0f} s\n  log         {log}\n  supervisor  {one.supervisor}"
+        return f"starting for {one.age_s:.0f} s\n  log         {log}\n  supervisor  {one.supervisor}"
     record = one.record
     site = sites_of(record)[0]
     sample = None
@@ -76,7 +76,7 @@ def _described(one: RunningServer) -> str:
         check_completion(site, record.model_name, streamed=False)
         serves, sample = "serves", look(site)
     except UsageError as error:
-        serves = f"was not asked: {error.what}"
+        serves = f"not checked: {error.what}"
     except CmError as error:
         serves, sample = f"DOES NOT SERVE: {error.what}", look(site)
     return (
@@ -88,7 +88,7 @@ def _described(one: RunningServer) -> str:
 
 def _doing(sample: MetricsSample | None) -> str:
     if sample is None:
-        return "not told"
+        return "not reported"
     return (f"{sample.running} running, {sample.waiting} waiting, KV cache {100 * sample.kv_cache_usage:.1f} % in use, "
             f"{sample.generation_tokens:,} tokens generated so far")
 
@@ -99,9 +99,10 @@ def stop_one(folder: str, port: int = 0) -> RunningServer:
     meant = [one for one in there if (one.port == port if port else one.folder == Path(folder).absolute())]
     if not meant:
         listed = "\n".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
-        raise UsageError(f"no server of ours runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
-                         cause=f"there is:\n{listed}" if listed else "none of ours runs on this machine",
-                         remedy="name the one with --output_dir=FOLDER or --port" if there else "")
+        raise UsageError("no server started by cm4vllm runs "
+                         f"{f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
+                         cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
+                         remedy="choose one with --output_dir=FOLDER or --port" if there else "")
     one = meant[0]
     server.end_supervisors([one.supervisor])
     say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")

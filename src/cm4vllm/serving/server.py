@@ -1,4 +1,4 @@
-"""vLLM servers of our own: started, known to be ready by a completion they served, and ended whatever happens."""
+"""vLLM servers started here: ready once they have served a completion, and ended however the run ends."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def start_all(
     ServerNotReady, UsageError.
     """
     if orphans := end_orphans():
-        say(f"ended what was left of an earlier server: {', '.join(orphans)}")
+        say(f"ended processes left by an earlier server: {', '.join(orphans)}")
     memory = gpu_memory()
     starting: list[_Starting] = []
     try:
@@ -119,7 +119,7 @@ def _started(
     """Start the process of a server, whose address is none of `others`: those may not listen yet."""
     while (endpoint := f"http://{reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
         if settings.port:
-            raise UsageError(f"{endpoint} is given to two servers", remedy="leave --port out")
+            raise UsageError(f"two servers would have the address {endpoint}", remedy="leave --port out")
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     env = server_env(settings)
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
@@ -156,7 +156,7 @@ def stop(record: ServerRecord) -> None:
 
 
 def death_reason(record: ServerRecord) -> str | None:
-    """Return why a server of our own has ended, with its log's telling lines; None while it runs or is not ours.
+    """Return why a server started here has ended, with lines of its log; None while it runs or was not started here.
 
     It has ended when its supervisor knows so, which then ends what is left of it. Of several servers it is the first.
     """
@@ -188,8 +188,8 @@ def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -
                 left = [one for one, future in zip(starting, ready, strict=True) if not future.done()]
                 if not left:
                     break
-                told = f"{count - len(left)} of {count} are ready; " if count > 1 else ""
-                progress.update(told + progress_line(left[0].folder / LOG_FILE))
+                ready_count = f"{count - len(left)} of {count} are ready; " if count > 1 else ""
+                progress.update(ready_count + progress_line(left[0].folder / LOG_FILE))
                 wait(ready, _LOOK_S, FIRST_EXCEPTION)
             return [one.result() for one in failed or ready]
         except BaseException:
@@ -225,9 +225,9 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
 def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) -> ServerNotReady:
     log = folder / LOG_FILE
     causes = [refusal.cause if refusal else "", telling_lines(log) or f"its log {log} is empty"]
-    return ServerNotReady(f"the server with {settings.name} has not served a completion in time",
+    return ServerNotReady(f"the server of {settings.name} has not served a completion in time",
                           cause="\n".join(filter(None, causes)),
-                          remedy=advice("\n".join(causes)) or f"look at {log}; --ready_timeout gives it more seconds")
+                          remedy=advice("\n".join(causes)) or f"read {log}; --ready_timeout gives it more seconds")
 
 
 def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
@@ -237,7 +237,7 @@ def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
         return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause,
                          remedy=found.remedy)
     whole = f"its whole log: {folder / LOG_FILE}"
-    return ServerDied(f"the server with {settings.name} ended before it was ready", cause=cause,
+    return ServerDied(f"the server of {settings.name} ended before it was ready", cause=cause,
                       remedy=f"{found.remedy}; {whole}" if found else whole)
 
 

@@ -55,13 +55,14 @@ def base_url(text: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{text!r} is not a server's address", cause=str(error), remedy=_EXAMPLE) from error
+        raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{text!r} is not a server's address", cause="neither http, https nor unix", remedy=_EXAMPLE)
+        raise UsageError(f"{text!r} is not the address of a "
+                         "server", cause="its scheme is neither http, https nor unix", remedy=_EXAMPLE)
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError("the server's address holds more than host, port and path", cause="credentials and queries "
-                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key stands in an "
-                         "environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
+        raise UsageError("the server's address contains more than host, port and path", cause="credentials and queries "
+                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key is given in "
+                         "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
     host = parts.hostname
     if ":" in host:
         address, zone, name = host.replace("%25", "%").partition("%")
@@ -169,8 +170,8 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
             "if the server has no certificate",
         ) from error
     except TimeoutError as error:
-        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"nothing came within {timeout_s:.0f} s",
-                                remedy="look at the server's log, or wait until it has started") from error
+        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"no answer within {timeout_s:.0f} s",
+                                remedy="read the server's log, or wait until it has started") from error
     except OSError as error:
         raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
                                 remedy="start the server first, or correct --api_server") from error
@@ -186,8 +187,8 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
         target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
         raise ServerUnsuitable(
             f"the server at {endpoint} redirects its {path}", cause=f"to {site.access.hidden(target)}; redirects are "
-            "not followed: a key and prompts would go to an address that nobody named",
-            remedy="name the address that answers itself with --api_server, if you trust it")
+            "not followed: the key and prompts would go to an address that you did not name",
+            remedy="give the final address with --api_server, if you trust it")
     return response.status, answer
 
 

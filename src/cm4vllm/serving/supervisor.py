@@ -3,7 +3,7 @@
     python -m cm4vllm.serving.supervisor SPEC
 
 SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, with its
-output in the log, and ends everything that came of it (SIGTERM, after grace_s seconds SIGKILL) as soon as
+output in the log, and ends all its descendants (SIGTERM, after grace_s seconds SIGKILL) as soon as
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,
@@ -85,7 +85,7 @@ class Supervisor:
         try:
             ipc_files = IpcFiles.begin()
         except OSError as error:
-            self._note(None, 127, f"its sockets have no place: {error.filename}: {error.strerror}")
+            self._note(None, 127, f"the folder for its sockets cannot be made: {error.filename}: {error.strerror}")
             return 127
         with self.log.open("ab") as log:
             try:
@@ -190,7 +190,7 @@ class Supervisor:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes that came of `pid`, zombies left out, from /proc."""
+    """Return the living descendants of process `pid`, zombies left out, from /proc."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (state := parent_of(int(folder.name))) is not None:

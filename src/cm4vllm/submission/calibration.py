@@ -17,7 +17,7 @@ def calibration_page(model: ModelRecord, notice: str = "") -> str:
     if made is not None:
         lines += _made(made)
     elif model.weight_data_types in ("fp32", "fp16", "bf16"):
-        lines += [f"Nothing was quantised and nothing calibrated: the weights are served as they were had, in "
+        lines += [f"Nothing was quantised and nothing calibrated: the weights are served as they were received, in "
                   f"{model.weight_data_types} ({source})."]
     else:
         lines += [f"The weights came quantised, to {model.weight_data_types or 'a type that their files do not tell'} "

@@ -104,8 +104,8 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
     """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too."""
     found = []
     for checker in record.runs:
-        told = [error for error in checker.errors if not _any(_SUMS, error)]
-        found += [f"{checker.name}: {error}" for error in told if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
+        stated = [error for error in checker.errors if not _any(_SUMS, error)]
+        found += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
         if checker.crashed:
             found.append(f"{checker.name}: crashed")
         elif not checker.passed and not checker.errors:
@@ -168,8 +168,8 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
     if rehearsal:
         unexpected = unexpected_findings(record)
         if unexpected:
-            raise _failed("the official checker finds what a rehearsal does not explain", unexpected, where)
-        say("official checker: the tree is in order; what it misses is what a rehearsal leaves out "
+            raise _failed("the official checker has findings that a rehearsal does not explain", unexpected, where)
+        say("official checker: only length findings, expected of a rehearsal "
             f"({sum(len(run.errors) for run in record.runs)} findings, {where})")
         return
     if not record.passed:

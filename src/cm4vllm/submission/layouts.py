@@ -63,5 +63,5 @@ def layout_named(name: str) -> TreeLayout:
     """Return a layout. Raises UsageError when it is not known."""
     if name not in LAYOUTS:
         raise UsageError(f"submission trees of layout {name} cannot be written",
-                         remedy=f"the known ones are {', '.join(LAYOUTS)}")
+                         remedy=f"supported layouts: {', '.join(LAYOUTS)}")
     return LAYOUTS[name]

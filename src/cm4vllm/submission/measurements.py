@@ -19,7 +19,7 @@ def measurements(run: RunRecord) -> dict[str, str]:
     settings, model = run.settings, run.settings.model
     if not model.weight_data_types:
         raise SubmissionError(
-            f"the record of the model {model.name} does not tell the type of its weights",
+            f"the record of the model {model.name} does not state the type of its weights",
             remedy="give the model's own folder or hub id with --vllm_model_name, so that its checkpoint can be read",
         )
     own = model.name != settings.benchmark

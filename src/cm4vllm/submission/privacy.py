@@ -4,7 +4,7 @@ Two measures. A text that we word ourselves (README, page, command line) is scru
 else is private a marker such as [host]. What is evidence or the user's own statement (logs, user.conf, scores, the
 system description) is never changed: a private word in it refuses the whole tree, naming file and line.
 
-A name that is also a common word is searched for only where it can be nothing but a name: a user called `max` or a host
+A name that is also a common word is searched for only where it can only be a name: a user called `max` or a host
 called `vllm` would else refuse every tree. Common is a word of less than three letters or of this program's own text.
 The program's files are published as they are: what its repository holds already names nobody on this machine.
 """
@@ -92,7 +92,7 @@ def private_words(
 
 
 def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
-    """Return a text of ours with a marker in the place of each private word, and without what looks like a secret."""
+    """Return our text with a marker in the place of each private word, and without what looks like a secret."""
     for one in words:
         content = one.pattern.sub(one.marker, content)
     return vault().clean(content)
@@ -112,7 +112,7 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
         if found := first_private(inside, sought):
             _refuse(f"the name of {inside}", found)
         if path.is_file():
-            # Code is full of what has the form of a password: in it, keys alone are told by their form.
+            # Code is full of what has the form of a password: in it, only keys are recognised by their form.
             clean = Vault({}).clean if public is None else str if public else without_keys
             _refuse_content(inside, path.read_text(errors="replace", encoding="utf-8"), sought, clean)
 
@@ -141,11 +141,11 @@ def _refuse(where: str, found: PrivateWord) -> None:
     )
 
 
-def _refuse_secret(where: str, what: str = "what has the form of a key, a token or a password") -> None:
+def _refuse_secret(where: str, what: str = "text in the form of a key, a token or a password") -> None:
     raise SubmissionError(
-        f"no submission: {where} holds a secret", cause=f"{what} would be published",
+        f"no submission: {where} contains a secret", cause=f"{what} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
-               "where it is in use: files of this run hold it; logs are made anew with --rerun",
+               "where it is in use: files of this run contain it; logs are made again with --rerun",
     )
 
 
@@ -199,7 +199,7 @@ def _secrets(env: Mapping[str, str], homes: Collection[str]) -> list[PrivateWord
     for home in homes:
         known.note("the model hub's login", text(Path(home) / _HUB_LOGIN))
     values = {**known.values, **vault().values}
-    # A password that is an ordinary word stands in any text, and is not told by that.
+    # A password that is an ordinary word stands in any text, and is not found by that.
     return [PrivateWord("secret", value, re.compile(re.escape(value), re.IGNORECASE), name)
             for value, name in values.items() if not (value.isalpha() and value.lower() in _vocabulary())]
 

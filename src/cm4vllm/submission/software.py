@@ -42,8 +42,8 @@ _LIST = ("import importlib.metadata as m, json, platform\n"
 class SoftwareRecord(Record, frozen=True, kw_only=True):
     """What ran, besides the model. `python` is that of the harness, `packages` all that its environment holds.
 
-    `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm can be had; empty where
-    nothing tells. `server_python` and `server_packages` are those of a server of our own, empty for another one.
+    `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm is published; empty
+    where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another one.
     """
 
     python: str
@@ -59,7 +59,7 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
 
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
-    """Return what runs here, and in the environment of the server where it is one of our own."""
+    """Return what runs here, and in the environment of the server where it was started here."""
     found = {one.name: one.version for one in metadata.distributions() if one.name}
     own = next((one for one in (server, *server.members) if one.owned and one.argv), None) if server else None
     python, packages = _environment(Path(own.argv[0])) if own else ("", {})

@@ -74,7 +74,7 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
     if (folder / ".git").exists():
         return open_source(folder)
     if shutil.which("git") is None:
-        raise SourceUnavailable("the official checker's sources cannot be fetched", cause="there is no git here",
+        raise SourceUnavailable("the official checker's sources cannot be fetched", cause="`git` not found on PATH",
                                 remedy=_REMEDY)
     _reach(url)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _git(git: Path, *words: str) -> str | None:
     try:
         done = run(["git", f"--git-dir={git}", *words])
     except FileNotFoundError as error:
-        raise SourceUnavailable("the official checker's sources cannot be read", cause="there is no git here",
+        raise SourceUnavailable("the official checker's sources cannot be read", cause="`git` not found on PATH",
                                 remedy="install git") from error
     return done.output.strip() if done.ok else None
 

@@ -50,7 +50,7 @@ class SystemSettings(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SystemFiles:
-    """Where the description lies, the system's folder name in the tree, and the keys of which it says nothing."""
+    """Where the description lies, the system's folder name in the tree, and the keys that it does not state."""
 
     description: Path
     name: str
@@ -86,7 +86,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     )
     description = describe_system(facts, asked)
     for hint in hints(description):
-        say(f"system description: look whether it is right: {hint}")
+        say(f"system description: please check: {hint}")
     write_record(folder / MACHINE_FILE, facts)
     write_record(folder / SOFTWARE_FILE, detect_software(server))
     write_json(folder / SYSTEM_FILE, description)

@@ -50,7 +50,7 @@ class TreeAsked:
 
 
 def build_tree(asked: TreeAsked) -> Path:
-    """Build OUT/submission anew and return it; what was there before is replaced only by a whole tree.
+    """Build OUT/submission again and return it; an older tree is replaced only by a complete one.
 
     Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when a record is missing,
     contradicts another, or cannot be published: privacy.py says what may not.

@@ -84,7 +84,7 @@ def test_a_server_that_dies_ends_the_search_with_its_error():
 
 def test_where_no_rate_passes_the_search_says_what_was_seen():
     never = LatencyLimits(ttft_ms=2000, tpot_ms=0.01, latency_ms=None, source="the test's")
-    with pytest.raises(InvalidResult, match="no rate was found") as caught:
+    with pytest.raises(InvalidResult, match="no rate that keeps the latency limits was found") as caught:
         search(SimulatedProber(Queue(4, 0.05), never), 20, SearchPlan(shortest_s=10, longest_s=20))
     assert "TPOT p99" in caught.value.cause
     assert "--server_target_qps" in caught.value.remedy
@@ -101,7 +101,7 @@ def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
 def test_a_search_whose_time_is_spent_says_so():
     found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, budget_s=60)
     assert not found.confirmed
-    assert found.stopped == "its time was spent"
+    assert found.stopped == "its time budget was used up"
     assert found.boundary in Boundary
     assert prober.clock_s < 200
 

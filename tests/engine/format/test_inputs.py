@@ -45,7 +45,7 @@ def test_the_public_form_counts_beside_it(home):
 
 
 @pytest.mark.parametrize(("meta", "text"), [
-    ({"inputs_of": {"nobody": ["size"]}}, "which is not beside it"),
+    ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
     ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
     ({"input_defaults": {"size": "1"}, "inputs": {}}, "which is no input of this script"),
 ])

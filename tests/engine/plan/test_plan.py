@@ -121,11 +121,11 @@ def test_what_only_a_run_can_tell_is_shown_as_such(home):
         {"tags": "get,lib,_name.<<<CM_TOLD>>>"}, {"tags": "get", "update_tags_from_env": ["CM_TOLD"]}]})
     plan = planned(home, "top")
     other = find(plan, "other")
-    assert other["why"]["only_if"] == ["depends on CM_TOLD, which teller tells"]
+    assert other["why"]["only_if"] == ["depends on CM_TOLD, which teller sets"]
     assert not other["certain"]
     assert find(plan, "get-lib")["variations"] == ["name.<CM_TOLD>"]
     assert plan["plan"]["children"][-1]["status"] == "open"
-    assert plan["plan"]["children"][-1]["depends_on"] == ["CM_TOLD, which teller tells"]
+    assert plan["plan"]["children"][-1]["depends_on"] == ["CM_TOLD, which teller sets"]
 
 
 def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
@@ -138,7 +138,7 @@ def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
         {"tags": "other", "enable_if_env": {"CM_SRC": ["on"]}}]})
     plan = planned(home, "top")
     assert plan["return"] == 0
-    assert plan["plan"]["children"][1]["depends_on"] == [f"CM_{name}, which teller tells" for name in "AB"]
+    assert plan["plan"]["children"][1]["depends_on"] == [f"CM_{name}, which teller sets" for name in "AB"]
     assert not find(plan, "other")["certain"]
 
 
@@ -150,7 +150,7 @@ def test_what_any_of_several_variations_brings_may_be_brought(home):
         {"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_": ["CM_A"]}}]})
     page = home.cli("plan", "script", "--tags=top").stdout
     assert "may install the cpu build" in page
-    assert "may bring: 2 of a size not known before" in page
+    assert "may bring: 2 of unknown size" in page
 
 
 def test_an_entry_that_a_shell_file_judges_is_open(home):
@@ -201,7 +201,7 @@ def test_a_promised_key_is_relied_upon_and_enforced(home, ran):
     home.script("liar", promise, customize=HOOK.format({"CM_TOLD": "no"}))
     failed = home.run("liar")
     assert failed["return"] == 3
-    assert "ended without CM_TOLD" in failed["error"]
+    assert "ended without setting CM_TOLD" in failed["error"]
 
 
 def test_an_entry_that_depends_on_a_fact_is_open_only_where_one_may_fit(home):
@@ -211,7 +211,7 @@ def test_an_entry_that_depends_on_a_fact_is_open_only_where_one_may_fit(home):
     assert find(planned(home, "top"), "kept")["status"] == "to make"
     home.run("top")
     kept = find(planned(home, "top"), "kept")
-    assert (kept["status"], kept["depends_on"]) == ("open", ["CM_TOLD, which teller tells"])
+    assert (kept["status"], kept["depends_on"]) == ("open", ["CM_TOLD, which teller sets"])
 
 
 def test_hooks_before_later_dependencies_leave_their_conditions_open(home):
@@ -220,7 +220,7 @@ def test_hooks_before_later_dependencies_leave_their_conditions_open(home):
                         "post_deps": [{"tags": "other", "enable_if_env": {"CM_X": ["on"]}}]},
                 customize="def preprocess(i): return {'return': 0, 'skip': True}\n")
     assert find(planned(home, "top"), "other")["why"]["only_if"] == [
-        "only if preprocess does not end it early", "depends on CM_X"]
+        "only if preprocess does not skip it", "depends on CM_X"]
 
 
 def test_a_plan_fails_as_the_run_would_and_shows_where(home):
@@ -264,7 +264,7 @@ def test_what_is_brought_is_told_with_sizes_that_are_known(home):
     assert [(one["what"], one["disk_bytes"]) for one in brings] == [
         ("weights", 3_000_000_000), ("tools: 2 packages of list.txt", None), ("the package no-such-package", None)]
     tree = home.cli("plan", "script", "--tags=top").stdout
-    assert "brings: 3.0 GB on disk; 2 of a size not known before" in tree
+    assert "brings: 3.0 GB on disk; 2 of unknown size" in tree
 
 
 def test_code_that_may_run_more_than_is_known_is_pointed_out(home):
@@ -330,7 +330,7 @@ def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
                 "'brings': [{'how': 'make', 'what': 'a thing', 'disk_bytes': 5}]}]}\n")
     plan = planned(home, "top")
     (step,) = plan["plan"]["children"]
-    assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before tells"]
+    assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before sets"]
     assert (step["notes"], step["why"]["data"]) == (["a note"], {"a": 1})
     assert plan["summary"]["brings"] == [{"how": "make", "what": "a thing", "disk_bytes": 5, "measured": None}]
     tree = home.cli("plan", "script", "--tags=top").stdout
@@ -341,7 +341,7 @@ def test_a_hook_that_only_refuses_leaves_open_what_the_code_sets(home):
     home.script("teller", {"new_env_keys": ["CM_TOLD"]}, customize="def plan(i): return {'return': 0}\n")
     home.script("other")
     home.script("top", {"deps": [{"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}}]})
-    assert find(planned(home, "top"), "other")["why"]["only_if"] == ["depends on CM_TOLD, which teller tells"]
+    assert find(planned(home, "top"), "other")["why"]["only_if"] == ["depends on CM_TOLD, which teller sets"]
 
 
 REFUSED = """

@@ -39,11 +39,11 @@ def test_unknown_flag_of_a_lenient_script_is_warned_of_where_a_person_typed_it(h
 
 @pytest.mark.parametrize(("tags", "cause", "remedy"), [
     ("detect,oss", "no script has the tag 'oss'", "did you mean detect,os (detect-os)?"),
-    ("detect,os,cpu", "'cpu' spoils the match: without it, detect-os would answer", "(detect-cpu) or"),
+    ("detect,os,cpu", "no script has all tags; without 'cpu', detect-os matches", "(detect-cpu) or"),
     ("detect,os,-host", "-host excludes detect-os", "did you mean detect,cpu (detect-cpu)?"),
     ("nothing", "no script has the tag 'nothing'", "cm find script"),
 ])
-def test_tags_that_match_nothing_tell_what_spoils_the_match(home, tags, cause, remedy):
+def test_tags_that_match_nothing_name_the_tag_that_prevents_the_match(home, tags, cause, remedy):
     home.script("detect,os", {"tags": ["detect", "os", "host"], "tags_help": "detect,os"})
     home.script("detect,cpu")
     error = home.run(tags)["error"]
@@ -56,7 +56,7 @@ def test_variations_that_no_one_script_has_together(home):
     home.script("same,b", {"variations": {"z": {}}})
     error = home.run("same,_x,_y,_z")["error"]
     assert "same-a has no variation 'z'" in error
-    assert "_z is one of same-b, which lacks another" in error
+    assert "_z is one of same-b, which does not have the other" in error
 
 
 def test_dependency_with_a_mistyped_key_of_a_strict_script_fails(home):

@@ -69,7 +69,7 @@ def test_without_docker_the_dockerfile_is_there_all_the_same(written, tmp_path, 
         (folder / "docker").chmod(0o755)
     done, made = written("--tags=one", action="docker", PATH=f"{folder}")
     assert done.returncode == 42
-    assert "no daemon" in done.stderr or "no docker here" in done.stderr
+    assert "no daemon" in done.stderr or "`docker` not found on PATH" in done.stderr
     assert (made / "Dockerfile").is_file()
     assert written("--tags=one", "--no_run", action="docker", PATH=f"{folder}")[0].returncode == 0
 

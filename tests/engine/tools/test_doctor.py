@@ -32,7 +32,7 @@ def test_broken_and_unfinished_entries_are_named_with_a_remedy(home):
     (entry / "made").unlink()
     code, bad, _ = symptoms(home)
     assert code == 0
-    assert "made is gone or altered" in bad["cache"]["text"]
+    assert "made is missing or was changed" in bad["cache"]["text"]
     assert bad["cache"]["remedy"] == f"cm rm cache {entry.name} -f"
     assert home.cli(*bad["cache"]["remedy"].split()[1:]).returncode == 0
     assert home.entries() == []
@@ -48,7 +48,7 @@ def test_another_engine_first_is_wrong(home):
     home.cli("find", "script")
     done = home.cli("doctor", "cm4vllm:script")
     assert done.returncode == 1
-    assert f"that of {other} comes before this one" in done.stdout
+    assert f"the script engine of {other} is registered before this one" in done.stdout
     assert "cm run cm4vllm:script" in done.stdout
 
 
@@ -60,8 +60,8 @@ def test_what_is_wrong_with_files_of_the_home(home):
     _, bad, _ = symptoms(home)
     assert "hides this script" in bad["scripts"]["text"]
     shutil.rmtree(home.repo / "script" / "one")
-    assert bad["scripts"]["remedy"] == "cm lint script tells more"
-    assert "folders in it are gone" in symptoms(home)[1]["index"]["text"]
+    assert bad["scripts"]["remedy"] == "run: cm lint script"
+    assert "indexed folders no longer exist" in symptoms(home)[1]["index"]["text"]
 
 
 @pytest.mark.parametrize(("tool", "level"), [("compiler", "WRONG"), ("git", "note")])

@@ -93,7 +93,7 @@ def test_the_token_is_a_reference(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("env", "why"), [
     ({"CM_KUBERNETES_IMAGE": ""}, "image"),
     ({"CM_KUBERNETES_NAME": "My_Name"}, "My_Name"),
-    ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "does not see"),
+    ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "cannot access"),
     ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
     ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
     ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET": "hub"}, "service account"),

@@ -203,7 +203,7 @@ class _Search:
         failed = [one for one in above if one.verdict is Verdict.FAILS]
         nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
         binding = nearest.binding if nearest else None
-        stopped = "the bracket is narrow enough" if confirmed else "its time was spent"
+        stopped = "the bracket is narrow enough" if confirmed else "its time budget was used up"
         return Found(rate=rate, confirmed=confirmed, lowest_failing=min((one.rate for one in failed), default=None),
                      low=rate, high=self._over, binding=binding.name if binding else "",
                      cause=nearest.server if nearest else "", boundary=_boundary(rate, above), stopped=stopped,
@@ -213,10 +213,10 @@ class _Search:
         last = self._probes[-1]
         said = ", ".join(f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}" if one.p99_ms is not None else
                          f"no {one.name} seen" for one in last.limits)
-        return InvalidResult("no rate was found that keeps the latency limits",
+        return InvalidResult("no rate that keeps the latency limits was found",
                              cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
                              remedy="a smaller model or more servers may keep the limits\n"
-                             "or give --server_target_qps of run-mlperf,inference, to run at a rate all the same")
+                             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead")
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:

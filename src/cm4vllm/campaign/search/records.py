@@ -1,4 +1,4 @@
-"""search.json: what was tried to find a target rate, and what came of it."""
+"""search.json: the probes of a search for a target rate, and its result."""
 
 from __future__ import annotations
 

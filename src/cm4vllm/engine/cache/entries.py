@@ -169,7 +169,7 @@ class Cache:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-                waiting(f"another run (process {holder or 'unknown'}) is making the same; waiting for it")
+                waiting(f"another run (process {holder or 'unknown'}) is making the same cache entry; waiting for it")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
                 os.ftruncate(handle, 0)
@@ -198,7 +198,7 @@ class Cache:
         folder, old = entry.folder, _aside(entry.folder)
         with translated_os_errors("renew a cache entry in", self.root, "CM_REPOS"):
             _remove(old)
-            # Without its meta it is no artifact: nobody shall find it under the other name.
+            # Without its meta it is no artifact, and is not found under the other name.
             os.rename(os.path.join(folder, _META_FILE), os.path.join(folder, _META_ASIDE))
             os.rename(folder, old)
             os.mkdir(folder)
@@ -253,7 +253,7 @@ class Cache:
         try:
             write_json(Path(folder, STATE_FILE), {**result, "folder": folder, "files": files})
         except TypeError as error:
-            raise RecipeError(f"{script[0]} hands back what a cache entry cannot keep", cause=str(error),
+            raise RecipeError(f"{script[0]} returns a value that a cache entry cannot store", cause=str(error),
                               remedy="new_env and new_state may hold texts, numbers, lists and mappings") from error
         meta = {
             "alias": "", "uid": os.path.basename(folder), "automation_alias": CACHE_AUTOMATION[0],

@@ -87,7 +87,7 @@ def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iter
     modules of this package that make what it keeps.
 
     Texts for people (README, descriptions) and variations that are off do not count. Raises RecipeError when a module
-    is not there.
+    does not exist.
     """
     meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
     meta["variations"] = {name: script.variations.get(name) for name in variations}

@@ -69,7 +69,7 @@ def _save(index: Any) -> dict[str, int]:
     from pathlib import Path
 
     path = Path(index.full_path_to_index)
-    # An index that cannot be written is no failure of what was run: what it lacks is looked up in the folders.
+    # An index that cannot be written is no failure of the run: what it does not list is searched for in the folders.
     with contextlib.suppress(CmError, OSError), _locked(path):
         _take_over(index.meta, _read(path))
         write_bytes(path, _slim(index.meta))

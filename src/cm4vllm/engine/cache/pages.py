@@ -72,7 +72,7 @@ def find(search: Search, i: Result) -> Result:
 def remove(search: Search, cmind: Any, i: Result) -> Result:
     """Remove the entries found, after one question unless -f is given.
 
-    The result is 16 where tags or a name match nothing, and 20 where nobody can be asked.
+    The result is 16 where tags or a name match nothing, and 20 where there is no terminal for the question.
     """
     force, console = flag(i, "f", "force"), i.get("out") == "con"
     found = search({**i, "out": None})
@@ -99,8 +99,8 @@ def remove(search: Search, cmind: Any, i: Result) -> Result:
 
 def _nothing(i: Mapping[str, Any]) -> Result:
     if i.get("tags") or i.get("artifact"):
-        raise NotFoundError("artifact(s) not found", cause=f"nothing in the cache has {i.get('tags') or i['artifact']}",
-                            remedy="list what is there with: cm show cache")
+        raise NotFoundError("artifact(s) not found", cause=f"no cache entry matches {i.get('tags') or i['artifact']}",
+                            remedy="list the entries with: cm show cache")
     print("nothing is cached")
     return {"return": 0, "deleted_list": []}
 
@@ -109,7 +109,8 @@ def _confirmed(entries: Sequence[Stored]) -> bool:
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
-        raise UsageError("nothing was removed", cause="there is no terminal to ask at", remedy="add -f to remove these")
+        raise UsageError("nothing was removed", cause="there is no terminal to ask for "
+                                                      "confirmation", remedy="add -f to remove these")
     answer = input(f"Remove {_counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
     return answer.strip().lower() in ("y", "yes")
 

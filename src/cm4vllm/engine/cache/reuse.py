@@ -45,7 +45,7 @@ class CachedScripts:
                 try:
                     return _used(session, task, scope, entry)
                 except Damaged as damage:
-                    session.tell(f"{task.script.title()}: its cache entry is not what it was ({damage}); "
+                    session.tell(f"{task.script.title()}: its cache entry has changed since it was made ({damage}); "
                                  "making it again")
                     cache.drop(entry)
                     entry = None
@@ -88,7 +88,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
     except CmError as error:
         raise Damaged(f"{_VALIDATE}.sh: {error.what}") from error
     if seen and version and seen != version:
-        raise Damaged(f"it is of version {version}, and {_VALIDATE}.sh sees {seen}")
+        raise Damaged(f"it has version {version}, and {_VALIDATE}.sh detects {seen}")
 
 
 def _made(session: Session, task: Task, identity: Identity, scope: Scope, cache: Cache) -> Outcome:
@@ -100,7 +100,7 @@ def _made(session: Session, task: Task, identity: Identity, scope: Scope, cache:
     tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{script.uid}"]
     kept = {key: value for key, value in outcome.new_env.items() if not vault.is_secret(key) and not vault.holds(value)}
     for key in sorted(outcome.new_env.keys() - kept.keys()):
-        session.tell(f"note: {key} is or holds a secret, and is not kept in the cache")
+        session.tell(f"note: {key} is or contains a secret, and is not stored in the cache")
     cache.finish(
         scope.folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
         tags=[tag for tag in tags if not vault.holds(tag)], depends_on=str(outcome.env.get(_DEPENDENT, "")),

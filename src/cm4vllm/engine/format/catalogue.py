@@ -1,4 +1,4 @@
-"""All scripts of all registered repositories: found through cmind's index, or by a look at the folders."""
+"""All scripts of all registered repositories: found through cmind's index, or by reading the folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
 _SUMMARIES = "cm4vllm-scripts.json"
 _METAS = "cm4vllm-metas"
-#: To sort all scripts by their tags takes as long as so many looks at each of them.
+#: To sort all scripts by their tags takes as long as so many passes over all of them.
 _FEW_LOOKUPS = 8
 
 
@@ -33,7 +33,7 @@ class Catalogue:
         self.metas = KeptMetas(os.path.join(cmind.repos_path, _METAS))
 
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
-        """Return the scripts that have all these tags; the folders are looked at only when the index knows none."""
+        """Return the scripts that have all these tags; the folders are read only when the index knows none."""
         wanted = set(tags)
         indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
         return [script for script in indexed if wanted <= set(script.tags)] or [
@@ -66,7 +66,7 @@ class Catalogue:
         """Return every readable script; of two with one UID the first in the order of the repositories."""
         found = []
         for one in self.summaries:
-            with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it tells what is wrong
+            with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it reports what is wrong
                 found.append(self.script(one.path, one.repo))
         return found
 
@@ -80,7 +80,7 @@ class Catalogue:
     def _entries(self) -> list[dict[str, Any]]:
         index = getattr(self._cmind, "index", None)
         entries = (index.meta if index is not None else {}).get(SCRIPT_AUTOMATION[1], {})
-        # Each script stands twice in the index; the entry under its UID is the one that tells its alias.
+        # Each script stands twice in the index; the entry under its UID is the one that has its alias.
         return [entry for entry in entries.values() if isinstance(entry, dict) and "alias" in entry and "path" in entry]
 
     @cached_property
@@ -109,7 +109,7 @@ class Catalogue:
 
 
 def _listed(folder: str) -> list[str]:
-    """Return the names in a folder; none where it cannot be read, which `cm doctor script` tells."""
+    """Return the names in a folder; none where it cannot be read, which `cm doctor script` reports."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

@@ -98,7 +98,7 @@ def read_meta(folder: AnyPath) -> dict[str, Any]:
             raise RecipeError(f"{path} is not a mapping of keys to values")
         meta.update(part)
     if not found:
-        raise RecipeError(f"there is no _cm.yaml in {folder}")
+        raise RecipeError(f"{folder} has no _cm.yaml")
     return meta
 
 

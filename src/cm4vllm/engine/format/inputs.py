@@ -31,7 +31,7 @@ Raw = Mapping[str, Any]
 def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     """Return a meta with its inputs, its own and those it refers to, in the two parts of the public format.
 
-    `read` returns the meta in a folder. Raises RecipeError for a reference to what nobody describes.
+    `read` returns the meta in a folder. Raises RecipeError for a reference to an input that no recipe describes.
     """
     if "inputs" not in raw and "inputs_of" not in raw:
         return raw
@@ -58,7 +58,7 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
 def _inputs_of(alias: str, folder: str, read: Callable[[str], Raw]) -> dict[str, tuple[str, dict[str, Any]]]:
     path = os.path.join(os.path.dirname(folder), alias)
     if not os.path.isdir(path):
-        raise RecipeError(f"inputs_of in {folder} names {alias!r}, which is not beside it")
+        raise RecipeError(f"inputs_of in {folder} names {alias!r}, which is not a recipe of the same repository")
     return _described(read(path).get("inputs") or {})
 
 

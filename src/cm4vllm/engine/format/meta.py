@@ -1,4 +1,4 @@
-"""Metas: the `_cm.yaml` of a script, read once into frozen types. Keys that nobody knows are kept, for lint."""
+"""Metas: the `_cm.yaml` of a script, read once into frozen types. Unknown keys are kept, for lint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendme
     for name, change in raw.items():
         for one in change if isinstance(change, list) else [change]:
             if not isinstance(one, Mapping):
-                raise wrong(f"adr.{name} must name what is changed, and is {one!r}",
+                raise wrong(f"adr.{name} must name what is changed, not {one!r}",
                             remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2")
             found.append(Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS},
                                    Conditions.of(one)))
@@ -139,7 +139,7 @@ class Bring(Value):
 
     `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
     which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what was
-    measured, 0 where nobody has; `measured` says on what.
+    measured, 0 where it was not measured; `measured` says on what.
     """
 
     what: str

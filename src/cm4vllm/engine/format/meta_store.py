@@ -1,7 +1,7 @@
 """What was read of metas before, kept in the CM home: to parse YAML takes as long as all else about a script.
 
 Metas are files of their own, in the binary form in which Python keeps bytecode; what all scripts are called is one file
-more, so that tags nobody knows do not cost reading every meta. Each holds as long as size and times of the meta's files
+more, so that an unknown tag does not cost reading every meta. Each holds as long as size and times of the meta's files
 are what they were: one that changed moments ago is not kept, for it could change once more within the clock's tick and
 look the same. What cannot be read, or does not fit, counts as absent: the meta itself is read.
 """
@@ -38,7 +38,7 @@ class KeptMetas:
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
 
     def read(self, folder: str) -> dict[str, Any]:
-        """Return the meta of the script in `folder`. Raises RecipeError when nobody can read it, or a part of it."""
+        """Return the meta of the script in `folder`. Raises RecipeError when it, or a part of it, cannot be read."""
         signature, changed_at = signature_of(folder)
         try:
             with open(self._path(folder), "rb") as file:
@@ -57,7 +57,7 @@ class KeptMetas:
         return meta
 
     def keep(self) -> None:
-        """Write down what was read anew; where that cannot be, the next run reads it again."""
+        """Store what was read now; where that fails, the next run reads it again."""
         new, self._new = self._new, []
         with contextlib.suppress(OSError):
             if new:
@@ -135,7 +135,7 @@ def _words(folder: str) -> list[Any] | None:
     try:
         raw = read_meta(folder)
     except _MAY_NOT_BE_KEPT:
-        return None  # one broken meta must not hide the others; choosing it tells what is wrong
+        return None  # one broken meta must not hide the others; choosing it reports what is wrong
     tags = raw.get("tags")
     return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")),
             list(split_tags(tags)) if isinstance(tags, (str, list)) else [], str(raw.get("tags_help") or "")]

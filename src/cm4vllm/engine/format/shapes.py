@@ -1,6 +1,6 @@
 """The shapes of a meta's parts: which key holds a mapping, a list, a text or a number.
 
-What nobody can read is refused when the meta is read, with its place. What public metas leave open stays open: an
+What cannot be read is refused when the meta is read, with its place. What public metas leave open stays open: an
 absent or empty part, a text in place of a list of one, a number in place of a text.
 """
 
@@ -45,7 +45,7 @@ def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
     what = f"the meta of {path} has a part of the wrong shape"
     for place, text in wrong_shapes(raw):
         raise RecipeError(what, cause=f"{'.'.join(map(str, place))} {text}",
-                          remedy="cm lint script tells what else is wrong with it")
+                          remedy="cm lint script lists everything that is wrong with it")
     try:
         json.dumps(raw, default=str, skipkeys=True)
     except (ValueError, RecursionError) as error:  # a part that holds itself, or is nested too deeply
@@ -90,7 +90,7 @@ def _part(raw: Mapping[str, Any], place: Place) -> Found:
     """Yield what is wrong with the keys of the meta itself, of a variation, a version or a dependency."""
     for key, value in raw.items():
         if not isinstance(key, str):
-            continue  # lint says that nobody knows it
+            continue  # lint reports it as unknown
         if value is not None and (wanted := _wanted(key, value)):
             yield (*place, key), _must(wanted, value)
             continue

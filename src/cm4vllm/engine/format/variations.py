@@ -39,7 +39,7 @@ _NONE = Resolution((), (), {})
 
 
 def definition(variations: Mapping[str, Any], name: str) -> str:
-    """Return the key under which `name` is defined: itself, or `stem.#`; empty when nobody defines it."""
+    """Return the key under which `name` is defined: itself, or `stem.#`; empty when it is not defined."""
     if name.endswith(".#"):
         return ""
     if name in variations:
@@ -65,7 +65,7 @@ def known(script: ScriptMeta, names: Collection[str]) -> bool:
 def resolve(script: ScriptMeta, chosen: Sequence[str], excluded: Collection[str] = ()) -> Resolution:
     """Return the variations that are on when `chosen` are asked for and `excluded` forbidden.
 
-    Raises UsageError for one that nobody defines, two of one group, a forbidden base and a forbidden combination.
+    Raises UsageError for one that is not defined, two of one group, a forbidden base and a forbidden combination.
     """
     if not script.variations and not chosen:
         return _NONE

@@ -73,7 +73,7 @@ class Wanted(Value):
         return not (self.maximum and key > version_key(self.maximum))
 
     def with_default(self, default: str) -> Wanted:
-        """Return what is wanted once nothing suitable is at hand: the default, moved into the limits."""
+        """Return what is wanted when nothing suitable was found: the default, moved into the limits."""
         if self.version or not default:
             return self
         key = version_key(default)
@@ -114,5 +114,6 @@ def _text(value: Any, key: str) -> str:
     # `--version` without a value arrives as True; it asks for nothing.
     text = "" if value is None or isinstance(value, bool) else str(value)
     if text and "<<<" not in text and not re.search(r"[0-9a-zA-Z]", text):
-        raise UsageError(f"{key}={text!r} is no version", remedy="a version has digits or letters, as 1.2 or main")
+        raise UsageError(f"{key}={text!r} is not a version", remedy="a version consists of digits or letters, for "
+                                                                    "example 1.2 or main")
     return text

@@ -16,7 +16,7 @@ __all__ = ["Brought", "brought_by"]
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """One thing that a run would bring. `disk_bytes` is 0 where nobody has measured it."""
+    """One thing that a run would download, install or make. `disk_bytes` is 0 where it was not measured."""
 
     how: str
     what: str
@@ -24,7 +24,7 @@ class Brought:
     measured: str
 
     def __str__(self) -> str:
-        size = f"{size_text(self.disk_bytes)} on disk" if self.disk_bytes else "size not known before"
+        size = f"{size_text(self.disk_bytes)} on disk" if self.disk_bytes else "size not known in advance"
         return f"{self.how} {self.what} ({size}{f', {self.measured}' if self.disk_bytes and self.measured else ''})"
 
 

@@ -44,10 +44,10 @@ def as_tree(root: Node) -> str:
 def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str],
           ) -> Iterator[tuple[str, str]]:
     key = _key(node)
-    told = bool(node.children) and key in shown
+    repeated = bool(node.children) and key in shown
     shown.add(key)
-    yield first + _title(node), _state(node) + (", as above" if told else "")
-    children = [] if told else [child for child in node.children if not _is_left_out(child, shown, again)]
+    yield first + _title(node), _state(node) + (", as above" if repeated else "")
+    children = [] if repeated else [child for child in node.children if not _is_left_out(child, shown, again)]
     below = rest + ("│  " if children else "   ")
     for detail in _details(node):
         yield below + detail, ""
@@ -136,7 +136,7 @@ def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
     unknown = len(brought) - len(known)
     most = "up to " if label.startswith("may") else ""
     total = f"{most}{size_text(sum(known))} on disk" if known else ""
-    rest = f"{unknown} of a size not known before" if unknown else ""
+    rest = f"{unknown} of unknown size" if unknown else ""
     return [f"{label}: {'; '.join(filter(None, [total, rest]))}", *(f"  {one}" for one in brought)]
 
 

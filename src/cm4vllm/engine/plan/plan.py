@@ -38,7 +38,7 @@ from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 __all__ = ["Node", "Status", "plan"]
 
 #: What stands in place of a branch that is not walked into again.
-_TOLD_ABOVE = "what it depends on is shown above"
+_TOLD_ABOVE = "its dependencies are shown above"
 #: What an entry depends on that a script before makes under circumstances that only the run can tell.
 _MADE_BEFORE = "whether it was made before"
 #: Why a script is in the tree that another's own code runs.
@@ -109,7 +109,7 @@ class _Made:
 
 
 def plan(session: Session, request: Request) -> Node:
-    """Return what a run of `request` would do. Raises CmError when the script that is asked for cannot be told."""
+    """Return what a run of `request` would do. Raises CmError when it is not clear which script is meant."""
     planner = _Planner(session)
     root = Node(tags=request.title(), why="asked for")
     planner.fill(root, lambda: request, certain=True)
@@ -128,12 +128,12 @@ class _Planner:
         self.stack: list[PlannedTask] = []
         #: What has been walked into before.
         self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
-        #: Which script tells a fact, by its key.
-        self.tellers: dict[str, str] = {}
+        #: Which script sets a fact, by its key.
+        self.setters: dict[str, str] = {}
 
     def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool,
              added: frozenset[str] = frozenset()) -> Exports:
-        """Fill in a node for what is asked for, with all below it, and return what it hands back.
+        """Fill in a node for what is asked for, with all below it, and return what it returns.
 
         `added` are facts whose values, if there are any, become tags.
         """
@@ -163,7 +163,7 @@ class _Planner:
         return frozenset() if any(known(script, request.variations) for script in scripts) else in_variations
 
     def patterns_of_any(self, request: Request) -> list[str]:
-        """Return the patterns of what any of the scripts that may be meant hands back."""
+        """Return the patterns of what any of the scripts that may be meant returns."""
         if facts_in(request.tags):
             return ["*"]
         scripts = candidates(self.session.catalogue, request)
@@ -207,8 +207,8 @@ class _Planner:
             self.stack.pop()
         if key:
             self.made[key] = _Made(frame.script.uid, frame.wanted.pip_text(), certain, exports)
-        for told in {*exports.open, *exports.assured}:
-            self.tellers[told] = node.script.title()
+        for key in {*exports.open, *exports.assured}:
+            self.setters[key] = node.script.title()
         return exports
 
     def check_circle(self, frame: PlannedTask) -> None:
@@ -240,7 +240,7 @@ class _Planner:
             try:
                 entry.result()
             except Damaged as damage:
-                node.notes.append(f"its cache entry is not what it was: {damage}")
+                node.notes.append(f"its cache entry has changed since it was made: {damage}")
             else:
                 node.entry = entry
                 if (frame.script.path / "validate_cache.sh").is_file():
@@ -283,9 +283,9 @@ class _Planner:
         is_known = has_hook(source, "plan") and self.code(node, frame, certain=certain)
         if source and not is_known:
             if runs_scripts(source):
-                node.notes.append("its customize.py may run further scripts, which it does not name beforehand")
+                node.notes.append("its customize.py may run further scripts, which are not known before the run")
             frame.blur()
-        early_end = ("only if preprocess does not end it early",) if may_end_early(source) else ()
+        early_end = ("only if preprocess does not skip it",) if may_end_early(source) else ()
         self.dependencies(node, frame, "prehook_deps", certain=certain, only_if=early_end)
         runs_shell = any(frame.script.path.glob(f"{frame.task.script_name or 'run'}*.sh"))
         if runs_shell:
@@ -315,9 +315,9 @@ class _Planner:
         return said.is_whole
 
     def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
-        """Add the node of a script that the code runs, and take what it hands back."""
+        """Add the node of a script that the code runs, and take what it returns."""
         entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
-        self.tellers.update(step.unknown)
+        self.setters.update(step.unknown)
         conditions = (f"only if {step.only_if}",) if step.only_if else ()
         child = Node(tags=in_words(",".join(entry.tags)), why=_STEP, parent=frame.script.title(), name=step.name,
                      data=step.data, only_if=conditions, notes=list(step.notes),
@@ -341,7 +341,7 @@ class _Planner:
 
     def dependency(self, node: Node, frame: PlannedTask, dependency: Dependency, phase: str, *, certain: bool,
                    only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
-        """Add the node of a dependency, unless it takes no part, and take what it hands back."""
+        """Add the node of a dependency, unless it takes no part, and take what it returns."""
         taken, truth = self.changed(frame, dependency)
         truth = both(truth, decide(taken.conditions, frame.env))
         if truth is False or (only_dynamic and not taken.dynamic):
@@ -387,5 +387,5 @@ class _Planner:
         return ""
 
     def words(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Say of each fact which script tells it."""
-        return tuple(f"{key}, which {self.tellers[key]} tells" if key in self.tellers else key for key in sorted(keys))
+        """Name for each fact the script that sets it."""
+        return tuple(f"{key}, which {self.setters[key]} sets" if key in self.setters else key for key in sorted(keys))

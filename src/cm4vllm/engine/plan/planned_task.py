@@ -28,7 +28,7 @@ def vocabulary_of(script: ScriptMeta) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What a script hands back: `known` values, keys that it may or will set, and patterns of keys that it may set."""
+    """What a script returns: `known` values, keys that it may or will set, and patterns of keys that it may set."""
 
     known: Mapping[str, Any] = field(default_factory=dict)
     open: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class Exports:
 
     @classmethod
     def of_patterns(cls, patterns: Iterable[str], promised: Iterable[str] = ()) -> Exports:
-        """Return what code hands back of which only the patterns are known."""
+        """Return what code returns of which only the patterns are known."""
         listed, kept = list(patterns), frozenset(promised)
         return cls(open=frozenset(key for key in listed if not _WILD.search(key)) - kept, assured=kept,
                    globs=tuple(key for key in listed if _WILD.search(key)))
@@ -111,7 +111,7 @@ class PlannedTask:
         self.env.update({key: unknown(key) for key in {*matching(absent, self.globs), *inherited}})
 
     def take(self, exports: Exports, *, certain: bool) -> None:
-        """Merge what a script hands back; what may be so, but need not, becomes a fact."""
+        """Merge what a script returns; what may be so, but need not, becomes a fact."""
         self.globs += exports.globs
         self.env.update({key: unknown(key) for key in {*matching(self.env, exports.globs), *exports.open}})
         self.env.update({key: assured(key) if certain else unknown(key) for key in exports.assured})
@@ -129,7 +129,7 @@ class PlannedTask:
         self.learn(self.vocabulary)
 
     def exports(self, *, runs_code: bool) -> Exports:
-        """Return what the script hands back once all its dependencies are taken."""
+        """Return what the script returns once all its dependencies are taken."""
         if runs_code:
             return Exports.of_patterns(self.task.new_env_keys, self.task.promised_env_keys)
         known = exported(self.env, self.task.new_env_keys)

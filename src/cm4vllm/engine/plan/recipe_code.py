@@ -60,7 +60,7 @@ class PlannedStep(Value):
 class CodePlan(Value):
     """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order.
 
-    `is_whole` is False where the hook says nothing of that.
+    `is_whole` is False where the hook does not state it.
     """
 
     is_whole: bool

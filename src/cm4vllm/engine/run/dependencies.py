@@ -94,7 +94,8 @@ def request_for(
     child_env = _inherited(dependency, script, env, phase)
     merge_into(child_env, own_env)
     if not script_tags:
-        raise RecipeError(f"a dependency of {script.title()} names variations only", cause=", ".join(dependency.tags))
+        raise RecipeError(f"a dependency of {script.title()} has variations and no "
+                          "tags", cause=", ".join(dependency.tags))
     inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
     if dependency.force_cache:
         inputs["force_cache"] = True

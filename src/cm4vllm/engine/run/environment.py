@@ -1,4 +1,4 @@
-"""The environment of a script: what overrides what, `<<<KEY>>>`, `+KEY` lists, and what a script hands back.
+"""The environment of a script: what overrides what, `<<<KEY>>>`, `+KEY` lists, and what a script returns.
 
 From the weakest to the strongest:
 
@@ -152,7 +152,7 @@ def without(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
 
 
 def exported(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
-    """Return what a script hands back: the keys that `new_env_keys` names; `<<<X>>>` names the key that X holds."""
+    """Return the keys that a script exports, those that `new_env_keys` names; `<<<X>>>` names the key that X holds."""
     names = [str(substitute(pattern, env)) for pattern in patterns]
     # A glob does not mean the keys that tell a script where it is: they are wrong for everybody else.
     return {key: env[key] for key in matching(env, names) if key in names or not key.startswith("CM_TMP_CURRENT_")}

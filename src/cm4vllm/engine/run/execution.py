@@ -168,7 +168,7 @@ def native(run: Run) -> None:
         _show_files(run)
         if not flag(run.task.request.inputs, "ignore_script_error") and not run.session.ignores_errors:
             raise
-        run.session.tell(f"note: --ignore_script_error: going on after: {error.what}")
+        run.session.tell(f"note: --ignore_script_error: continuing after: {error.what}")
 
 
 def postprocess(run: Run) -> None:
@@ -199,7 +199,7 @@ def _remove(folder: str, names: tuple[str, ...]) -> None:
     """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""
     for name in names:
         path = os.path.join(folder, name)
-        # A plain name cannot lead out; to resolve a path is to look at each folder on the way.
+        # A plain name cannot lead out; to resolve a path costs a system call for each folder.
         if name != os.path.basename(name) and not _is_inside(os.path.dirname(path), folder):
             raise RecipeError(f"the meta asks to remove {name!r}", cause=f"it is not inside {folder}")
         if os.path.isfile(path):
@@ -229,7 +229,7 @@ def check_version(task: Task, version: str) -> None:
 def _check_promises(task: Task, new_env: Env) -> None:
     for key in task.promised_env_keys:
         if is_no(new_env.get(key, "")):
-            raise RecipeError(f"{task.script.title()} ended without {key}, which its meta promises",
+            raise RecipeError(f"{task.script.title()} ended without setting {key}, which its meta promises",
                               remedy=f"set it in {task.script.folder}, or take it out of promised_env_keys")
 
 

@@ -1,7 +1,7 @@
 """What hooks of the public format may call on i['automation']: find_artifact, parse_version, run_native_script, ...
 
 Each takes one dictionary and returns one with `return`: 0, or the kind of failure with its text under `error`; 16 says
-that nothing was found. Where several files fit, the first is taken and the others are told: nobody is asked.
+that nothing was found. Where several files fit, the first is taken and the others are printed, without a question.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
         except KeyError as error:
-            wrong = RecipeError(f"{helper.__name__} needs {error}", cause="a customize.py called it without")
+            wrong = RecipeError(f"{helper.__name__} needs {error}", cause="a customize.py called it without it")
             return {"return": wrong.exit_code, "error": str(wrong)}
     call.__doc__ = helper.__doc__
     return call
@@ -84,10 +84,10 @@ def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, lis
     if env.get("CM_TMP_PATH_IGNORE_NON_EXISTANT") != "yes":
         for path in asked:
             if not os.path.isdir(path):
-                raise CmError(f"path {path} doesn't exist", remedy="give a folder with --path=")
+                raise CmError(f"path {path} does not exist", remedy="give a folder with --path=")
     if forced := str(env.get("CM_INPUT") or "").strip():
         if not os.path.isfile(forced):
-            raise CmError(f"file {forced} doesn't exist", remedy="give a file with --input=")
+            raise CmError(f"file {forced} does not exist", remedy="give a file with --input=")
         return [os.path.dirname(forced)], os.path.basename(forced), defaults
     folders = asked or defaults
     # As written, not resolved: a link of a virtual environment's Python must not become the system's.
@@ -132,7 +132,7 @@ def find_file_in_paths(i: Answer) -> Answer:
         if len(found) > 1:
             run = (i.get("run_script_input") or {}).get("run")
             if run is not None:
-                run.session.tell(f"{found[0]} is taken; others that fit: {', '.join(found[1:])}", detail=True)
+                run.session.tell(f"using {found[0]}; other matches: {', '.join(found[1:])}", detail=True)
             found = found[:1]
     return {"found_files": found}
 

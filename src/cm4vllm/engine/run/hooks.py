@@ -30,8 +30,8 @@ def working_in(folder: str) -> Iterator[None]:
     try:
         os.chdir(folder)
     except OSError as error:
-        raise NotWritable(f"{folder} cannot be worked in", cause=str(error.strerror),
-                          remedy="see that nothing removes it while a script runs") from error
+        raise NotWritable(f"{folder} cannot be used as working directory", cause=str(error.strerror),
+                          remedy="check that no other program removes it while a script runs") from error
     try:
         yield
     finally:
@@ -102,7 +102,8 @@ class Hooks:
         except ModuleNotFoundError as error:
             if (requirements := self._requirements_with(error.name or "")) is None:
                 raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
-            raise InstallError(f"{self._name}: {what}, because this Python lacks packages that {requirements} lists",
+            raise InstallError(f"{self._name}: {what}, because packages of {requirements} are not installed in this "
+                               "Python",
                                cause=self._where(error), remedy="a run installs them first, a plan installs nothing: "
                                f"{sys.executable} -m pip install -r {requirements}") from error
         except BaseException as error:

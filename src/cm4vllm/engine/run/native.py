@@ -33,7 +33,7 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
     """
     if os.path.basename(name) != name:
         raise RecipeError(f"script_name {name!r} is not the name of a file",
-                          cause="it leads out of the script's folder")
+                          cause="it points outside the script's folder")
     flavor, version, platform = (str(env.get(f"CM_HOST_{key}") or "")
                                  for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR"))
     suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
@@ -60,7 +60,7 @@ class _Output:
         self._clean = clean
 
     def follow(self, pipe: IO[str]) -> None:
-        """Read to the end whatever becomes of log and terminal: a pipe that nobody reads would kill the command."""
+        """Read to the end even if log or terminal fail: a pipe without a reader would kill the command."""
         with pipe, suppress(OSError):
             log: IO[str] | None = None
             for line in pipe:
@@ -135,14 +135,14 @@ def run_native(
 def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
     if error.errno == errno.E2BIG:
         longest = max(env, key=lambda key: len(env[key]))
-        return f"the environment is too large: {longest} has {len(env[longest])} characters; hand it over in a file"
+        return f"the environment is too large: {longest} has {len(env[longest])} characters; pass it in a file"
     return "install bash, or put it on PATH" if error.filename == "bash" else ""
 
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
     from cm4vllm.common.processes import exit_in_words
     tail = "\n".join(printed.tail)
-    where = f"log:     {printed.log}" if printed.tail else "it printed nothing"
+    where = f"log:     {printed.log}" if printed.tail else "it printed no output"
     if printed.log_problem:
         where = f"no log:  {printed.log_problem}"
     return NativeCommandError(
@@ -152,7 +152,7 @@ def _failure(script: str, title: str, folder: str, status: int, printed: _Output
 
 
 def _from_shell(status: int) -> int:
-    """Return -signal for a status by which bash tells that a command was killed (128 + signal)."""
+    """Return -signal for a status by which bash reports that a command was killed (128 + signal)."""
     return 128 - status if status - 128 in signal.valid_signals() else status
 
 
@@ -186,7 +186,7 @@ class Guardian:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> int:
-        """Have the guarding process there. Returns the descriptor by which a shell tells it of itself.
+        """Start the guarding process if it does not run. Returns the descriptor by which a shell registers with it.
 
         Raises OSError when there is no bash.
         """
@@ -221,7 +221,7 @@ class Guardian:
             process.communicate()
 
 
-# The first that matches is the one that is told; more special signs stand before more general ones.
+# The first match is reported; more special patterns stand before more general ones.
 _SIGNS: tuple[tuple[str, str], ...] = (
     (r"No space left on device|Disk quota exceeded", "free disk space where this script works, and run it again"),
     (r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
@@ -230,17 +230,19 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     (r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
      "access was refused: accept the licence of what is downloaded, and give a token by HF_TOKEN or CM_GH_TOKEN"),
     (r"externally-managed-environment", "run in a virtual environment: this Python belongs to the system"),
-    (r"No module named '?([\w.]+)", r"this Python lacks the package \1: pip install it where the script runs"),
+    (r"No module named '?([\w.]+)", r"the package \1 is missing in this Python: install it with pip where the script "
+                                    r"runs"),
     (r"(?:^|[:\s])([\w.+/-]+): (?:command )?not found", r"install \1, or put it on PATH"),
     (r"sudo: .*password is required", "allow sudo without a password, or pass --skip_system_deps and install by hand"),
     (r"[Pp]ermission denied", "check who owns the files that the last lines name"),
     (r"CUDA out of memory|std::bad_alloc|Cannot allocate memory|MemoryError",
-     "there was too little memory: choose a smaller batch or model, or end other programs"),
+     "there was not enough memory: choose a smaller batch or model, or end other programs"),
     (r"No such file or directory", "check that the path in the last lines exists, and that the script made it"),
 )
 _STATUSES = {
-    -9: "the system killed it, mostly for lack of memory (dmesg tells): end other programs or use a smaller setting",
-    126: "make the file that it calls executable",
+    -9: "the system killed it, in most cases for lack of memory (see dmesg): end other programs or use a smaller "
+        "setting",
+    126: "give the file that it calls the permission to be executed",
     127: "install the command that the last lines name, or put it on PATH",
 }
 

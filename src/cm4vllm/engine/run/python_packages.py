@@ -67,7 +67,7 @@ def env_name(package: str) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of a package in the running Python; empty when it is not there."""
+    """Return the version of a package in the running Python; empty when it is not installed."""
     from importlib import metadata  # costs more than all of the engine's own modules, and few runs need it
 
     try:
@@ -91,7 +91,7 @@ def require_package(package: str, condition: str, options: PipOptions) -> dict[s
 
 
 def needs(package: str, condition: str) -> bool:
-    """Tell whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
+    """Return whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
     return not _allowed(installed_version(package.partition("[")[0]), condition)
 
 
@@ -106,12 +106,12 @@ def require_file(requirements: Path, options: PipOptions) -> dict[str, str]:
     Raises InstallError when the file is missing or pip fails.
     """
     if not requirements.is_file():
-        raise InstallError(f"there is no {requirements}", remedy="use a complete checkout, or pip install cm4vllm")
+        raise InstallError(f"{requirements} does not exist", remedy="use a complete checkout, or pip install cm4vllm")
     missing = missing_of(requirements)
     if missing or options.force:
         _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
         if still := missing_of(requirements):
-            raise InstallError(f"pip ended well, but {', '.join(still)} is missing in {sys.executable}")
+            raise InstallError(f"pip succeeded, but {', '.join(still)} is missing in {sys.executable}")
     return {}
 
 
@@ -187,8 +187,8 @@ def _remedy(done: Completed) -> str:
                 "then run cm from ~/cm/bin")
     if any(sign in done.output for sign in ("NewConnectionError", "Name or service not known", "Connection refused",
                                             "Could not find a version", "ConnectTimeout", "Temporary failure")):
-        return ("no package index answered, or it does not have this version: check the network and `pip config list`, "
+        return ("no package index answered, or it has no such version: check the network and `pip config list`, "
                 "or use a virtual environment in which the package is installed already")
     if "Permission denied" in done.output:
         return "use a virtual environment: this Python belongs to another user"
-    return f"try it by hand: {sys.executable} -m pip install ..."
+    return f"run pip yourself to see why: {sys.executable} -m pip install ..."

@@ -1,4 +1,4 @@
-"""What is asked for: tags, flags and environment of one run, and what of it is settled before anything runs."""
+"""A request: tags, flags and environment of one run, and what is decided before anything runs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ ENGINE_FLAGS = frozenset({
 
 #: Flags of the public engine that this one knows by name and does nothing for; a run says so.
 NOT_DONE = {
-    "skip_remembered_selections": "nothing is remembered or asked: of several scripts or entries the first is taken",
-    "remembered_selections": "nothing is remembered or asked: of several scripts or entries the first is taken",
+    "skip_remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
+                                  "without a question",
+    "remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
+                             "without a question",
     "detected_versions": "", "debug_uid": "", "docker_cache": "", "ignore_inheritance": "",
 }
 
@@ -73,7 +75,7 @@ def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
                 break
     for wanted, excluded in ((kinds[0], kinds[1]), (kinds[2], kinds[3])):
         if both := set(wanted) & set(excluded):
-            raise UsageError(f"{min(both)!r} is both asked for and excluded", remedy="leave one of the two out")
+            raise UsageError(f"{min(both)!r} is both asked for and excluded", remedy="remove one of the two")
     return tuple(tuple(kind) for kind in kinds)
 
 
@@ -121,7 +123,7 @@ class Request(Value):
         elif artifact:
             name = artifact
         if not isinstance(tags, (str, list, tuple, bool, type(None))):
-            raise UsageError(f"{tags!r} are no tags", remedy="tags are words with commas between, or a list of words")
+            raise UsageError(f"{tags!r} are not tags", remedy="tags are words separated by commas, or a list of words")
         env = _mapping(given, "env")
         script_tags, excluded_tags, variations, excluded_variations = parse_tags(tags)
         if not script_tags and not name:
@@ -183,7 +185,7 @@ def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
     hint = nearest(key, own, f"list them with: cm show script {script.alias}")
     if not hint.startswith("did you mean") and (close := nearest(key, ENGINE_FLAGS)).startswith("did you mean"):
         return close
-    return hint or "it takes no inputs of its own"
+    return hint or "it has no inputs"
 
 
 def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -224,8 +226,8 @@ class Task(Value):
         variations = resolve(script, request.variations, request.excluded_variations)
         wanted = request.wanted.or_else(Wanted.from_environment(request.env)).or_else(script.wanted)
         # What a recipe hands on is not what a person mistyped.
-        told = tuple(f"WARNING: {note}" for note in notes) if request.from_person else ()
-        task = cls(request, script, variations, wanted, (), told)
+        warnings = tuple(f"WARNING: {note}" for note in notes) if request.from_person else ()
+        task = cls(request, script, variations, wanted, (), warnings)
         return task.of_version(wanted)
 
     def of_version(self, wanted: Wanted) -> Task:
@@ -257,12 +259,12 @@ class Task(Value):
 
     @property
     def new_env_keys(self) -> tuple[str, ...]:
-        """The patterns of the keys that it hands back: the caller's, where it forces them, or those of the layers."""
+        """The patterns of the keys that it returns: the caller's, where it forces them, or those of the layers."""
         return self.request.force_new_env_keys or tuple(key for layer in self.layers for key in layer.new_env_keys)
 
     @property
     def promised_env_keys(self) -> tuple[str, ...]:
-        """The keys that it hands back set to something that does not say no, whatever happens."""
+        """The keys that it always returns, set to a value that is not false."""
         return tuple(key for layer in self.layers for key in layer.promised_env_keys)
 
     @property

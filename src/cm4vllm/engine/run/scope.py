@@ -1,4 +1,4 @@
-"""What the steps of one run read and change, and what of it goes back to the caller."""
+"""What the steps of one run read and change, and which part the caller gets back."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ class Scope(Record):
 
 
 def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_name) -> list[str]:
-    """Return a line for each flag that nobody knows, and for each --env that has no effect."""
+    """Return a line for each unknown flag, and for each --env that has no effect."""
     lines = list(task.notes)
     for key in task.request.explicit:
         given = as_text(task.request.env[key])
         if not is_secret(key) and env.get(key) != given and not unresolved(given):
-            lines.append(f"note: --env.{key}={given} gives way to {env.get(key)!r}, which a variation or an input "
-                         f"says; --const.{key}={given} would not")
+            lines.append(f"note: --env.{key}={given} is overridden by {env.get(key)!r} of a variation or an input; "
+                         f"--const.{key}={given} would not be")
     return lines

@@ -78,7 +78,7 @@ class Run(Value):
 
     @property
     def is_fake(self) -> bool:
-        """Tell whether only dependencies are looked at: in fake runs, and of the script that is only prepared."""
+        """Return whether only dependencies are processed: in fake runs, and of the script that is only prepared."""
         return is_fake(self.session, self.task)
 
     def hold_constants(self) -> None:
@@ -100,7 +100,7 @@ class Run(Value):
                 result = hooks.call(name, given)
         for key, value in scope.env.items():
             if not isinstance(key, str):
-                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is no text",
+                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is not text",
                                   cause=f"{key!r}", remedy=f"correct {self.task.script.folder}/customize.py")
             if not isinstance(value, (str, list, dict)):
                 scope.env[key] = as_text(value)
@@ -154,7 +154,7 @@ class Run(Value):
         try:
             merge_into(env, read_assignments(out))
         except OSError as error:
-            raise RecipeError(f"run.sh of {script.title()} left no readable {_ENV_OUT}", cause=str(error)) from error
+            raise RecipeError(f"run.sh of {script.title()} wrote no readable {_ENV_OUT}", cause=str(error)) from error
         session.vault.learn(env)
         if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))

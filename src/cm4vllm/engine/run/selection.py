@@ -44,17 +44,17 @@ _NAMED = 3
 
 
 def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
-    """Return the error for a request that no script answers to: which tag spoils the match, and what is near."""
+    """Return the error for a request that no script matches: which tag prevents the match, and what is similar."""
     if request.name:
         return NotFoundError(f"no scripts were found with the name {request.name!r}",
                              remedy=nearest(request.name, (script.alias for script in catalogue.summaries), _LIST))
     every = catalogue.summaries
     wanted, excluded = set(request.tags), set(request.excluded_tags)
     return NotFoundError(f"no scripts were found with the tags {request.title()}",
-                         cause=_spoiler(wanted, excluded, every), remedy=_near(wanted, excluded, every))
+                         cause=_why_no_match(wanted, excluded, every), remedy=_near(wanted, excluded, every))
 
 
-def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
+def _why_no_match(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
     having = [script for script in scripts if set(wanted) <= set(script.tags)]
     if having:
         tag = next(tag for tag in excluded if tag in having[0].tags)
@@ -64,7 +64,7 @@ def _spoiler(wanted: Collection[str], excluded: Collection[str], scripts: Sequen
         return f"no script has the tag {unknown[0]!r}"
     for tag in sorted(wanted):
         if others := [script for script in scripts if set(wanted) - {tag} <= set(script.tags)]:
-            return f"{tag!r} spoils the match: without it, {_names(others)} would answer"
+            return f"no script has all tags; without {tag!r}, {_names(others)} matches"
     return "no script has all of these tags"
 
 
@@ -103,7 +103,7 @@ def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
     missing = next(name for name in request.variations if not known(best, [name]))
     cause = f"asked for as _{missing} in {request.title()}"
     if elsewhere := [script for script in scripts if known(script, [missing])]:
-        cause += f"\n_{missing} is one of {_names(elsewhere)}, which lacks another"
+        cause += f"\n_{missing} is one of {_names(elsewhere)}, which does not have the other variations"
     return UsageError(f"{best.title()} has no variation {missing!r}", cause=cause,
                       remedy=nearest(missing, as_typed(best.variations), f"list them with: cm show script {best.alias}")
-                      or "it has no variations")
+                      or "this script has no variations")

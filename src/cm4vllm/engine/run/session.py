@@ -1,4 +1,4 @@
-"""One top-level run and all that belongs to it: what it prints, its scripts under way, what it cleans up at its end."""
+"""One top-level run and all that belongs to it: its output, its running scripts, its cleanup."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Session:
     def warn_of_typed_secrets(self) -> None:
         """Say which flags of the command line hold a secret: others on the machine can list command lines."""
         for typed, name in secret_flags(self._typed, self.vault).items():
-            self.tell(f"note: what is typed as {typed} shows in the list of processes and the shell's history; set "
-                      f"{name} as a variable of the environment instead: {name}=... cm run script ...")
+            self.tell(f"note: the value typed as {typed} is visible in the list of processes and the shell's "
+                      f"history; set {name} as an environment variable instead: {name}=... cm run script ...")
 
     @contextmanager
     def with_typed_secrets(self) -> Iterator[None]:
@@ -263,7 +263,7 @@ def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:
 
 def _interrupted(signum: int) -> Interrupted:
     name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
-    error = Interrupted(f"the run was stopped by {name}", remedy="what is finished is kept: run the same command again")
+    error = Interrupted(f"the run was stopped by {name}", remedy="finished steps are kept: run the same command again")
     error.exit_code = 128 + signum
     return error
 

@@ -42,7 +42,8 @@ def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()
         if _NAME.fullmatch(key):
             text = ":".join(map(str, value)) if isinstance(value, list) else str(value)
             if "\0" in text:
-                raise UsageError(f"the value of {key} holds a zero byte", cause="no program can be given such a value")
+                raise UsageError(f"the value of {key} contains a zero "
+                                 "byte", cause="such a value cannot be passed to a program")
             # A shell text waits for what it refers to; until then a reference to itself means the value outside.
             if key not in shell_keys:
                 full[key] = text
@@ -91,7 +92,7 @@ def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ())
         if not name.isidentifier():
             continue
         if vault.is_secret(name) or vault.holds(value):
-            lines.append(f"# {name} is or holds a secret: set it yourself")
+            lines.append(f"# {name} is or contains a secret: set it yourself")
             continue
         text = shlex.quote(separator.join(map(str, value)) if isinstance(value, list) else str(value))
         rest = f'"${{{name}:+{separator}${name}}}"' if key.startswith("+") else ""

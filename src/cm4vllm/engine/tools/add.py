@@ -35,7 +35,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         _check(Catalogue(automation.cmind), alias, tags)
         folder = Path(repo.path_with_prefix) / SCRIPT_AUTOMATION[0] / alias
         if folder.exists():
-            raise UsageError(f"{folder} is there already", remedy="choose another name, or remove it")
+            raise UsageError(f"{folder} exists already", remedy="choose another name, or remove it")
         uid = secrets.token_hex(8)
         written = _write(kind, folder, {
             "alias": alias, "uid": uid, "tags": ", ".join(tags), "typed": ",".join(tags),
@@ -53,11 +53,11 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
     parsed = i.get("parsed_artifact") or []
     if not parsed or not (alias := str(parsed[0][0])):
-        raise UsageError("which name shall the new script have?",
+        raise UsageError("the new script needs a name",
                          remedy="for example: cm add script my-recipe --tags=my,recipe")
     if not _ALIAS.fullmatch(alias):
-        raise UsageError(f"{alias!r} is no name for a script", cause="it names a folder and a Python module",
-                         remedy="use small letters, digits, '-', '_' and '.'")
+        raise UsageError(f"{alias!r} cannot be the name of a script", cause="it names a folder and a Python module",
+                         remedy="use lower-case letters, digits, '-', '_' and '.'")
     repos = {str(repo.meta.get("alias", "")): repo for repo in cmind.repos.lst}
     if len(parsed) > 1:
         wanted = str(parsed[1][0] or parsed[1][1])
@@ -74,22 +74,23 @@ def _template(i: Mapping[str, Any]) -> str:
     # `--python` and `--shell` are typed as well; the public engine's templates have such flags.
     given = next((kind for kind in TEMPLATES if flag(i, kind)), str(i.get("template") or TEMPLATES[0]))
     if given not in TEMPLATES:
-        raise UsageError(f"there is no template {given!r}", remedy=nearest(given, TEMPLATES))
+        raise UsageError(f"no template is called {given!r}", remedy=nearest(given, TEMPLATES))
     return given
 
 
 def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
     for tag in tags:
         if not _TAG.fullmatch(tag):
-            raise UsageError(f"{tag!r} is no tag for a script", cause="_name asks for a variation, -name excludes",
+            raise UsageError(f"{tag!r} cannot be a tag of a "
+                             "script", cause="_name selects a variation, -name excludes a tag",
                              remedy="use letters, digits, '-', '_', '+' and '.', a letter or digit first")
     for script in catalogue.all():
         if script.alias == alias:
-            raise UsageError(f"there is a script {alias!r} already", cause=f"in {script.path}",
+            raise UsageError(f"a script {alias!r} exists already", cause=f"in {script.path}",
                              remedy="choose another name")
         if set(tags) <= set(script.tags):
-            raise UsageError(f"{script.alias} answers to {','.join(tags)} already", cause=f"it is in {script.path}",
-                             remedy="choose tags that no other script has together")
+            raise UsageError(f"{script.alias} already matches {','.join(tags)}", cause=f"it is in {script.path}",
+                             remedy="choose a combination of tags that no other script has")
 
 
 def _prefix(alias: str) -> str:

@@ -35,7 +35,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: What goes in by name alone, so that no value stands in a file or on a command line.
 _PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "HTTPS_PROXY",
            "NO_PROXY")
-#: What nobody wants in an image; applied where a repository is no git checkout.
+#: What does not belong into an image; applied where a repository is not a git checkout.
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
 #: Flags that are about the container, not about the recipe.
 _OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")
@@ -79,7 +79,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
 
 
 def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
-    """Return the container for a script as it is asked for; `docker` of its meta and variations is heeded."""
+    """Return the container for a requested script; `docker` of its meta and variations is applied."""
     request = Request.of(i, "")
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
@@ -88,9 +88,9 @@ def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
              if word.lstrip("-").partition("=")[0] not in _OWN]
     if typed := secret_flags(words, vault()):
         name = next(iter(typed.values()))
-        raise UsageError(f"{', '.join(typed)} would put a secret into an image that others can read",
+        raise UsageError(f"{', '.join(typed)} would store a secret in an image that others can read",
                          remedy=f"set it as a variable of the environment, {name}=... cm dockerfile script ...; "
-                         f"the container is handed {', '.join(_PASSED)}")
+                         f"the container gets {', '.join(_PASSED)}")
     if "os" in described and "base_image" not in described:
         say(f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
             f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get")
@@ -184,12 +184,12 @@ ENTRYPOINT {json.dumps(list(container.command))}
 
 
 def _require_docker(folder: Path) -> None:
-    written = f"the Dockerfile is in {folder}: build and run it where Docker is, with the two commands above"
+    written = f"the Dockerfile is in {folder}: build and run it on a machine with Docker, with the two commands above"
     if shutil.which("docker") is None:
-        raise InstallError("there is no docker here", remedy=written)
+        raise InstallError("`docker` not found on PATH", remedy=written)
     answer = run(["docker", "info"], timeout_s=30)
     if not answer.ok:
-        raise InstallError("docker is installed, but its daemon does not answer", cause=answer.tail(2),
+        raise InstallError("`docker` is installed, but its daemon does not respond", cause=answer.tail(2),
                            remedy=f"start the daemon; {written}")
 
 
@@ -199,4 +199,4 @@ def _attached(argv: Sequence[str], what: str) -> None:
     status = subprocess.run(list(argv), check=False).returncode
     if status:
         raise RunFailed(f"docker {what} ended with {exit_in_words(status)}", cause=shlex.join(argv),
-                        remedy="its own output above tells why")
+                        remedy="its output above shows the reason")

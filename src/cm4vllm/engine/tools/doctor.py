@@ -40,7 +40,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     level: Level
     subject: str
@@ -60,9 +60,9 @@ def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
                 print(f"{'':<5}  {'':<{width}}  remedy: {symptom.remedy}")
     result: dict[str, Any] = {"return": 0, "symptoms": [asdict(symptom) for symptom in symptoms]}
     if wrong:
-        told = CmError(f"{wrong} of {len(symptoms)} checks found something wrong",
-                       remedy="the lines marked WRONG name one each")
-        result |= {"return": told.exit_code, "error": str(told)}
+        failure = CmError(f"{wrong} of {len(symptoms)} checks failed",
+                          remedy="each line marked WRONG has its own remedy")
+        result |= {"return": failure.exit_code, "error": str(failure)}
     return result
 
 
@@ -94,34 +94,36 @@ def _python() -> Symptom:
     if sys.version_info < _PYTHON:
         return Symptom(Level.WRONG, "python", text, f"use Python {'.'.join(map(str, _PYTHON))} or newer")
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        return Symptom(Level.WRONG, "python", f"{text} has no venv with pip, in which vLLM is installed",
+        return Symptom(Level.WRONG, "python", f"{text} has no venv module with pip, which the installation of vLLM "
+                                              "needs",
                        "install the package python3-venv of your system")
     if sys.prefix == sys.base_prefix:
-        return Symptom(Level.ODD, "python", f"{text} is no virtual environment: packages go into the system's Python",
+        return Symptom(Level.ODD, "python", f"{text} is not a virtual environment: packages are installed into the "
+                                            "system's Python",
                        "python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin")
     return Symptom(Level.WELL, "python", text)
 
 
 def _tools() -> Iterator[Symptom]:
     if (bash := shutil.which("bash")) is None:
-        yield Symptom(Level.WRONG, "bash", "there is none: no run.sh can be run", "install bash")
+        yield Symptom(Level.WRONG, "bash", "not found on PATH: no run.sh can be run", "install bash")
     else:
         yield Symptom(Level.WELL, "bash", bash)
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if found is None:
-        yield Symptom(Level.WRONG, "compiler", "there is no C compiler, which vLLM needs while it runs",
+        yield Symptom(Level.WRONG, "compiler", "no C compiler on PATH; vLLM needs one while it runs",
                       "install gcc, for example: apt-get install gcc")
     else:
         yield Symptom(Level.WELL, "compiler", found)
     if (git := shutil.which("git")) is None:
-        yield Symptom(Level.ODD, "git", "there is none: sources cannot be fetched", "install git")
+        yield Symptom(Level.ODD, "git", "not found on PATH: sources cannot be fetched", "install git")
     else:
         yield Symptom(Level.WELL, "git", git)
 
 
 def _home(home: Path) -> Symptom:
     if not os.access(home, os.W_OK | os.X_OK):
-        return Symptom(Level.WRONG, "home", f"{home} cannot be written to",
+        return Symptom(Level.WRONG, "home", f"no permission to write to {home}",
                        "change its permissions, or set CM_REPOS to another folder")
     return Symptom(Level.WELL, "home", str(home))
 
@@ -139,7 +141,7 @@ def _repositories(home: Path) -> Iterator[Symptom]:
     gone = [entry for entry in listed if not any((Path(entry) / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     for entry in gone:
         yield Symptom(Level.WRONG, "repositories", f"{entry} holds no CM repository (cmr.yaml)",
-                      f"bring it back, or take its line out of {path} and type: cm reindex repo")
+                      f"restore it, or remove its line from {path} and run: cm reindex repo")
     if not gone:
         yield Symptom(Level.WELL, "repositories", f"{len(listed)} registered")
 
@@ -149,7 +151,7 @@ def _index(home: Path) -> Iterator[Symptom]:
     try:
         index = json.loads(path.read_bytes())
     except FileNotFoundError:
-        yield Symptom(Level.ODD, "index", "not made yet: the next command makes it")
+        yield Symptom(Level.ODD, "index", "does not exist yet: the next command creates it")
         return
     except ValueError as error:
         yield Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
@@ -157,11 +159,12 @@ def _index(home: Path) -> Iterator[Symptom]:
     try:
         paths = {str(artifact["path"]) for artifacts in index.values() for artifact in artifacts.values()}
     except (AttributeError, TypeError, KeyError):
-        yield Symptom(Level.WRONG, "index", f"{path} is no index of CM", f"rm {path}")
+        yield Symptom(Level.WRONG, "index", f"{path} is not an index of CM", f"rm {path}")
         return
     gone = sorted(path for path in paths if not Path(path).is_dir())
     if gone:
-        yield Symptom(Level.ODD, "index", f"{len(gone)} of {len(paths)} folders in it are gone, {gone[0]} for one",
+        yield Symptom(Level.ODD, "index", f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example "
+                                          f"{gone[0]}",
                       "cm reindex repo")
     else:
         yield Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
@@ -169,7 +172,7 @@ def _index(home: Path) -> Iterator[Symptom]:
 
 def _engines(checkout: Path, home: Path) -> Symptom:
     if others := engines_before(checkout, home):
-        return Symptom(Level.WRONG, "engine", f"that of {others[0]} comes before this one",
+        return Symptom(Level.WRONG, "engine", f"the script engine of {others[0]} is registered before this one",
                        " ".join(warning_about_engines(checkout, home).splitlines()[1:]))
     return Symptom(Level.WELL, "engine", str(checkout))
 
@@ -177,18 +180,19 @@ def _engines(checkout: Path, home: Path) -> Symptom:
 def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> Iterator[Symptom]:
     findings = Linter(catalogue).duplicates()
     for finding in findings:
-        yield Symptom(Level.ODD, "scripts", str(finding), "cm lint script tells more")
+        yield Symptom(Level.ODD, "scripts", str(finding), "run: cm lint script")
     if not findings:
-        yield Symptom(Level.WELL, "scripts", f"{len(scripts)}, each with a UID of its own")
+        yield Symptom(Level.WELL, "scripts", f"{len(scripts)}, all UIDs are different")
 
 
 def _packages(checkout: Path) -> Symptom:
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
     if missing:
-        return Symptom(Level.ODD, "packages", f"{len(missing)} of {path} are missing; the first recipe that needs them "
+        return Symptom(Level.ODD, "packages", f"{len(missing)} packages of {path} are not installed; the first recipe "
+                                              "that needs them "
                        "installs them", f"{sys.executable} -m pip install -r {path}")
-    return Symptom(Level.WELL, "packages", f"all of {path}")
+    return Symptom(Level.WELL, "packages", f"all packages of {path} are installed")
 
 
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
@@ -197,7 +201,7 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
                          for bring in layer.brings), default=(0, ""))
     text = f"{size_text(free)} free in {home}"
     if free < largest:
-        return Symptom(Level.WRONG, "disk", f"{text}; {name} alone brings {size_text(largest)}",
+        return Symptom(Level.WRONG, "disk", f"{text}; {name} alone needs {size_text(largest)}",
                        "free space there, or set CM_REPOS to a folder on another disk")
     return Symptom(Level.WELL, "disk", text)
 
@@ -206,7 +210,7 @@ def _layers(script: ScriptMeta) -> list[Layer]:
     try:
         return [script.layer, *(Layer.of(raw) for raw in script.variations.values())]
     except (AttributeError, TypeError, ValueError):
-        return [script.layer]  # lint tells what is wrong with the variations
+        return [script.layer]  # lint reports what is wrong with the variations
 
 
 def _cache(root: Path) -> Iterator[Symptom]:
@@ -215,19 +219,20 @@ def _cache(root: Path) -> Iterator[Symptom]:
     for entry in entries:
         if not (entry.folder / "cm-cached-state.json").exists():
             sound = False
-            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) holds no result: it is not used",
+            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) has no result and is not used",
                           f"cm rm cache {entry.folder.name} -f")
             continue
         try:
             Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
         except Damaged as damage:
             sound = False
-            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) is broken: {damage} is gone or altered;"
+            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) is damaged: {damage} is missing or "
+                                              "was changed;"
                           " the next run makes it again", f"cm rm cache {entry.folder.name} -f")
     for folder in leftovers(root):
         sound = False
-        yield Symptom(Level.ODD, "cache", f"{folder} is unfinished ({size_text(size_of(folder))}): a run makes it now, "
-                      "or one was killed", f"if no run goes on: rm -r {folder}")
+        yield Symptom(Level.ODD, "cache", f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it "
+                      "now, or was killed", f"if no run is active: rm -r {folder}")
     if sound:
         yield Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(sum(map(_size, entries)))}")
 

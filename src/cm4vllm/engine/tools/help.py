@@ -24,21 +24,21 @@ __all__ = ["describe", "script_help"]
 _GENERAL = """\
 cm run script --tags=<tag>,<tag>,_<variation>,... [--<input>=<value> ...]
 
-  --help               with tags: what that script takes and gives
+  --help               with tags: the script's inputs and outputs
   --plan, --graph      what a run would do, as a tree or a Mermaid graph; nothing is run
-  --env.KEY=value      set an environment key          --const.KEY=value   and let nothing change it
+  --env.KEY=value      set an environment key          --const.KEY=value   the same, and nothing overrides it
   --adr.<name>.tags=_x change the dependency <name>    --version=, --version_min=, --version_max=
-  --new, --renew       make a further cache entry, make the present one again        --skip_cache
+  --new, --renew       make a second cache entry, make the existing one again        --skip_cache
   --quiet, -s, -v      ask nothing, print nothing, print more                        -j  print the result as JSON
 
 cm find script         where scripts are, by --tags= or name
-cm show script         what they take and give
+cm show script         their inputs, variations and outputs
 cm plan script         what a run would do
-cm lint script         what is suspicious in their metas
+cm lint script         probable mistakes in their metas
 cm test script         run the inputs that their metas give for tests
-cm add script <name>   a new one, from a template
+cm add script <name>   create a script from a template
 cm docker script       build and run one in a container; dockerfile: only write the Dockerfile
-cm doctor script       what is wrong with the CM home and this machine
+cm doctor script       problems of the CM home and this machine, with remedies
 
 cm show cache          what is cached, with sizes and ages; cm find cache, cm rm cache: by --tags= too"""
 
@@ -66,7 +66,7 @@ def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> d
     try:
         env = Scope.of(Task.of(script, request)).env
     except CmError:
-        env = {}  # variations that this script has not: its page is shown all the same
+        env = {}  # variations that this script does not have: its page is shown anyway
     found: dict[str, list[str]] = {}
     for alias in dict.fromkeys(str(entry.get("of") or script.alias) for entry in script.input_description.values()
                                if isinstance(entry, Mapping)):
@@ -118,7 +118,7 @@ def _inputs(script: ScriptMeta, values: Mapping[str, Sequence[str]]) -> list[str
 
 def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
     key = script.input_mapping.get(flag, "")
-    # The mapping tells what an input is about where nobody described it.
+    # The mapping shows what an input sets where it is not described.
     text = str(entry.get("desc") or "") or f"sets {key}"
     if entry.get("same_as") in script.input_mapping:
         return f"the same as --{entry['same_as']}"

@@ -1,4 +1,4 @@
-"""What is suspicious in scripts: keys that nobody reads, names that nothing carries, variations that never apply."""
+"""Probable mistakes in scripts: keys without effect, references to undefined names, variations that never apply."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class Linter:
         answering = self.answering(words)
         whole = bool(tags) and len(words) == len(dependency.tags)
         if not answering and whole:
-            yield f"no script answers to {text}"
+            yield f"no script matches {text}"
         elif whole and not any(known(script, variations) for script in answering):
             names = {name for script in answering for name in script.variations}
             missing = next((name for name in variations if not any(known(s, [name]) for s in answering)), variations[0])
-            yield f"no script that answers to {text} has these variations; _{missing}: {_hint(missing, names)}"
+            yield f"no script that matches {text} has these variations; _{missing}: {_hint(missing, names)}"
         inputs = {key for script in answering for key in (*script.input_mapping, *script.input_description)}
         for key in dependency.raw:
             if key not in DEPENDENCY_KEYS and key not in inputs and key not in ENGINE_FLAGS:
@@ -160,7 +160,7 @@ class Linter:
     def names_below(self, script: ScriptMeta) -> frozenset[str] | None:
         """Return the names of all dependencies that an adr of this script can reach.
 
-        None where nobody can tell, because code in between runs further scripts.
+        None where it is not known, because code in between runs further scripts.
         """
         seen: dict[Path, ScriptMeta] = {}
         waiting = [script]
@@ -246,7 +246,7 @@ def _inputs(script: ScriptMeta) -> Iterator[Finding]:
                 yield Finding(f"input {flag!r}: unknown key {key!r}; {_hint(key, INPUT_KEYS)}", (*place, key))
         if entry.get("type", "text") not in INPUT_TYPES:
             hint = _hint(str(entry["type"]), INPUT_TYPES)
-            yield Finding(f"input {flag!r}: there is no type {entry['type']!r}; {hint}", place)
+            yield Finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
         if not entry.get("help"):
             yield Finding(f"input {flag!r} has no help", place)
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
@@ -257,7 +257,7 @@ def _inputs(script: ScriptMeta) -> Iterator[Finding]:
             yield Finding(f"example {example!r} does not name this script", ("examples", number))
         for flag in (word.partition("=")[0] for word in flags):
             if flag not in typed:
-                yield Finding(f"example {example!r}: there is no input --{flag}; {_hint(flag, typed)}",
+                yield Finding(f"example {example!r}: unknown input --{flag}; {_hint(flag, typed)}",
                               ("examples", number))
 
 
@@ -273,7 +273,7 @@ def _keys(script: ScriptMeta) -> Iterator[Finding]:
             yield from _unknown(bring, BRING_KEYS, (*place, "brings", number))
             listed = layer.brings[number].requirements
             if listed and not (script.path / listed).resolve().is_file():
-                yield Finding(f"{listed} is not there", (*place, "brings", number))
+                yield Finding(f"{listed} does not exist", (*place, "brings", number))
 
 
 def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place) -> Iterator[Finding]:
@@ -296,7 +296,7 @@ def _groups(script: ScriptMeta) -> Iterator[Finding]:
         variation = Variation.of(name, raw)
         place: Place = ("variations", name)
         if variation.is_default and not variation.group:
-            yield Finding(f"variation {name!r} is a default, but of no group", place)
+            yield Finding(f"variation {name!r} is a default, but has no group", place)
         elif variation.is_default and defaults.setdefault(variation.group, name) != name:
             yield Finding(f"variation {name!r} is a second default of group {variation.group!r}, after "
                           f"{defaults[variation.group]!r}", place)
@@ -369,14 +369,15 @@ def _code(script: ScriptMeta) -> Iterator[Finding]:
         yield Finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
     if script.cache and _OWN_CODE.search(code_of(script)) and not any(
             "made_by" in _at(script.raw, place) for place, _ in _layers(script)):
-        yield Finding("made_by is missing: which modules of cm4vllm make what the cache keeps? [] if none does")
+        yield Finding("made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none "
+                      "does")
     for place, layer in _layers(script):
         for module in layer.made_by:
             if not Path(module_file(module)).is_file():
-                yield Finding(f"made_by: there is no module {module}", (*place, "made_by"))
+                yield Finding(f"made_by: unknown module {module}", (*place, "made_by"))
         if layer.script_name and not (script.path / f"{layer.script_name}.sh").is_file() and not any(
                 script.path.glob(f"{layer.script_name}-*.sh")):
-            yield Finding(f"script_name: {layer.script_name}.sh is not there", (*place, "script_name"))
+            yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
         exported = {key for _, one in _layers(script) for key in one.new_env_keys}
         for key in layer.promised_env_keys:
             if key not in exported:
@@ -404,8 +405,8 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         page(f"{len(scripts)} scripts, " + (f"{len(found)} findings in {wrong} of them" if found else "all clean"))
     if not found:
         return {"return": 0, "scripts": len(scripts), "findings": []}
-    told = RecipeError(f"lint found something in {len(found)} places", remedy="each line above names its place")
-    return {"return": told.exit_code, "error": str(told), "scripts": len(scripts), "findings": data}
+    failure = RecipeError(f"lint found {len(found)} problems", remedy="each line above names file and line")
+    return {"return": failure.exit_code, "error": str(failure), "scripts": len(scripts), "findings": data}
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:

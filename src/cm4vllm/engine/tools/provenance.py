@@ -101,5 +101,5 @@ def _shell(session: Session, folder: Path) -> None:
     if not sys.stdin.isatty():
         session.tell("note: --shell needs a terminal; the environment is written only")
         return
-    session.tell("a shell with this environment; `exit` ends it")
+    session.tell("starting a shell with this environment; `exit` ends it")
     subprocess.run(["bash", "--rcfile", str(folder / _ENV_FILE), "-i"], cwd=folder, check=False)

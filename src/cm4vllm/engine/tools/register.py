@@ -1,4 +1,4 @@
-"""Registers a checkout in the CM home and tells when another script engine comes before its own.
+"""Registers a checkout in the CM home and reports when another script engine comes before its own.
 
 `python -m cm4vllm.engine.tools.register <folder of the checkout>` does both; `make setup` calls it.
 """

@@ -51,7 +51,7 @@ def token_width(submission: Submission) -> Iterator[Fault]:
                 f"{received:,.1f} a sample")
 
 
-@check("SCORES-TARGETS", "scores are held against the targets of their round, benchmark and scenario",
+@check("SCORES-TARGETS", "scores are compared with the targets of their round, benchmark and scenario",
        source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
        remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy")
 def targets(submission: Submission) -> Iterator[Fault]:

@@ -33,7 +33,7 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
     "times to the first token spread as those of a server do: neither all alike, nor cut off at a round "
     "time, nor many of one value",
     source=_SOURCE,
-    remedy="look at how the client reports first tokens: at once, as they arrive",
+    remedy="make the client report first tokens at once, as they arrive",
     severity=Severity.WARNING,
     stage=Stage.TREE,
 )

@@ -1,7 +1,7 @@
 """Names of machines and people, addresses and credentials in the texts of a written tree.
 
 Whose tree it is and on which machine it was made is not known here: only what has the form of such a name is found.
-What cm4vllm publishes itself is held against the names of the machine at hand, too (submission/privacy.py).
+What cm4vllm publishes itself is also checked for the names of this machine (submission/privacy.py).
 """
 
 from __future__ import annotations

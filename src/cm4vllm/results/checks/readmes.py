@@ -223,7 +223,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
 
 @check(
     "README-REPEATABLE",
-    "what a README tells to do makes the same run: server and its version, a fixed source, nothing that destroys",
+    "the instructions of a README make the same run: server and its version, a fixed source, nothing that destroys",
     source=_POLICY,
     remedy="name the server's command and version, pin every source to a commit",
     severity=Severity.NOTE,

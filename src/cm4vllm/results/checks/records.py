@@ -35,7 +35,7 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
 
 
 def parts(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each run of ours with its record."""
+    """Give each of our runs with its record."""
     for result in submission.results:
         for part in (result.performance, result.accuracy):
             if part is not None and part.run is not None:

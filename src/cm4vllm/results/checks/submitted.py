@@ -1,4 +1,4 @@
-"""What runs of ours need before a submission tree is made of them."""
+"""What our runs need before a submission tree is made of them."""
 
 from __future__ import annotations
 

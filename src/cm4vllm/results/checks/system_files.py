@@ -83,7 +83,8 @@ def keys(submission: Submission) -> Iterator[Fault]:
     for system, stated in _described(submission):
         missing = [key for key in KEYS if key not in stated]
         if missing:
-            yield Fault("the system description lacks keys", system.file, ", ".join(missing), "nothing", "a value")
+            yield Fault("keys are missing in the system "
+                        "description", system.file, ", ".join(missing), "nothing", "a value")
         empty = [key for key in KEYS if key in stated and key not in _MAY_BE_EMPTY and not stated[key]]
         if empty:
             yield Fault(
@@ -213,7 +214,7 @@ def _number(value: object) -> int | None:
 
 @check(
     "SYSTEM-UNANSWERED",
-    "a description says what a machine has, or says nothing",
+    "a description states what a machine has, or leaves the field out",
     source=_CONSTANTS,
     remedy=_FILL,
     severity=Severity.WARNING,
@@ -244,7 +245,7 @@ def numbers(submission: Submission) -> Iterator[Fault]:
             text = str(value).strip()
             if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
                 yield Fault(
-                    "a quantity has digits that nobody measured", system.file, key, text, "two or three digits"
+                    "a quantity has more digits than were measured", system.file, key, text, "two or three digits"
                 )
             if key.endswith(("frequency", "memory_capacity", "storage_capacity")) and re.fullmatch(
                 r"\d{2,}(?:\.\d+)?", text

@@ -97,7 +97,7 @@ def types(submission: Submission) -> Iterator[Fault]:
 
 
 def _calibrated(home: Path, result: Result) -> str:
-    """Return the one method that calibration.md names, where it says nothing of a choice between several."""
+    """Return the one method that calibration.md names, where it states no choice between several."""
     found = _methods(home)
     return next(iter(found)) if len(found) == 1 and result.measurements else ""
 

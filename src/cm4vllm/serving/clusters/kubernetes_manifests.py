@@ -74,7 +74,7 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
     _check(pod)
     server = _server_settings(pod, env)
     if secret_env(server):
-        raise UsageError("a token in --extra_args", cause="the manifest would show it",
+        raise UsageError("a token in --extra_args", cause="it would be readable in the manifest",
                          remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret=NAME")
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
@@ -102,11 +102,11 @@ def _check(pod: PodSettings) -> None:
     if pod.model.startswith("pvc://") and not pod.claim[0]:
         raise UsageError(f"--vllm_model_name={pod.model} names no claim", remedy="write it as pvc://CLAIM/PATH")
     if pod.model.startswith(("/", ".")):
-        raise UsageError(f"a pod does not see the folder {pod.model}",
+        raise UsageError(f"a pod cannot access the folder {pod.model}",
                          remedy="give a hub id, or put the model on a volume and give --vllm_model_name=pvc://CLAIM/PATH")
     if pod.kind != "llm-d" and not pod.image:
-        raise UsageError("no container image is given", cause="the result has to say which vLLM it measured",
-                         remedy="--image=REGISTRY/NAME:TAG, for instance vLLM's own image of the release you want")
+        raise UsageError("no container image is given", cause="the result has to state which vLLM was measured",
+                         remedy="--image=REGISTRY/NAME:TAG, for example vLLM's own image of a release")
     if pod.kind == "llm-d" and pod.hf_token_secret:
         raise UsageError("--hf_token_secret has no effect with _llm-d",
                          cause="KServe fetches the model itself, with the token of its own service account",
@@ -143,15 +143,15 @@ def _resources(pod: PodSettings, server: ServerSettings) -> dict[str, Any]:
 
 
 def _environment(pod: PodSettings) -> list[dict[str, Any]]:
-    told = [{"name": "VLLM_NO_USAGE_STATS", "value": "1"}, {"name": "DO_NOT_TRACK", "value": "1"},
+    settings = [{"name": "VLLM_NO_USAGE_STATS", "value": "1"}, {"name": "DO_NOT_TRACK", "value": "1"},
             # The client keeps its connections open between the runs of a campaign.
             {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "600"}]
     if pod.claim[0]:
-        return [*told, {"name": "HF_HUB_OFFLINE", "value": "1"}]
+        return [*settings, {"name": "HF_HUB_OFFLINE", "value": "1"}]
     if pod.hf_token_secret:
         secret = {"secretKeyRef": {"name": pod.hf_token_secret, "key": "HF_TOKEN"}}
-        return [*told, {"name": "HF_TOKEN", "valueFrom": secret}]
-    return told
+        return [*settings, {"name": "HF_TOKEN", "valueFrom": secret}]
+    return settings
 
 
 def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, arguments: list[str]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[
     first server's. Raises UsageError for what the backend does not have, and when there are too few cores or GPUs.
     """
     if servers < 1:
-        raise UsageError(f"--replicas={servers} starts no server", remedy="give 1 or more")
+        raise UsageError(f"--replicas={servers} would start no server", remedy="give 1 or more")
     ports = [settings.port + number if settings.port else 0 for number in range(servers)]
     if settings.device == "cpu":
         bindings = zip(ports, _bindings(settings, servers), strict=True)

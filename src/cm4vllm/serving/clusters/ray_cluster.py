@@ -1,6 +1,6 @@
 """A Ray cluster under vLLM: this machine as its head or as one of its workers, and what the cluster can hold.
 
-Ray starts and joins; here its processes are owned, so that none is left behind, and told in words when they fail.
+Ray starts and joins; its processes are ended with the run, and their failures are reported.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEM
                    env={"PYTHONPATH": "", **ray_env()}, timeout_s=timeout_s + 60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unreachable(address, str(error)) from error
-    told = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
-    if not done.ok or not told:
+    printed = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
+    if not done.ok or not printed:
         raise _unreachable(address, done.tail(8))
-    return msgspec.json.decode(told, type=Cluster)
+    return msgspec.json.decode(printed, type=Cluster)
 
 
 def show(settings: RaySettings) -> Cluster:
@@ -147,10 +147,10 @@ def show(settings: RaySettings) -> Cluster:
         gpus = sum(node.resources.get("GPU", 0) for node in cluster.nodes if node.alive)
         raise UsageError(f"{workers} workers do not fit the cluster",
                          cause=f"tensor parallel {settings.tp_size} x pipeline parallel {settings.pp_size} needs "
-                         f"{workers} free GPUs; its nodes have {gpus:g}, some of which others may hold",
+                         f"{workers} free GPUs; its nodes have {gpus:g}, some of which other programs may use",
                          remedy="join more machines (run,ray-cluster,_worker) or give smaller sizes")
     if cluster.placed:
-        say("a server's workers would be at " + ", ".join(cluster.placed))
+        say("a server's workers would run at " + ", ".join(cluster.placed))
     return cluster
 
 
@@ -198,7 +198,7 @@ def _address(settings: RaySettings) -> str:
     host, colon, port = settings.address.rpartition(":")
     if not (colon and host and port.isdigit()):
         raise UsageError(f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
-                         remedy="give HOST:PORT, as run,ray-cluster,_head has told it")
+                         remedy="give HOST:PORT as printed by run,ray-cluster,_head")
     return settings.address
 
 

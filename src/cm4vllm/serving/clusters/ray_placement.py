@@ -25,9 +25,9 @@ def main(address: str, workers: int, timeout_s: float) -> None:
             where = placement_group_table(group)["bundles_to_node_id"]
             placed = [nodes[where[bundle]]["NodeManagerAddress"] for bundle in sorted(where)]
         remove_placement_group(group)
-    told = [{"address": node["NodeManagerAddress"], "alive": node["Alive"], "resources": node["Resources"]}
+    nodes_json = [{"address": node["NodeManagerAddress"], "alive": node["Alive"], "resources": node["Resources"]}
             for node in nodes.values()]
-    print(json.dumps({"nodes": told, "placed": placed}))
+    print(json.dumps({"nodes": nodes_json, "placed": placed}))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _hold() -> None:
     except BlockingIOError:
         return
     except OSError as error:
-        print(f"the supervisor of this server is gone: {error}", file=sys.stderr, flush=True)
+        print(f"the supervisor of this server has ended: {error}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), _SIGKILL)
 
 

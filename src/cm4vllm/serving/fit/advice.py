@@ -1,4 +1,4 @@
-"""What `advise,vllm-fit` does, and what is held against the host's memory before a server of ours starts."""
+"""What `advise,vllm-fit` does, and the check of the host's memory before a server is started."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
 
 def _asked(settings: AdviceSettings) -> Asked:
     if settings.max_model_len < 1:
-        raise UsageError(f"--max_model_len={settings.max_model_len} holds no request", remedy="give 1 or more")
+        raise UsageError(f"--max_model_len={settings.max_model_len} is too short for a "
+                         "request", remedy="give 1 or more")
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)

@@ -3,7 +3,7 @@
     memory of a GPU x utilisation = weights / (TP x PP) + working memory + KV cache
 
 Weights and KV cache are exact up to vLLM's padding; working memory is an estimate, whose terms are named below.
-On the CPU backend the KV cache has the size that it is told (VLLM_CPU_KVCACHE_SPACE), and weights lie beside it.
+On the CPU backend the KV cache has the size that is set (VLLM_CPU_KVCACHE_SPACE), and weights lie beside it.
 """
 
 from __future__ import annotations
