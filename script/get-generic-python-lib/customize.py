@@ -1,7 +1,7 @@
 """Python packages in the Python that runs cm.
 
 Nothing of cm4vllm is imported before it is clear whose engine this is: as the first dependency of our recipes, this is
-where another engine that found them is told of.
+which also reports another engine that runs them.
 """
 
 

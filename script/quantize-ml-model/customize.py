@@ -1,4 +1,4 @@
-"""Quantises a model and describes the checkpoint that came of it."""
+"""Quantises a model and describes the resulting checkpoint."""
 
 from pathlib import Path
 

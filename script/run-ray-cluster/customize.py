@@ -1,4 +1,4 @@
-"""Makes this machine the head or a worker of a Ray cluster, or tells what a cluster can hold."""
+"""Makes this machine the head or a worker of a Ray cluster, or reports what a cluster can hold."""
 
 
 def preprocess(i):

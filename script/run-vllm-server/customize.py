@@ -1,4 +1,4 @@
-"""Starts a vLLM server or checks one that runs already, tells which ones of ours run, or stops one."""
+"""Starts a vLLM server or checks one that runs already, lists those that run, or stops one."""
 
 
 def plan(i):

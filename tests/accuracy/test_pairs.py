@@ -71,7 +71,7 @@ def test_a_scoring_process_that_dies_is_told(monkeypatch):
 
             return os._exit, (9,)  # what unpickles it ends
 
-    with pytest.raises(RunFailed, match="ended by itself"):
+    with pytest.raises(RunFailed, match="ended unexpectedly"):
         score_pairs([Deadly("x")] * 300, ["y"] * 300, UNTRAINED, workers=2)
 
 

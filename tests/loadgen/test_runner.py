@@ -231,7 +231,7 @@ def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_bef
     with FakeVllm(behaviour) as server:
         killer = threading.Thread(target=crash)
         killer.start()
-        with pytest.raises(RunFailed, match="the LoadGen process ended by itself: killed by SIGSEGV") as failure:
+        with pytest.raises(RunFailed, match="the LoadGen process ended unexpectedly: killed by SIGSEGV") as failure:
             run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
         killer.join()
     assert "a request had failed before: HTTP status 400: made to fail" in failure.value.cause

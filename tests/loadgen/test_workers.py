@@ -177,7 +177,7 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
     with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
         killer = threading.Thread(target=kill_one)
         killer.start()
-        with pytest.raises(RunFailed, match="of the client ended by itself: killed by SIGKILL") as failure:
+        with pytest.raises(RunFailed, match="of the client ended unexpectedly: killed by SIGKILL") as failure:
             run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000, num_workers=2),
                 tmp_path / "run")
         killer.join()

@@ -244,7 +244,7 @@ def test_a_key_in_the_open_is_found(endpoint, open_):
 
 
 def test_a_key_without_a_server_that_runs_is_refused():
-    with pytest.raises(UsageError, match="--api_key_env is for a server that runs already"):
+    with pytest.raises(UsageError, match="--api_key_env needs a server that is already running"):
         require_access(LaunchSettings(api_key_env="VLLM_API_KEY"))
 
 

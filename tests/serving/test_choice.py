@@ -62,7 +62,7 @@ def test_rocm_is_accepted_by_its_kernel_driver(without_gpus, tmp_path):
 
 @pytest.mark.parametrize(("code", "words"), [
     (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1"),
-    (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not answer"),
+    (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not respond"),
     (None, "shows no GPU"),
 ])
 def test_what_is_missing_is_named(without_gpus, monkeypatch, code, words):

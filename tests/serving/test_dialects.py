@@ -75,7 +75,7 @@ def test_a_server_without_usage_is_of_the_open_division_alone():
     assert not record.dialect.usage
     assert record.dialect.prompts is Prompts.TEXT  # without a count nothing shows that ids were read as ids
     require_division(record, Division.OPEN)
-    with pytest.raises(ServerUnsuitable, match="no result of the closed division") as caught:
+    with pytest.raises(ServerUnsuitable, match="the closed division is not possible") as caught:
         require_division(record, Division.CLOSED)
     assert "usage" in caught.value.cause
     assert "open division alone" in " ".join(counting(record))

@@ -86,7 +86,7 @@ def test_silence_counts_only_while_it_lasts():
     assert not heartbeat.reason
     for _ in range(SILENT_LOOKS):
         heartbeat.silent("http://a", 10)
-    assert "http://a answered none of the last 3 looks" in heartbeat.reason
+    assert "http://a answered none of the last 3 requests" in heartbeat.reason
 
 
 def test_a_server_that_is_only_slow_with_its_page_has_more_time():
@@ -95,7 +95,7 @@ def test_a_server_that_is_only_slow_with_its_page_has_more_time():
         assert not heartbeat.reason
         heartbeat.silent("http://a", 10)
         heartbeat.tokens = 100 * (look + 1)
-    assert f"none of the last {SLOW_LOOKS} looks" in heartbeat.reason
+    assert f"none of the last {SLOW_LOOKS} requests" in heartbeat.reason
 
 
 @pytest.fixture

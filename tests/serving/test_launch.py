@@ -178,7 +178,7 @@ def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, python, model_r
     with pytest.raises(ModelError, match="have changed"):
         launch(settings, {})
     (tmp_path / "tiny").rename(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match="is gone"):
+    with pytest.raises(ModelError, match="does not exist any more"):
         launch(settings, {})
 
 

@@ -65,7 +65,7 @@ def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_
         assert f"{record.endpoint} serves" in status_text([one])
         monkeypatch.delenv("VLLM_API_KEY")
         text = status_text([one])
-        assert "was not asked: the environment variable VLLM_API_KEY is not set" in text
+        assert "not checked: the environment variable VLLM_API_KEY is not set" in text
     finally:
         stop(record)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
@@ -88,7 +88,7 @@ def test_a_server_is_stopped_by_its_folder_or_its_port(server, tmp_path, by):
 
 
 def test_nothing_else_is_stopped_and_what_runs_is_listed(server, tmp_path):
-    with pytest.raises(UsageError, match="no server of ours runs in") as caught:
+    with pytest.raises(UsageError, match="no server started by cm4vllm runs in") as caught:
         stop_one(str(tmp_path / "other"))
     assert server.endpoint in caught.value.cause
     assert len(ours(server)) == 1

@@ -263,7 +263,7 @@ def test_a_port_lost_between_choice_and_start_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(("wrong", "words"), [
-    ({"port": 70000}, "no port"), ({"host": "no.such.host.invalid"}, "address"),
+    ({"port": 70000}, "does not exist"), ({"host": "no.such.host.invalid"}, "address"),
 ])  # fmt: skip
 def test_impossible_addresses_are_refused(tmp_path, wrong, words):
     with pytest.raises(UsageError, match=words):

@@ -74,10 +74,10 @@ def run(
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
-    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second,
-    each one once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server run: RunStopped
-    is raised then. Raises ServerDied, ServerStuck, RunFailed and the errors of the process. What was written until then
-    is kept as `<folder>.failed`, with failure.json after an error.
+    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
+    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server
+    run: RunStopped is raised then. Raises ServerDied, ServerStuck, RunFailed and the errors of the process. What was
+    written until then is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"

@@ -32,8 +32,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
 
     What is not set is left to the preset, and to vLLM where the preset does not set it. `kv_cache_gib` and
     `cpu_binding` are settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds
-    none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With `ray_address` its
-    workers are placed by the Ray cluster there. `api` is how it is asked.
+    none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With
+    `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"

@@ -43,7 +43,8 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
     """What ran, besides the model. `python` is that of the harness, `packages` all that its environment holds.
 
     `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm is published; empty
-    where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another one.
+    where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another
+    one.
     """
 
     python: str
