@@ -8,7 +8,9 @@ from cm4vllm.campaign.capabilities import compliance_tests, require_runnable, ru
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import Division, benchmark_names, benchmark_terms, round_names, round_terms
 
-DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "rules.md"
+README = ROOT / "README.md"
 
 
 def runs(round_name, name):
@@ -36,8 +38,21 @@ def _has(round_name, name):
     return name in benchmark_names(round_name)
 
 
-def test_the_documented_table_is_what_can_be_run():
-    assert table() in DOCS.read_text()
+@pytest.mark.parametrize("page", [DOCS, README], ids=lambda page: page.name)
+def test_the_documented_table_is_what_can_be_run(page):
+    assert table() in page.read_text(encoding="utf-8")
+
+
+def test_the_readme_names_the_divisions_that_run_and_those_that_are_refused():
+    benchmark, refused = benchmark_terms("v6.1", "llama3.1-8b"), []
+    for division in Division:
+        try:
+            require_runnable(round_terms("v6.1"), benchmark, benchmark.scenarios[:1], division)
+        except UsageError:
+            refused.append(division)
+    run = sorted(set(Division) - set(refused))
+    text = f"Divisions that run: {', '.join(run)}. Divisions that are refused: {', '.join(sorted(refused))}."
+    assert text in " ".join(README.read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(("round_name", "name", "words"), [

@@ -123,9 +123,9 @@ def published_page() -> str:
 
 _INTRODUCTION = """\
 `--published=NAME` sets benchmark, round, model, rates, the release of vLLM and the server's options as they were
-published. What you give yourself goes before; a value that is the default (`_r6.1`, `--model=llama3.1-8b`) cannot be
-told from one that is not given. With `--api_server` the release and the options of the server are left out: it has them
-already. The plan and the run say what was published. No number below was measured here.
+published. Your own flags override them; a value that is the default (`_r6.1`, `--model=llama3.1-8b`) cannot be
+distinguished from one that is not given. With `--api_server` the release and the options of the server are left out: it
+has them already. The plan and the run say what was published. No number below was measured here.
 """.splitlines()
 
 

@@ -61,6 +61,6 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
         return done
     said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     given = " or ".join(filter(None, (own_index, "`pip config`")))
-    hint = f"the text above is pip's output; another index is given with {given}\n" if said else ""
+    hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
     raise InstallError(what, cause="\n".join(said) or done.tail(12),
                        remedy=f"{hint}the command: {shlex.join(done.argv)}")

@@ -1,28 +1,28 @@
 """Every failure a user can meet, in one tree.
 
-    CmError                   1   something failed that has no name of its own
+    CmError                   1   a failure that has no code of its own
       UsageError             20   an unknown flag, variation, model, scenario or value
       ModelError             21   the model is not one that can be served or described
       DatasetError           22   the dataset is unreadable or does not fit the benchmark
       ServerUnreachable      30   nothing answers at the server's address
-      ServerUnsuitable       31   something answers, but it is not a vLLM that can be measured
+      ServerUnsuitable       31   a server answers, but it cannot be measured
       PortInUse              32   another program listens on the server's port
-      ServerDied             33   the server ended by itself
+      ServerDied             33   the server ended unexpectedly
       ServerNotReady         34   the server did not serve a completion in time
       ServerStuck            35   the server process is up but has stopped responding
       DiskFull               40   no space left where the results or the assets go
       NotWritable            41   no permission to write there
       InstallError           42   a package or an environment could not be installed
       SourceUnavailable      43   a source repository could not be fetched
-      DownloadError          44   a model or a dataset could not be downloaded whole
-      RunFailed              50   requests failed, or the LoadGen process died
+      DownloadError          44   a model or a dataset could not be downloaded completely
+      RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
       SubmissionError        60   the submission cannot be built from these records
       CheckerFailed          61   the official checker refuses the submission
       RecipeError             3   a recipe is wrong: its meta, its customize.py
       NativeCommandError      2   a recipe's command ended with an error
       NotFoundError          16   no recipe, variation or cache entry matches
-      Interrupted           130   the user stopped the run
+      Interrupted           130   the user stopped the run (Ctrl-C, SIGINT)
 
 The number is the exit code of `cm`. 1, 2 and 16 are those of the public script engine for the same failures.
 """

@@ -19,7 +19,7 @@ __all__ = ["MANIFEST", "ProgramFile", "commit_of_this_repository", "program_file
 #: Lists a published copy's files in the form of sha256sum, after a line that names the commit.
 MANIFEST = "MANIFEST.sha256"
 _PACKAGE = "cm4vllm"
-#: What of an installed package is the repository's own top level; the rest is src/cm4vllm.
+#: The parts of an installed package that are the repository's top level; the rest is src/cm4vllm.
 _TOP = ("cmr.yaml", "requirements.txt", "automation", "script")
 #: The parts of a checkout without git and without a list of files.
 _PARTS = ("cmr.yaml", "pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",

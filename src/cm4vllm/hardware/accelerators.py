@@ -70,7 +70,7 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
 
 
 def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
-    """Return a remark on what of the first GPU is only known from a row of the table that nothing confirms."""
+    """Return a remark on facts of the first GPU that are only known from an unconfirmed row of the table."""
     row = accelerator(gpus[0].name) if gpus else None
     if row is None:
         return []

@@ -234,7 +234,7 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
 
 
 def _unconfirmed(facts: MachineFacts) -> list[str]:
-    """Return a remark on what of the processor is only known from a row of the table that nothing confirms."""
+    """Return a remark on facts of the processor that are only known from an unconfirmed row of the table."""
     row = processor(facts.cpu.model_name)
     if row is None:
         return []

@@ -155,7 +155,7 @@ class Terms(Record, frozen=True, kw_only=True):
     """All that the rules say of one run: of a round, a benchmark, a scenario and a mode.
 
     `loadgen_name` and `loadgen_scenario` are LoadGen's own: Interactive is its Server under another name.
-    `first_token` says that LoadGen is told of the first token of an answer, which is then streamed;
+    `first_token` says that LoadGen is notified of the first token of an answer, which is then streamed;
     `first_token_reported_again` that the whole answer is reported with its first token, as most references do.
     `samples` is the size of this mode's dataset: an accuracy run covers it, a performance run draws from it.
     `min_samples` is the least number of samples of a run whose size a rate sets, 1 elsewhere.

@@ -1,4 +1,4 @@
-"""Options of `vllm serve` that nobody may give: the result rests on the values that they have here.
+"""Options of `vllm serve` that users may not give: the result rests on the values that they have here.
 
 vLLM 0.32 takes an option in many forms: `--a-b`, `--a_b`, `--a-b=1`, parts of a JSON value (`--a-b.part 1`), short
 names, any beginning of a name that fits no other (argparse), and a whole file of options. All are refused alike.

@@ -62,7 +62,7 @@ class IpcFiles:
 
 
 def remove_abandoned() -> None:
-    """Remove what servers left whose supervisor is gone: nobody holds their folder's lock."""
+    """Remove what servers left whose supervisor is gone: no process holds their folder's lock."""
     for folder in (folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")):
         with contextlib.suppress(OSError):  # another's, removed by somebody else, or locked
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

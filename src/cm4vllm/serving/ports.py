@@ -18,7 +18,7 @@ _TRIES = 50
 
 
 def free_port(host: str, port: int) -> int:
-    """Return `port` if nobody listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError.
+    """Return `port` if no program listens there, or a free one for 0. Raises PortInUse naming the holder, UsageError.
 
     A free one is none that the kernel gives to others meanwhile: a server listens many seconds after it was started.
     """

@@ -6,7 +6,7 @@ system description) is never changed: a private word in it refuses the whole tre
 
 A name that is also a common word is searched for only where it can only be a name: a user called `max` or a host
 called `vllm` would else refuse every tree. Common is a word of less than three letters or of this program's own text.
-The program's files are published as they are: what its repository holds already names nobody on this machine.
+The program's files are published as they are: the content of its repository names no person on this machine.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def private_words(
     """Return the private words of this machine, the longest first, so that a folder goes before a name in it.
 
     `servers` are host names and addresses of servers elsewhere, `serials` what else tells one device from all others,
-    `folders` those of the results and of CM; one that others may well have too, such as /data, is nobody's.
+    `folders` those of the results and of CM; one that others may well have too, such as /data, belongs to no person.
     The secrets are those of the run under way and of `environ`.
     """
     env = os.environ if environ is None else environ
@@ -137,7 +137,7 @@ def _refuse(where: str, found: PrivateWord) -> None:
     raise SubmissionError(
         f"no submission: {where} names this machine's {found.kind}", cause=f"{found.shown} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
-               "anew with --rerun",
+               "again with --rerun",
     )
 
 

@@ -1,0 +1,44 @@
+"""docs/exit-codes.md: `python -m cm4vllm.common.exit_codes > docs/exit-codes.md`."""
+
+from __future__ import annotations
+
+import re
+
+from cm4vllm.common import errors
+
+__all__ = ["exit_codes", "exit_codes_page"]
+
+_PAGE = """\
+# Exit codes
+
+Generated from `src/cm4vllm/common/errors.py`: `python -m cm4vllm.common.exit_codes > docs/exit-codes.md`.
+
+Every command ends with one of these codes. The message on standard error says what failed, its cause and a remedy;
+with `--out=json` the code is the field `return` and the message the field `error`.
+
+| code | kind | meaning |
+|---|---|---|
+"""
+_SIGNALS = """
+A signal that stops a run gives 128 + its number. Processes that the run started are ended, and finished steps are kept.
+A hook of a recipe that returns `{'return': n, 'error': text}` gives n.
+"""
+#: A line of the tree on top of errors.py: its class, its code, its meaning.
+_KIND = re.compile(r"^ +(\w+) +(\d+) +(.+)$", re.MULTILINE)
+
+
+def exit_codes() -> list[tuple[int, str, str]]:
+    """Return code, kind and meaning of each way in which a command ends, by code."""
+    kinds = [(int(code), f"`{name}`", text) for name, code, text in _KIND.findall(errors.__doc__ or "")]
+    signals = [(128 + number, f"SIG{name}", f"the run was stopped by SIG{name}") for number, name in (
+        (1, "HUP"), (15, "TERM"))]
+    return sorted([(0, "", "done"), *kinds, *signals])
+
+
+def exit_codes_page() -> str:
+    """Return docs/exit-codes.md."""
+    return _PAGE + "".join(f"| {code} | {kind} | {text} |\n" for code, kind, text in exit_codes()) + _SIGNALS
+
+
+if __name__ == "__main__":
+    print(exit_codes_page(), end="")

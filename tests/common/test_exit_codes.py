@@ -1,0 +1,22 @@
+"""docs/exit-codes.md lists every kind of the error tree and every signal that stops a run."""
+
+import signal
+from pathlib import Path
+
+from cm4vllm.common import errors
+from cm4vllm.common.exit_codes import exit_codes, exit_codes_page
+from cm4vllm.engine.run import session
+
+PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
+
+
+def test_the_page_is_the_one_that_the_code_writes():
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == exit_codes_page(), "python -m cm4vllm.common.exit_codes > docs/exit-codes.md"
+
+
+def test_every_kind_and_every_signal_has_its_line():
+    listed = {code for code, _, _ in exit_codes()}
+    kinds = {getattr(errors, name).exit_code for name in errors.__all__ if name[0].isupper()}
+    assert listed == {0, *kinds, *(128 + number for number in (*session._SIGNALS, signal.SIGINT))}
+    assert 143 in listed

@@ -1,0 +1,182 @@
+"""README, docs/ and the recipes' pages: links lead somewhere, commands are accepted, no phrase is one to avoid."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from cmind.cli import parse
+
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.settings import read_settings
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.scope import Scope
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("script/*/README.md"))]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+MAIN = "run-mlperf-inference-app"
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^( {4}|\t).*$|```.*?```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub and mkdocs make of a heading."""
+    words = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    return frozenset(slug(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines()
+                     if line.startswith("#"))
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    found = []
+    for link in LINK.findall(CODE.sub("", text)):
+        if re.match(r"https?:|mailto:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_relative_link_resolves(page):
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_is_found():
+    text = "[a](docs/none.md) [b](README.md#no-such) [c](#what-runs) [d](https://example.org) `[e](none)`"
+    assert broken_links(ROOT / "README.md", text) == ["docs/none.md", "README.md#no-such"]
+
+
+def test_every_page_of_docs_is_reached_from_the_readme():
+    linked = {link.partition("#")[0] for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+              for link in LINK.findall(page.read_text(encoding="utf-8"))}
+    assert [page.name for page in ROOT.glob("docs/*.md") if not {page.name, f"docs/{page.name}"} & linked] == []
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+COMMAND = re.compile(r"\bcm run (?:[\w-]+:)?script ([^`\n]*)")
+#: Stands in a page for what the reader knows, and takes no part in what a recipe accepts.
+OPEN = re.compile(r"--tags=(?:\.\.\.|…|<)|<(?:tag|release)>|=…")
+
+
+@cache
+def recipes() -> tuple[ScriptMeta, ...]:
+    return tuple(load_script(str(path), "cm4vllm") for path in sorted((ROOT / "script").iterdir())
+                 if (path / "_cm.yaml").is_file())
+
+
+def commands(text: str) -> Iterator[str]:
+    """Yield the arguments of each `cm run script` in a page, unless the next line shows the error that it ends with.
+
+    A line that ends with a backslash goes on in the next.
+    """
+    text = re.sub(r"\\\n\s*", "", text)
+    for found in COMMAND.finditer(text):
+        words = re.sub(r"\s+#.*|\s+&$", "", found[1]).strip()
+        if (words.startswith("--tags=") and not OPEN.search(words)
+                and not text[found.end():].lstrip().startswith("CM error")):
+            yield words
+    for found in re.finditer(r'^ {4}make run ARGS="([^"]*)"', text, re.MULTILINE):
+        yield f"--tags=run-mlperf,inference,_vllm {found[1]}"
+
+
+def accept(words: str, folder: Path) -> None:
+    """Take a command as the engine does until its first hook; for the main job check its settings. Raises CmError."""
+    given = parse(["run", "script", *shlex.split(words)])["cm_input"]
+    request = Request.of({key: value for key, value in given.items() if key not in ("action", "automation")},
+                         str(folder))
+    meant = [script for script in recipes() if set(request.tags) <= set(script.tags)]
+    if len(meant) != 1:
+        raise UsageError(f"{words}: {len(meant)} recipes have these tags")
+    env = Scope.of(Task.of(meant[0], request)).env
+    if meant[0].path.name == MAIN:
+        Job.of(read_settings(CampaignSettings, env))
+
+
+def refused(text: str, folder: Path) -> list[str]:
+    found = []
+    for words in commands(text):
+        try:
+            accept(words, folder)
+        except (CmError, ValueError) as error:
+            found.append(f"{words}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_of_a_page_is_accepted(page, tmp_path):
+    assert refused(page.read_text(encoding="utf-8"), tmp_path) == []
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("cm run script --tags=run-mlperf,inference,_vllm --no_such=1", "no_such"),
+    ("cm run script --tags=run-mlperf,inference,_vlm", "_vlm"),
+    ("cm run script --tags=get,vlm", "0 recipes"),
+    ("cm run script --tags=run-mlperf,inference,_vllm --model=gptj-99,_r4.1", "gptj-99"),
+    ("cm run script --tags=run-mlperf,inference,_vllm \\\n      --scenario=Sever", "Sever"),
+    ('make run ARGS="--executionmode=valid"', "executionmode"),
+])
+def test_a_command_that_the_recipes_do_not_take_is_found(line, words, tmp_path):
+    (found,) = refused(f"Text:\n\n    {line}\n", tmp_path)
+    assert words in found
+
+
+def test_the_readme_and_the_recipes_have_commands():
+    assert len(list(commands((ROOT / "README.md").read_text(encoding="utf-8")))) >= 8
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+#: Files that may hold a phrase of CONTRIBUTING.md's list, each with the reason. None does today.
+EXCEPTIONS: dict[str, str] = {}
+TEXTS = [*(path for folder in ("src", "script", "automation", "docs") for path in sorted((ROOT / folder).rglob("*"))
+           if path.suffix in {".py", ".md", ".yaml", ".j2", ".sh", ".css"}), ROOT / "README.md"]
+
+
+@cache
+def phrases() -> dict[str, re.Pattern[str]]:
+    """Return the phrases that CONTRIBUTING.md lists, each with a pattern that finds it across lines and in any case."""
+    rows = re.findall(r"^\| (`.+?) \| ", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row)]
+    between = r"(?:\s|#:?|\")+"  # a line break of a comment, or of a text in two parts
+    return {phrase: re.compile(rf"(?<![\w-]){between.join(map(re.escape, phrase.split()))}(?![\w-])", re.IGNORECASE)
+            for phrase in listed}
+
+
+def found_in(text: str) -> list[str]:
+    return [f"line {text.count(chr(10), 0, match.start()) + 1}: {phrase}" for phrase, pattern in phrases().items()
+            for match in pattern.finditer(text)]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=[str(path.relative_to(ROOT)) for path in TEXTS])
+def test_no_phrase_to_avoid_is_used(path):
+    if str(path.relative_to(ROOT)) not in EXCEPTIONS:
+        assert found_in(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("text", [
+    "it is told by", "a server\n    of ours", 'text = "is not "\n       "there"', "#: What\n#: of it", "NOBODY"])
+def test_a_phrase_to_avoid_is_found(text):
+    assert found_in(text)
+
+
+def test_words_that_only_contain_a_phrase_are_no_finding():
+    assert len(phrases()) > 30
+    assert found_in("a retold story, hours, is not therefore, a spoiler-free page, nobody_home") == []
