@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Storage, mounted, serving
 
-from cm4vllm.assets import mlcommons, proofs, transfer
+from cm4vllm.assets import mlcommons, transfer, verified_digests
 from cm4vllm.assets.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.transfer import digest_of
@@ -110,7 +110,8 @@ def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage
     (target / "acc").mkdir()
     (target / "acc" / "small file.json").write_text("[ ]")  # another file of that name
     read = []
-    monkeypatch.setattr(proofs, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind))
+    monkeypatch.setattr(verified_digests, "digest_of",
+                        lambda path, kind: read.append(path.name) or digest_of(path, kind))
     download(found, target, everything(found))
     assert sorted(read) == ["big.pkl", "small file.json"]
     assert (target / "acc" / "small file.json").read_text() == "[]"

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.proofs import Proofs
 from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present, short_text
+from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import step, warn
@@ -90,35 +90,35 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
                                 cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
                                 remedy="compare with the benchmark's page; your own file is used with _path.#")
     with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
-        proofs = Proofs(folder)
-        _prove(manifest, folder, wanted, proofs, again=again)
+        verified = VerifiedDigests(folder)
+        _prove(manifest, folder, wanted, verified, again=again)
         missing = [name for name in wanted if not (folder / name).exists()]
         sizes = {name: _size(_address(manifest, name)) for name in missing}
         there = {name: present(part_of(folder / name)) for name in missing}
         require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
-            _all(manifest, folder, sizes, proofs)
+            _all(manifest, folder, sizes, verified)
     return [folder / name for name in wanted]
 
 
-def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], proofs: Proofs, *, again: bool) -> None:
+def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: VerifiedDigests, *, again: bool) -> None:
     """Hold the files that are there against the manifest, and remove those that are others."""
     names = [name for name in wanted if (folder / name).exists()
-             and (again or not proofs.knows(name, manifest.digests[name]))]
+             and (again or not verified.knows(name, manifest.digests[name]))]
     if not names:
         return
     total = amount(sum((folder / name).stat().st_size for name in names))
     with step(f"checking the existing files of {manifest.name}: {total}, {len(names)} files") as progress:
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
-            if (got := proofs.prove(name, manifest.digests[name])) != manifest.digests[name]:
+            if (got := verified.prove(name, manifest.digests[name])) != manifest.digests[name]:
                 (folder / name).unlink()
                 warn(f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
                      "removed, and "
                      "downloaded again")
 
 
-def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], proofs: Proofs) -> None:
+def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: VerifiedDigests) -> None:
     with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
         for number, (name, size) in enumerate(sizes.items(), start=1):
             def tell(text: str, what: str = f"{name} ({number} of {len(sizes)})") -> None:
@@ -129,7 +129,7 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], proofs: Pro
                 fetch(address, folder / name, size, manifest.digests[name], _credentials(address), tell)
             except urllib.error.HTTPError as error:
                 raise _refused(address, error) from error
-            proofs.remember(name, manifest.digests[name])
+            verified.remember(name, manifest.digests[name])
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------

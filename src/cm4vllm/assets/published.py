@@ -18,8 +18,9 @@ __all__ = ["COLUMNS", "read_published", "require_file", "rows_of"]
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")
-#: The published names of ours, by benchmark: llama2-70b and llama3.1-8b have ours; mixtral-8x7b and llama3.1-405b have
-#: gt_output (language/*/dataset.py, evaluate-accuracy.py); deepseek-r1 and gpt-oss-120b the others (eval_accuracy.py).
+#: The published names of our columns, by benchmark: llama2-70b and llama3.1-8b have the same; mixtral-8x7b and
+#: llama3.1-405b have gt_output (language/*/dataset.py, evaluate-accuracy.py); deepseek-r1 and gpt-oss-120b the others
+#: (eval_accuracy.py).
 _OTHER_NAMES = {"input": ("text_input", "question", "prompt"), "tok_input": ("input_tokens",),
                 "output": ("gt_output", "ground_truth")}
 _AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or .parquet"

@@ -143,8 +143,8 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
                 progress.update(f"{found[1]} {found[4]} %")
 
         status, lines = run_worker(words, tell)
-        told = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
-        if status or not told:
+        printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
+        if status or not printed:
             raise ModelError(f"{model.name} cannot be quantised to {what}",
                              cause="\n".join([exit_in_words(status), *lines[-6:]]),
                              remedy="another scheme may suit its architecture: fp8-dynamic asks least of it")
@@ -152,7 +152,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             raise ModelError(f"{model.name} was not quantised well to {what}",
                              cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
                              remedy="take another scheme, or give other samples with --calibration_path")
-        facts: dict[str, Any] = json.loads(told)
+        facts: dict[str, Any] = json.loads(printed)
     return facts
 
 
@@ -163,5 +163,5 @@ def _weights(folder: Path, name: str) -> str:
 
 def _transformations(made: QuantizationRecord) -> str:
     parts = {"weights": made.weights, "activations": made.activations, "KV cache": made.kv_cache}
-    told = "; ".join(f"{what}: {how}" for what, how in parts.items() if how != "not quantised")
-    return f"quantization ({told})"
+    parts_text = "; ".join(f"{what}: {how}" for what, how in parts.items() if how != "not quantised")
+    return f"quantization ({parts_text})"

@@ -131,7 +131,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read the table `arguments[0]` and write what came of it to `arguments[1]`, within the bounds that follow."""
+    """Read the table `arguments[0]` and write the result to `arguments[1]`, within the bounds that follow."""
     path, out = Path(arguments[0]), Path(arguments[1])
     if path.suffix.lower() == ".parquet":
         import pyarrow.parquet  # noqa: F401 before the bound: it maps much

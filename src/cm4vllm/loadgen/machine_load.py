@@ -26,7 +26,7 @@ class MachineMeter:
 
     def __init__(self, server: ServerRecord) -> None:
         self._supervisors = tuple(server.supervisors)
-        # Ray starts the workers, not the server: nobody here knows their processes.
+        # Ray starts the workers, not the server: their processes are not known here.
         self._knows_server = server.owned and "ray" not in server.argv
         self._begin = time.monotonic()
         self._machine = _machine_s()

@@ -7,9 +7,9 @@ import io
 from typing import Any
 
 from cm4vllm.common.records import Record
+from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.model import Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing_scenarios
-from cm4vllm.report.why import why
 from cm4vllm.results.model import Figure, Performance, Result
 
 __all__ = ["CSV_COLUMNS", "SummaryRecord", "summary_csv", "summary_record"]

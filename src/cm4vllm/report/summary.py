@@ -12,6 +12,7 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.client_doubts import headroom as client_headroom
 from cm4vllm.report import charts, wording
+from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.exports import summary_csv, summary_record
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.pictures import pictures
@@ -20,7 +21,6 @@ from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.report.versions import versions
-from cm4vllm.report.why import why
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 from cm4vllm.submission.software import read_software

@@ -37,7 +37,7 @@ _NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 #: Linux lets no process use AMX's tiles that has not asked for them (arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA).
 #: oneDNN asks at its first large product; the kernels of vLLM 0.32.0 do not, and a first prompt of a few tokens ends a
-#: worker by SIGILL. So each Python of the environment asks as it starts; where there is no AMX, it is only told so.
+#: worker by SIGILL. So each Python of the environment asks as it starts; without AMX that has no effect.
 _AMX_FILE = "amx-permission.pth"
 _AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace as changed
 from simulated_server import SimulatedServer
 
 from cm4vllm.loadgen.records import ProcessRecord, Spread
+from cm4vllm.report.bottlenecks import Cause, Why, why
 from cm4vllm.report.model import load
-from cm4vllm.report.why import Cause, Why, why
 from cm4vllm.results.model import Figure, Figures, Performance, Source
 from cm4vllm.serving.metrics import ServerMetrics
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from cm4vllm.assets.transfer import digest_of
 from cm4vllm.common.files import write_json
 
-__all__ = ["Proofs"]
+__all__ = ["VerifiedDigests"]
 
 
-class Proofs:
+class VerifiedDigests:
     """The digests that files below `folder` were found to have, each with the file's size, time and inode then.
 
     They are remembered beside the folder, as <folder>.proofs.json: what is in it is the publisher's alone.
