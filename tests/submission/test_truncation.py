@@ -38,7 +38,7 @@ def test_truncation_reads_the_whole_tree_once_more(campaign, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "s3cret-" + "of-" + "the-truncation")
     page = next(tree.glob("*/*/results/*/summary.html"))
     page.write_text("<p>s3cret-" + "of-" + "the-truncation</p>")
-    with pytest.raises(SubmissionError, match=r"summary.html, line 1, holds a secret") as refused:
+    with pytest.raises(SubmissionError, match=r"summary.html, line 1, contains a secret") as refused:
         truncate_tree(tree, asked.submitter)
     assert "the value of SOME_TOKEN" in refused.value.cause
     page.write_text("<p></p>")
