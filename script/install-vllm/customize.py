@@ -3,6 +3,14 @@
 from pathlib import Path
 
 
+def plan(i):
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.install import InstallSettings, check
+
+    check(read_settings(InstallSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i):
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.install import VLLM_FILE, InstallSettings, install

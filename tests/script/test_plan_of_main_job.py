@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ def files(tmp_path_factory):
     row = {"input": "a", "tok_input": [1], "output": "b"}
     (folder / "cnn_eval.json").write_text(json.dumps([row] * SAMPLES))
     (folder / "set.json").write_text(json.dumps([row] * 5))
+    os.mkfifo(folder / "pipe")
+    (folder / "locked" / "test" / ".lock").mkdir(parents=True)
     return folder
 
 
@@ -310,6 +313,29 @@ REFUSED = [
     ("_vllm", {"extra_args": "--enable-prefix-caching"}, "--enable-prefix-caching"),
     ("_vllm", {"output_dir": "/proc/results"}, "/proc/results"),
     ("_vllm", {"output_dir": "FILES/set.json/results"}, "is a file"),
+    ("_vllm", {"output_dir": f"/tmp/{'a' * 300}"}, "File name too long"),
+    ("_vllm", {"output_dir": "~no-such-user/results"}, "home folder"),
+    ("_vllm", {"output_dir": "FILES/locked"}, ".lock there: Is a directory"),
+    ("_vllm", {"submitter": "a" * 300}, "100 at most"),
+    ("_vllm", {"submitter": "-x"}, "first a letter"),
+    ("_vllm", {"hw_name": "a" * 300}, "name is too long"),
+    ("_vllm", {"system_file": "FILES/pipe"}, "a pipe"),
+    ("_vllm,_hf.hub/one", {"nltk_data": "FILES/pipe"}, "a pipe"),
+    ("_vllm", {"api_server": "https://127.0.0.1:1", "api_server_ca": "FILES/gone.pem"}, "gone.pem"),
+    ("_vllm", {"api_server": "https://127.0.0.1:1", "api_server_ca": "FILES/pipe"}, "a pipe"),
+    ("_vllm", {"api_server": "http://two words:1"}, "no name with spaces"),
+    ("_vllm", {"api_server": "http://127.0.0.1:0"}, "no port 0"),
+    ("_vllm", {"replicas": str(10**9)}, "need 1000000000 cores"),
+    ("_vllm", {"replicas": str(10**30)}, "2,147,483,647 at most"),
+    ("_vllm", {"test_query_count": str(10**30)}, "10,000,000 at most"),
+    ("_vllm", {"server_target_qps": "1e300"}, "1,000,000 at most"),
+    ("_vllm", {"max_in_flight": str(10**30)}, "--max_in_flight"),
+    ("_vllm", {"max_model_len": "100"}, "128 tokens are generated"),
+    ("_vllm", {"ready_timeout": "nan"}, "--ready_timeout=nan"),
+    ("_vllm", {"gpu_memory_utilization": "7"}, "--gpu_memory_utilization=7"),
+    ("_vllm", {"max_num_seqs": "-4"}, "--max_num_seqs=-4"),
+    ("_vllm", {"kv_cache_space": "-4"}, "--kv_cache_space=-4"),
+    ("_vllm", {"served_model_name": "-x"}, "-x"),
 ]
 
 

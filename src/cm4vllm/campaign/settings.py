@@ -11,6 +11,7 @@ from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_sc
 from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.settings import require_workers
@@ -32,8 +33,14 @@ __all__ = ["CampaignSettings", "Job"]
 
 IMPLEMENTATIONS = ("vllm", "reference")
 CATEGORIES = ("datacenter",)
-_POSITIVE = ("offline_target_qps", "server_target_qps", "test_query_count", "max_test_duration", "num_workers",
-             "max_in_flight", "replicas", "tp_size", "pp_size", "dp_size", "max_model_len")
+#: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
+_POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
+    ("max_test_duration", "num_workers", "max_in_flight", "replicas", "tp_size", "pp_size", "dp_size",
+     "max_model_len"), 2**31 - 1)
+
+
+#: A file system takes names of 255 bytes, and other names are made of these.
+_LONGEST_NAME = 100
 
 
 class CampaignSettings(Record, frozen=True, kw_only=True):
@@ -114,8 +121,8 @@ class Job:
         division = Division.parse(settings.division)
         scenarios = _scenarios(settings, benchmark)
         require_runnable(round_, benchmark, scenarios, division)
-        for flag in _POSITIVE:
-            _positive(flag, getattr(settings, flag))
+        for flag, most in _POSITIVE.items():
+            _positive(flag, getattr(settings, flag), most)
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _one_rate(settings)
@@ -132,7 +139,7 @@ class Job:
                 benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
                 served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
                 calibration_path=settings.calibration_path),
-            out=Path(settings.output_dir).expanduser().absolute() / execution_mode,
+            out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=_quantisation(settings),
             notes=tuple(_notes(settings)),
         )
@@ -194,15 +201,16 @@ def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"--{flag}={value} is not supported", remedy=nearest(value, choices))
 
 
-def _positive(flag: str, value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        raise UsageError(f"--{flag}={value} is not usable", cause="it must be above zero")
+def _positive(flag: str, value: float | None, most: float) -> None:
+    if value is not None and not 0 < value <= most:
+        raise UsageError(f"--{flag}={value} is not usable", cause=f"it must be above zero, and {most:,.0f} at most")
 
 
 def _folder_name(flag: str, value: str) -> None:
-    if not value or value.startswith(".") or not all(c.isalnum() or c in "-_." for c in value):
+    if not 0 < len(value.encode()) <= _LONGEST_NAME or value[0] in ".-" or not all(
+            c.isalnum() or c in "-_." for c in value):
         raise UsageError(
             f"--{flag}={value!r} is not usable",
             cause="it names a folder of the submission, where the official checker allows no spaces",
-            remedy="use letters, digits, '-', '_' and '.'",
+            remedy=f"use letters, digits, '-', '_' and '.', {_LONGEST_NAME} at most, first a letter or a digit",
         )

@@ -7,13 +7,13 @@ model would be measured on prompts that the benchmark does not have, the tiny mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.models import TINY_NAME
 from cm4vllm.campaign.steps import Brings
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path
 
 __all__ = ["Sources", "sources"]
 
@@ -123,5 +123,5 @@ def _of_name(name: str, *, served: bool) -> str:
     """
     if name in catalogue().models:
         return f"_catalogue.{name}"
-    folder = Path(name).expanduser().absolute()
+    folder = typed_path(name).absolute()
     return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"

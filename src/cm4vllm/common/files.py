@@ -31,6 +31,7 @@ __all__ = [
     "sha256_of",
     "sha256_of_tree",
     "staged_folder",
+    "typed_path",
     "working_folder",
     "writable_folder",
     "write_bytes",
@@ -39,14 +40,25 @@ __all__ = [
 ]
 
 
+def typed_path(text: str | os.PathLike[str]) -> Path:
+    """Return a path that somebody typed, with a home folder in the place of ~. Raises UsageError where it is none."""
+    from pathlib import Path
+
+    if "\0" in os.fspath(text):
+        raise UsageError(f"{os.fspath(text)!r} is not a path", cause="no path has a NUL character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text} is not a path", cause=f"the home folder of {Path(text).parts[0]} is not known",
+                         remedy="give the whole path") from error
+
+
 def given_path(text: str) -> Path:
     """Return the path that somebody gave to a cached recipe, which works in a folder of its own.
 
     Raises UsageError for a relative one: it would mean another file there, and the entry serve for all of its name.
     """
-    from pathlib import Path
-
-    path = Path(text).expanduser()
+    path = typed_path(text)
     if not path.is_absolute():
         raise UsageError(f"{text} is a relative path", cause="a cached recipe runs in its own folder",
                          remedy=f"give the whole path, as /folder/{path.name}")
@@ -216,7 +228,7 @@ def writable_folder(folder: Path, elsewhere: str = "--output_dir") -> Path:
     """
     import tempfile
 
-    folder = folder.expanduser().absolute()
+    folder = typed_path(folder).absolute()
     with translated_os_errors("write to", folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -227,11 +239,18 @@ def writable_folder(folder: Path, elsewhere: str = "--output_dir") -> Path:
 
 def require_writable(folder: Path) -> None:
     """Raise NotWritable where `folder` cannot be made or written to; nothing is written to find out."""
-    folder = folder.expanduser().absolute()
-    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    folder = typed_path(folder).absolute()
     elsewhere = "choose another folder with --output_dir"
+    try:
+        os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # its name is too long, or links lead around in a circle
+        raise NotWritable(f"cannot write to {folder}", cause=str(error.strerror), remedy=elsewhere) from error
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
-        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is a file, not a folder", remedy=elsewhere)
+        kind = "a link that leads to no folder" if there.is_symlink() else "a file, not a folder"
+        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is {kind}", remedy=elsewhere)
     if not os.access(there, os.W_OK | os.X_OK):
         raise NotWritable(f"cannot write to {folder}", cause=f"no permission to write to {there}",
                           remedy=f"{elsewhere}, or change its permissions")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.files import opened
 from cm4vllm.hardware.description import KEYS, NOT_STATED
 
 __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
@@ -74,7 +75,8 @@ def read_system_file(path: Path) -> SystemFile:
     value of the wrong kind.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with opened(path) as file:
+            content = yaml.safe_load(file.read().decode())
     except OSError as error:
         raise UsageError(f"cannot read the system file {path}", cause=str(error.strerror),
                          remedy="the template beside the results, system/system.template.yaml, is a start") from error

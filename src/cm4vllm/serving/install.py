@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common import environments
 from cm4vllm.common.environments import checked, install_torch, make_environment, pip, site_packages
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.files import require_space, write_text
+from cm4vllm.common.files import given_path, require_space, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
@@ -22,7 +22,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
 
-__all__ = ["OLDEST_RELEASE", "VLLM_FILE", "InstallSettings", "VllmRecord", "install"]
+__all__ = ["OLDEST_RELEASE", "VLLM_FILE", "InstallSettings", "VllmRecord", "check", "install"]
 
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"
@@ -103,7 +103,7 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
     `lock` pins all packages of the CPU's release. Raises UsageError, and InstallError when the machine is not one the
     build supports, the release cannot be measured, pip fails, or no token is generated.
     """
-    _require_token_ids(settings.version)
+    check(settings)
     if settings.variant == "system":
         python, source = Path(settings.system_python), "installed already"
     else:
@@ -117,6 +117,21 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
     record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
     write_record(folder / VLLM_FILE, record)
     return record
+
+
+def check(settings: InstallSettings) -> None:
+    """Raise what `install` raises before it installs anything: UsageError, InstallError."""
+    _require_token_ids(settings.version)
+    if settings.variant == "system":
+        return
+    for url in (settings.index_url, settings.extra_index_url, settings.wheel):
+        if urlsplit(url).password:
+            raise UsageError("an index's password cannot be given in its URL", cause="it would be written to records",
+                             remedy="put it into pip's configuration, a keyring or ~/.netrc")
+    wheel = settings.wheel.partition("#")[0]
+    if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
+        raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
+    _require_machine(VARIANTS[settings.variant])
 
 
 def _require_token_ids(version: str) -> None:
@@ -133,11 +148,6 @@ def _require_token_ids(version: str) -> None:
 
 def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock: Path) -> tuple[Path, str]:
     """Make the environment, and return its Python and where vLLM came from."""
-    for url in (settings.index_url, settings.extra_index_url, settings.wheel):
-        if urlsplit(url).password:
-            raise UsageError("an index's password cannot be given in its URL", cause="it would be written to records",
-                             remedy="put it into pip's configuration, a keyring or ~/.netrc")
-    _require_machine(variant)
     require_space(folder, variant.space_bytes, "vLLM and what it needs")
     venv = folder / "venv"
     with step(f"environment for vLLM's {variant.device.upper()} build"):

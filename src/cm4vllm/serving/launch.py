@@ -31,7 +31,7 @@ from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_nam
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.site import base_urls
+from cm4vllm.serving.site import base_urls, trusted
 
 __all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_usable", "wait_in_foreground"]
 
@@ -137,7 +137,8 @@ def require_access(settings: LaunchSettings) -> Access:
             raise UsageError(f"--{given} needs a server that is already running", cause="no --api_server is given",
                              remedy="name the server with --api_server, or leave the flag out")
         return own_access()
-    base_urls(settings.api_server)
+    if any(url.startswith("https:") for url in base_urls(settings.api_server)):
+        trusted(settings.api_server_ca)
     return chosen_access(settings.api_key_env, settings.api_headers_env)
 
 
@@ -158,7 +159,8 @@ def require_usable(env: Mapping[str, Any]) -> None:
     if settings.action != "start":
         return
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    chosen = read_settings(arguments.ServerSettings, given | {keys["model"]: "any", keys["name"]: "any"})
+    chosen = read_settings(arguments.ServerSettings, {keys["model"]: "any", keys["name"]: "any"} | given)
+    require_sensible(chosen, settings.ready_timeout_s)
     preset = preset_named(settings.preset) if settings.preset else None
     arguments.server_argv(Path("python"), chosen, preset=preset)
     require_access(settings)
@@ -169,6 +171,20 @@ def require_usable(env: Mapping[str, Any]) -> None:
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
+
+
+def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
+    """Refuse numbers with which no server starts. Raises UsageError."""
+    numbers = {"ready_timeout": ready_timeout_s, "max_num_seqs": chosen.max_num_seqs,
+               "max_num_batched_tokens": chosen.max_num_batched_tokens, "max_model_len": chosen.max_model_len}
+    for flag, number in numbers.items():
+        if number is not None and not 0 < number < 2**31:
+            raise UsageError(f"--{flag}={number} is not usable", cause="it must be above zero, and below 2,147,483,648")
+    if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
+        raise UsageError(f"--gpu_memory_utilization={share} is not usable",
+                         cause="it is a part of the GPU's memory: above 0, and 1 at most")
+    if chosen.kv_cache_gib < 0:
+        raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
 
 
 def _require_no_replicas(settings: LaunchSettings) -> None:
@@ -188,6 +204,7 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
     if chosen.threads:
         say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={chosen.threads}")
+    require_sensible(chosen, settings.ready_timeout_s)
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
     words = _words(chosen, python, preset, options)
     if chosen.device == "cpu" and fp8_env(Path(chosen.model)):

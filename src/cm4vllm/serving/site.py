@@ -8,16 +8,18 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import json_of
+from cm4vllm.common.files import json_of, opened
 from cm4vllm.serving.access import Access, refused
 from cm4vllm.serving.records import ServerRecord, host_of
 
 __all__ = [
     "NO_HTTP", "Site", "ask", "base_url", "base_urls", "decoded", "not_measurable", "request", "said", "sites_of",
+    "trusted",
 ]  # fmt: skip
 
 #: Bytes of an answer that are read at most.
@@ -56,6 +58,9 @@ def base_url(text: str) -> str:
         port = parts.port
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
+    if port == 0 or any(sign.isspace() for sign in parts.netloc):
+        raise UsageError(f"{text!r} is not the address of a server", cause="a server has no port 0, and no name with spaces",
+                         remedy=_EXAMPLE)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{text!r} is not the address of a "
                          "server", cause="its scheme is neither http, https nor unix", remedy=_EXAMPLE)
@@ -107,14 +112,21 @@ class Site(NamedTuple):
             return _UnixConnection(parts.path, timeout_s)
         if parts.scheme == "http":
             return http.client.HTTPConnection(host_of(self.endpoint), parts.port, timeout=timeout_s)
-        tls = ssl.create_default_context()
-        if self.ca_file:
-            try:
-                tls.load_verify_locations(self.ca_file)
-            except OSError as error:
-                raise UsageError(f"cannot read the certificates in {self.ca_file}", cause=error.strerror or str(error),
-                                 remedy="give a file of PEM certificates with --api_server_ca") from error
+        tls = trusted(self.ca_file)
         return http.client.HTTPSConnection(host_of(self.endpoint), parts.port, timeout=timeout_s, context=tls)
+
+
+def trusted(ca_file: str) -> ssl.SSLContext:
+    """Return a context that trusts the system's certificates and those of `ca_file`. Raises UsageError."""
+    tls = ssl.create_default_context()
+    if ca_file:
+        try:
+            with opened(Path(ca_file)):
+                tls.load_verify_locations(ca_file)
+        except OSError as error:
+            raise UsageError(f"cannot read the certificates in {ca_file}", cause=error.strerror or str(error),
+                             remedy="give a file of PEM certificates with --api_server_ca") from error
+    return tls
 
 
 def sites_of(server: ServerRecord) -> list[Site]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
@@ -25,11 +25,13 @@ from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
 from cm4vllm.submission.privacy import first_private, private_words
 from cm4vllm.submission.software import SOFTWARE_FILE, detect_software
 
-__all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "runs_here", "write_system"]
+__all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
 
 SYSTEM_FILE = "system.json"
 MACHINE_FILE = "machine.json"
 _TEMPLATE = "system.template.yaml"
+#: A file system takes names of 255 bytes, and other names are made of this one.
+_LONGEST_NAME = 100
 
 
 class SystemSettings(Record, frozen=True, kw_only=True):
@@ -67,9 +69,9 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     folder = Path(settings.folder)
     server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
     facts = detect_machine()
-    file = read_system_file(Path(settings.system_file).expanduser()) if settings.system_file else SystemFile({})
-    stated = {**file.stated, **({"system_name": settings.name} if settings.name else {})}
-    _refuse_private(stated)
+    check_stated(settings.system_file, settings.name)
+    file = read_system_file(typed_path(settings.system_file)) if settings.system_file else SystemFile({})
+    stated = _stated(file, settings.name)
     here = server is None or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
         submitter=settings.submitter,
@@ -96,6 +98,20 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         if not blank.exists():
             write_text(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def check_stated(system_file: str, name: str) -> None:
+    """Raise what write_system raises of a system file and a system's name, which may be empty."""
+    file = read_system_file(typed_path(system_file)) if system_file else SystemFile({})
+    stated = _stated(file, name)
+    _refuse_private(stated)
+    if len(stated.get("system_name", "")) > _LONGEST_NAME:
+        raise UsageError("the system's name is too long", cause=f"it names a folder, and has more than {_LONGEST_NAME} "
+                         "characters", remedy="shorten it, in --hw_name or the system file")
+
+
+def _stated(file: SystemFile, name: str) -> dict[str, str]:
+    return {**file.stated, **({"system_name": name} if name else {})}
 
 
 def _refuse_private(stated: Mapping[str, str]) -> None:

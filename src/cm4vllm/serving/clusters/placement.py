@@ -42,7 +42,8 @@ def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[
     """
     if servers < 1:
         raise UsageError(f"--replicas={servers} would start no server", remedy="give 1 or more")
-    ports = [settings.port + number if settings.port else 0 for number in range(servers)]
+    # Not a list: whether there are cores or GPUs for so many is found next.
+    ports = (settings.port + number if settings.port else 0 for number in range(servers))
     if settings.device == "cpu":
         bindings = zip(ports, _bindings(settings, servers), strict=True)
         return [replace(settings, port=port, cpu_binding=binding) for port, binding in bindings]
