@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import csv
+import html
+import io
 import json
 import os
 import shlex
 import subprocess
+from urllib.parse import quote_plus
 
+import markupsafe
 import pytest
 
 from cm4vllm.common import redaction
@@ -149,3 +154,43 @@ def test_no_record_holds_a_secret(tmp_path):
         write_record(tmp_path / "some.json", Some(packages={"google-auth": "2.29.0"}, argv=["--x=wholly-secret", HF]))
     assert read_record(tmp_path / "some.json", Some) == Some(packages={"google-auth": "2.29.0"},
                                                             argv=[f"--x={HIDDEN}", HIDDEN])
+
+
+@pytest.mark.parametrize("name", [
+    "MYSECRETKEY", "DB_PASSWORD_PROD", "HF_TOKEN_PROD", "HF_TOKEN_OLD", "HF_TOKEN_B64", "SECRET_STRING",
+    "CLIENT_SECRET_V2", "AUTH_TOKENS", "COOKIES", "PRIVATEKEY", "AZURE_STORAGE_SAS", 'env["HF_TOKEN"]', "env.HF_TOKEN:",
+])
+def test_a_secret_is_known_by_a_name_that_says_more(name):
+    secrets = Vault({})
+    assert "correct-horse" not in " ".join(redacted_words(["cm", f"--{name}=correct-horse"], secrets))
+    secrets.learn_words([f"--{name}=correct-horse"])
+    assert "correct-horse" in secrets.values
+
+
+@pytest.mark.parametrize("name", ["API_KEY_ENV", "PASSWORD_FILE", "CREDENTIALS_PATH", "CREDENTIAL_HELPER", "MAX_TOKENS",
+                                  "secret_env_keys", "FIRST_TOKEN_LATENCY", "TOKEN_IDS", "SECRETS_DIR"])
+def test_where_a_secret_is_kept_is_none(name):
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize("words", [
+    ['--extra_args="--api-key" "correct-horse"'], ["--extra_args=--hf_token", "correct-horse"],
+    ["--env={HF_TOKEN:correct-horse}"],
+])
+def test_a_secret_inside_of_a_flag_is_hidden_however_it_is_quoted(words):
+    assert "correct-horse" not in " ".join(redacted_words(words, Vault({})))
+
+
+@pytest.mark.parametrize("word", ["--x[1]=-2", "-[=-]=-", " -x=1", "--\u2014=-1", "=-", "--a b=-c[d]=-e", "-'=-'"])
+def test_a_word_that_is_no_flag_is_taken_as_it_is(word):
+    assert redacted_words([word, f"--extra_args={word}"], Vault({}))
+
+
+def test_a_secret_is_found_on_a_page_and_in_a_table():
+    secret = "a+b&c<d'e\"f g"
+    secrets = Vault({"HF_TOKEN": secret})
+    table = io.StringIO()
+    csv.writer(table).writerow(["x", secret])
+    for text in (html.escape(secret), html.escape(secret, quote=False), str(markupsafe.escape(secret)),
+                 quote_plus(secret), table.getvalue()):
+        assert "b" not in secrets.clean(text).replace("(secret)", ""), text

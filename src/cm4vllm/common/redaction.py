@@ -31,8 +31,15 @@ _SECRET_ENDS = (
     "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "APIKEY",
     "API_KEYS", *(f"{kind}_KEY_ID" for kind in (
       "ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
-    "_KEY", "_PASS", "_PWD", "_PAT", "_AUTH", "_AUTH_CONFIG", "_BEARER", "_JWT",
+    "_KEY", "_PASS", "_PWD", "_PAT", "_AUTH", "_AUTH_CONFIG", "_BEARER", "_JWT", "_SAS", "_OTP", "COOKIES",
+    *(f"_{kind}_TOKENS" for kind in ("AUTH", "ACCESS", "API", "HF")),
 )  # fmt: skip
+#: What says so wherever it stands in a name (DB_PASSWORD_PROD, MYSECRETKEY), unless the name ends like that of a place
+#: where a secret is kept, or of what is said about it (API_KEY_ENV, PASSWORD_FILE). Digits at the end are left out.
+_SECRET_WORDS = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY"
+                           r"|_TOKEN_(?:PROD|DEV|TEST|STAGING|OLD|NEW|READ|WRITE|ADMIN|B|BASE|V)$")
+_OF_A_SECRET = ("_FILE", "_PATH", "_DIR", "_FOLDER", "_ENV", "_NAME", "_VARIABLE", "_KEYS", "_NAMES", "_COUNT",
+                "_LENGTH", "_HELPER", "_STORE", "_ID", "_TYPE", "_FLAGS")
 #: Names that end so and are none: the shell's present folder, and keys that sort, select or are public.
 _NO_SECRETS = ("KEY", "PWD", *(f"_{kind}_KEY" for kind in (
     "CACHE", "SORT", "PUBLIC", "PRIMARY", "FOREIGN", "GROUP", "HOT", "DICT", "JSON", "INDEX", "MAP", "RECORD")))
@@ -45,10 +52,12 @@ _TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
 def is_secret_name(name: str) -> bool:
     """Tell whether the name of an environment variable, a flag or a key says that its value is a secret."""
     # The second of two, and what is only called the value of it: HF_TOKEN_2, CLIENT_SECRET_VALUE.
-    plain = re.sub(r"(?:_?\d+|_VALUE)$", "", _normal(name))
+    plain = re.sub(r"(?:_?\d+|_VALUE)$", "", _normal(name).strip("_"))
     if plain in _NO_SECRETS or f"_{plain}".endswith(_NO_SECRETS[2:]) or plain.endswith(_TOKENS_OF_TEXT):
         return False
-    return f"_{plain}".endswith(_SECRET_ENDS)
+    if f"_{plain}".endswith(_SECRET_ENDS):
+        return True
+    return bool(_SECRET_WORDS.search(f"_{plain}")) and not plain.endswith(_OF_A_SECRET)
 
 
 def _normal(name: str) -> str:
@@ -264,14 +273,17 @@ def vault() -> Vault:
 
 
 def _spellings(text: str) -> set[str]:
-    """Return a text as it may stand in JSON, in a URL, and between a shell's quotes."""
+    """Return a text as it may stand in JSON, in a URL, on a page, in CSV, and between a shell's quotes."""
     if re.fullmatch(r"[\w.~-]*", text, re.ASCII):
         return {text}
+    import html
     import json
-    from urllib.parse import quote
+    from urllib.parse import quote, quote_plus
 
+    page = html.escape(text)
     return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(text, safe=""), quote(text), text.replace("'", "'\"'\"'")}
+            quote(text, safe=""), quote(text), quote_plus(text), text.replace("'", "'\"'\"'"), text.replace('"', '""'),
+            page, html.escape(text, quote=False), page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
 
 
 class _Cleaning:
@@ -340,7 +352,7 @@ _SCHEMES = ("bearer", "basic", "token")
 @cache
 def _pair() -> re.Pattern[str]:
     """Match a name with its value in a word that holds JSON or an assignment: "hf_token": "X", hf_token=X."""
-    return re.compile(r"(?<![\w${.-])(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
+    return re.compile(r"(?<![\w$.-])(?<!\$\{)(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
                       r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+))")
 
 
@@ -358,8 +370,8 @@ class _Words:
             name, equals, value = word.partition("=")
             if secret and not word.startswith("-"):
                 done.append(self._hidden(secret, word))
-            elif equals and re.fullmatch(r"-{0,2}[\w.+,-]+", name):
-                secret = ""
+            elif equals and re.fullmatch(r"-{0,2}[\w.+,:\[\]\"'-]+", name):
+                secret = value if value.startswith("-") and "=" not in value and self._is_secret(value) else ""
                 done.append(f"{name}={self._hidden(name, value) if self._is_secret(name) else self._text(name, value)}")
             else:
                 secret = word if word.startswith("-") and self._is_secret(word) else ""
@@ -406,7 +418,7 @@ class _Words:
 
 def _command_in(text: str) -> list[str]:
     """Return the words of a text that is itself words for a program; none where it is one plain value."""
-    if "-" not in text or not re.search(r"(?:^|\s)-", text) or not re.search(r"[\s=]", text):
+    if "-" not in text or not re.search(r"(?:^|[\s\"'])-", text) or not re.search(r"[\s=]", text):
         return []
     import shlex
 
@@ -414,4 +426,5 @@ def _command_in(text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError:  # its quotes do not match; what stands after a flag is hidden too
         words = text.split()
-    return words if words != [text] or "=" in text else []
+    # One word is a command only as a flag with its value: anything else would be taken apart again without end.
+    return words if words != [text] or re.match(r"-{0,2}[\w.+,-]+=", text) else []
