@@ -3,6 +3,9 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,63 @@ def test_a_target_whose_staging_folder_vanished_stays_as_it_was(tmp_path):
     with pytest.raises(NotWritable), staged_folder(tmp_path / "a") as staging:
         staging.rmdir()
     assert (tmp_path / "a" / "old").exists()
+
+
+OBSTACLES = {
+    "file": lambda path: path.write_text("x"), "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "link in a circle": lambda path: path.symlink_to(path.name),
+    "link to a folder": lambda path: path.symlink_to("far"),
+    "full folder": lambda path: (path / "a" / "b").mkdir(parents=True), "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("place", ["run", "run.partial", "run.old", "run.failed"])
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_whatever_lies_there_a_staged_folder_takes_its_place_and_leaves_nothing(tmp_path, place, obstacle):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "kept").touch()
+    target = tmp_path / "run"
+    OBSTACLES[obstacle](tmp_path / place)
+    for content in ("one", "two"):
+        with staged_folder(target) as folder:
+            write_text(folder / "log", content)
+    assert (target / "log").read_text() == "two"
+    assert not target.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "run"]
+    assert (tmp_path / "far" / "kept").exists()
+
+
+AS_ANOTHER_USER = """
+import os, shutil, sys, tempfile
+from pathlib import Path
+from cm4vllm.common import plain_text
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import staged_folder, write_text
+os.setgroups([]), os.setgid(65534), os.setuid(65534)  # after the imports: Python may lie where only root reads
+try:
+    with staged_folder(Path(sys.argv[1])) as folder:
+        write_text(folder / "log", sys.argv[2])
+except CmError as error:
+    print(type(error).__name__, error.cause)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(("left", "said"), [
+    ("run", ""), ("run.old", ""), ("run.failed", ""), ("run.partial", "NotWritable"), (".", "NotWritable"),
+])
+def test_what_another_user_left_neither_loses_a_run_nor_ends_in_a_traceback(left, said):
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are for the owner alone
+        mine = Path(name)
+        mine.chmod(0o755)
+        (mine / left / "deep").mkdir(parents=True)
+        (mine / left / "deep" / "file").touch()
+        if left != ".":
+            os.chown(mine, 65534, 65534)
+        for content in ("one", "two"):
+            done = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER, mine / "run", content], text=True,
+                                  capture_output=True, check=False)
+            assert done.stderr == ""
+            assert done.stdout.startswith(said)
+            assert bool(done.stdout) == bool(said)
+            assert said or (mine / "run" / "log").read_text() == content

@@ -30,6 +30,8 @@ STALL_S = 1.5
 OK = b"HTTP/1.1 200 OK\r\n"
 INTERIM = (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\nlink: </y>\r\n\r\n",
            b"HTTP/1.1 102 Processing\r\nx: " + b"y" * 20_000 + b"\r\n\r\n")
+#: What the server meets where the client has closed; RuntimeError is uvloop's.
+GONE = (OSError, RuntimeError, asyncio.CancelledError)
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -155,11 +157,11 @@ class HostileServer:
     async def serve(self, reader, writer):
         sock = writer.get_extra_info("socket")
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            with contextlib.suppress(*GONE, asyncio.IncompleteReadError):
                 while await self.answer(reader, writer, sock):
                     pass
             writer.close()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
+            with contextlib.suppress(*GONE):
                 await writer.wait_closed()
         finally:
             writer.transport.abort()

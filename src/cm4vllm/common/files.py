@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
@@ -122,12 +123,12 @@ def staged_folder(target: Path) -> Iterator[Path]:
     What was at `target` before is replaced. When the block fails, the filled folder is kept as `<target>.failed` for
     diagnosis and `target` stays as it was.
     """
-    import shutil
-
     staging = target.with_name(f"{target.name}.partial")
     failed = target.with_name(f"{target.name}.failed")
     with translated_os_errors("prepare", target):
-        shutil.rmtree(staging, ignore_errors=True)
+        if not _removed(staging):
+            raise NotWritable(f"cannot prepare {target}", cause=f"{staging} is left of an earlier run, and this user "
+                              "may not remove all of it", remedy="remove it, or choose another folder")
         staging.mkdir(parents=True)
     made = _inode(staging)
     try:
@@ -135,7 +136,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
     except BaseException as error:
         vanished = _inode(staging) != made  # or was made again, by what writes its last words
         with contextlib.suppress(OSError):  # whatever failed first is what is reported
-            shutil.rmtree(failed, ignore_errors=True)
+            _removed(failed)
             staging.rename(failed)
         if isinstance(error, OSError) and str(error.filename).startswith(f"{staging}{os.sep}"):
             if isinstance(error, FileNotFoundError) and vanished:
@@ -147,13 +148,25 @@ def staged_folder(target: Path) -> Iterator[Path]:
     if _inode(staging) != made:
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
-        old = target.with_name(f"{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
+        places = (target.with_name(f"{target.name}.old{number or ''}") for number in count())
+        old = next(place for place in places if _removed(place))  # another user's may have to stay
+        if os.path.lexists(target):
             target.rename(old)
         staging.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(failed, ignore_errors=True)
+        _removed(old)
+        _removed(failed)
+
+
+def _removed(path: Path) -> bool:
+    """Remove a folder, a file or a link as far as this user may; tell whether nothing is left of that name."""
+    import shutil
+
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return not os.path.lexists(path)
 
 
 def _inode(folder: Path) -> int:
