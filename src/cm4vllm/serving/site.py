@@ -59,8 +59,8 @@ def base_url(text: str) -> str:
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
     if port == 0 or any(sign.isspace() for sign in parts.netloc):
-        raise UsageError(f"{text!r} is not the address of a server", cause="a server has no port 0, and no name with spaces",
-                         remedy=_EXAMPLE)
+        raise UsageError(f"{text!r} is not the address of a server", remedy=_EXAMPLE,
+                         cause="a server has no port 0, and no name with spaces")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{text!r} is not the address of a "
                          "server", cause="its scheme is neither http, https nor unix", remedy=_EXAMPLE)
