@@ -225,3 +225,16 @@ def test_a_model_of_mlcommons_storage_is_described(model, tmp_path, monkeypatch)
         assert (record.name, record.parameters, record.source) == ("some", 42, f"MLCommons, {handler.address}/files")
         assert not list((tmp_path / "downloads").rglob("*.bin"))
     assert (entry / MODEL_FILE).exists()
+
+
+def test_a_byte_that_changed_while_size_and_time_stayed_is_found(tmp_path):
+    path = tmp_path / "model" / "weights"
+    path.parent.mkdir()
+    path.write_bytes(b"first")
+    digest = digest_of(path, "sha256")
+    assert verified_digests.VerifiedDigests(path.parent).prove("weights", digest) == digest
+    assert verified_digests.VerifiedDigests(path.parent).knows("weights", digest)
+    status = path.stat()
+    path.write_bytes(b"fIrst")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not verified_digests.VerifiedDigests(path.parent).knows("weights", digest)

@@ -12,7 +12,10 @@ __all__ = ["VerifiedDigests"]
 
 
 class VerifiedDigests:
-    """The digests that files below `folder` were found to have, each with the file's size, time and inode then.
+    """The digests that files below `folder` were found to have, each with the file's size, times and inode then.
+
+    The time of the inode's last change counts, too: whoever changes a file can give it back its size and time, as rsync
+    does, and not that one.
 
     They are remembered beside the folder, as <folder>.proofs.json: what is in it is the publisher's alone.
     """
@@ -45,4 +48,4 @@ class VerifiedDigests:
 
     def _state(self, name: str) -> list[int]:
         status = (self._folder / name).stat()
-        return [status.st_size, status.st_mtime_ns, status.st_ino]
+        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
