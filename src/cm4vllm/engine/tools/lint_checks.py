@@ -1,0 +1,262 @@
+"""The checks of one script's meta and code, each a function that yields findings; lint.py runs them all."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import CmError, nearest
+from cm4vllm.engine.cache.identity import module_file
+from cm4vllm.engine.format.conditions import CONDITION_KEYS
+from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES
+from cm4vllm.engine.format.meta import (
+    BRING_KEYS,
+    DEPENDENCY_KEYS,
+    LAYER_KEYS,
+    PHASES,
+    SCRIPT_KEYS,
+    VARIATION_KEYS,
+    Amendment,
+    Dependency,
+    Layer,
+    ScriptMeta,
+    Variation,
+)
+from cm4vllm.engine.format.shapes import Place, wrong_shapes
+from cm4vllm.engine.format.variations import definition, known, resolve
+from cm4vllm.engine.plan.recipe_code import code_of
+from cm4vllm.engine.run.request import ENGINE_FLAGS, parse_tags
+
+__all__ = ["Finding", "amendment_findings", "dependencies_of", "layers_of", "nearest_choice", "own_findings",
+           "plain_tags"]
+
+#: What stands for the value of a dynamic variation that is tried out.
+_TRIAL = "1"
+_OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
+#: How many choices are listed where none is near.
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: what, where in the meta (a path of keys), and the file and line (0: the whole file)."""
+
+    text: str
+    place: Place = ()
+    path: Path = Path()
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+
+
+def own_findings(script: ScriptMeta) -> list[Finding]:
+    """Return what can be said of a script without others."""
+    return [*_shape_findings(script), *_identity_findings(script), *_key_findings(script), *_group_findings(script),
+            *_reachability_findings(script), *_code_findings(script), *_input_findings(script)]
+
+
+def plain_tags(dependency: Dependency) -> list[str]:
+    """Return the tags that are known without a run."""
+    return [tag for tag in dependency.tags if "<<<" not in tag and "#" not in tag]
+
+
+def nearest_choice(word: str, choices: Iterable[str]) -> str:
+    """Return the nearest choice, or the first few of them."""
+    listed = sorted({str(choice) for choice in choices})
+    hint = nearest(word, listed)
+    if hint.startswith("did you mean") or len(listed) <= _LISTED:
+        return hint
+    return f"known: {', '.join(listed[:_LISTED])}, ..."
+
+
+def layers_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer]]:
+    """Yield the parts of a meta that may have dependencies: the script itself, its variations, its versions."""
+    yield (), script.layer
+    for name, raw in script.variations.items():
+        yield ("variations", name), Layer.of(raw)
+    for version, raw in script.versions.items():
+        yield ("versions", version), Layer.of(raw)
+
+
+def dependencies_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, int, Dependency]]:
+    """Yield all dependencies of a script with their layer, phase and number."""
+    for place, layer in layers_of(script):
+        for phase in PHASES:
+            for number, dependency in enumerate(layer.deps[phase]):
+                yield place, layer, phase, number, dependency
+
+
+def _shape_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield the parts that are not the mapping or the list that they must be."""
+    for place, text in wrong_shapes(script.raw):
+        yield Finding(f"{place[-1]} {text}", place)
+
+
+def _identity_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield what is wrong with UID, tags and names of inputs."""
+    if not re.fullmatch(r"[0-9a-f]{16}", script.uid):
+        yield Finding(f"uid {script.uid!r} is not 16 hexadecimal digits in quotes", ("uid",))
+    if not script.tags:
+        yield Finding("it has no tags")
+    for key in script.input_mapping:
+        if "-" in key:
+            yield Finding(f"input {key!r} cannot be typed: cm turns - into _", ("input_mapping", key))
+
+
+def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield unknown keys and types of inputs, inputs without help, and examples that the script does not accept."""
+    for flag, entry in (script.raw.get("inputs") or {}).items():
+        place: Place = ("inputs", flag)
+        for key in entry:
+            if key not in INPUT_KEYS:
+                yield Finding(f"input {flag!r}: unknown key {key!r}; {nearest_choice(key, INPUT_KEYS)}", (*place, key))
+        if entry.get("type", "text") not in INPUT_TYPES:
+            hint = nearest_choice(str(entry["type"]), INPUT_TYPES)
+            yield Finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
+        if not entry.get("help"):
+            yield Finding(f"input {flag!r} has no help", place)
+    typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
+    for number, example in enumerate(script.examples):
+        tags, *flags = example.split(" --")
+        names, _, variations, _ = parse_tags(tags)
+        if not set(names) <= set(script.tags) or not known(script, variations):
+            yield Finding(f"example {example!r} does not name this script", ("examples", number))
+        for flag in (word.partition("=")[0] for word in flags):
+            if flag not in typed:
+                yield Finding(f"example {example!r}: unknown input --{flag}; {nearest_choice(flag, typed)}",
+                              ("examples", number))
+
+
+def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield unknown keys of the meta, its variations, versions, conditions and downloads."""
+    yield from _unknown(script.raw, SCRIPT_KEYS, ())
+    for name, raw in script.variations.items():
+        yield from _unknown(raw, VARIATION_KEYS, ("variations", name))
+    for version, raw in script.versions.items():
+        yield from _unknown(raw, LAYER_KEYS, ("versions", version))
+    for place, layer in layers_of(script):
+        raw = _at(script.raw, place)
+        for number, bring in enumerate(raw.get("brings") or ()):
+            yield from _unknown(bring, BRING_KEYS, (*place, "brings", number))
+            listed = layer.brings[number].requirements
+            if listed and not (script.path / listed).resolve().is_file():
+                yield Finding(f"{listed} does not exist", (*place, "brings", number))
+
+
+def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place) -> Iterator[Finding]:
+    where = f"{place[0].removesuffix('s')} {place[1]!r}: " if len(place) == 2 and isinstance(place[0], str) else ""
+    for key in raw:
+        if key not in allowed:
+            yield Finding(f"{where}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
+
+
+def _at(raw: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    for step in place:
+        found = {str(key): value for key, value in raw.items()}.get(str(step))
+        raw = found if isinstance(found, Mapping) else {}
+    return raw
+
+
+def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield contradictions of groups, defaults, bases and combinations of variations."""
+    defaults: dict[str, str] = {}
+    for name, raw in script.variations.items():
+        variation = Variation.of(name, raw)
+        place: Place = ("variations", name)
+        if variation.is_default and not variation.group:
+            yield Finding(f"variation {name!r} is a default, but has no group", place)
+        elif variation.is_default and defaults.setdefault(variation.group, name) != name:
+            yield Finding(f"variation {name!r} is a second default of group {variation.group!r}, after "
+                          f"{defaults[variation.group]!r}", place)
+        if name in _bases_of(script, name):
+            yield Finding(f"variation {name!r} is its own base", (*place, "base"))
+        implied = [*(("base", base) for base in variation.base), *(("alias", one) for one in [variation.alias] if one),
+                   *(("default_variations", value) for value in variation.default_variations.values())]
+        for key, other in implied:
+            if "#" not in other and not definition(script.variations, other):
+                yield Finding(f"variation {name!r} implies {other!r}, which is not defined; "
+                              f"{nearest_choice(other, script.variations)}", (*place, key))
+    for forbidden in script.invalid_combinations:
+        for name in sorted(forbidden):
+            if not definition(script.variations, name) and name not in script.variations:
+                yield Finding(f"invalid_variation_combinations: {name!r} is not defined; "
+                              f"{nearest_choice(name, script.variations)}", ("invalid_variation_combinations",))
+
+
+def _bases_of(script: ScriptMeta, name: str) -> set[str]:
+    """Return the variations that a variation builds on, directly or through others."""
+    found: set[str] = set()
+    ahead = [name]
+    while ahead:
+        raw = script.variations.get(definition(script.variations, ahead.pop())) or {}
+        new = set(Variation.of(name, raw).base) - found
+        found |= new
+        ahead += new
+    return found
+
+
+def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield the variations that no request can turn on."""
+    for name in script.variations:
+        parts = [part.strip() for part in name.split(",")]
+        place: Place = ("variations", name)
+        undefined = [part for part in parts
+                     if part not in script.variations and not definition(script.variations, part)]
+        if len(parts) > 1 and undefined:
+            yield Finding(f"variation {name!r} never applies: {undefined[0]!r} is not defined; "
+                          f"{nearest_choice(undefined[0], script.variations)}", place)
+            continue
+        tried = [part.replace("#", _TRIAL) for part in parts]
+        try:
+            on = resolve(script, tried)
+        except CmError as error:
+            # What is not defined has a finding of its own.
+            if "has no variation" not in error.what:
+                yield Finding(f"variation {name!r} never applies: {error.what}", place)
+            continue
+        if len(parts) > 1 and name not in {variation.name for variation in on.combinations}:
+            yield Finding(f"variation {name!r} never applies", place)
+
+
+def amendment_findings(
+    amendment: Amendment, kind: str, names: frozenset[str] | None, place: Place
+) -> Iterator[Finding]:
+    """Yield what is wrong with an amendment: a name that no dependency has, or an unknown key."""
+    at = (*place, kind, amendment.name)
+    if names is not None and amendment.name not in names:
+        where = "this script's own dependencies" if kind == "ad" else "what this script depends on"
+        yield Finding(f"{kind}.{amendment.name}: nothing in {where} has that name; "
+                      f"{nearest_choice(amendment.name, names)}", at)
+    for key in amendment.change:
+        if key not in DEPENDENCY_KEYS and key not in CONDITION_KEYS:
+            yield Finding(f"{kind}.{amendment.name}: unknown key {key!r}; {nearest_choice(key, DEPENDENCY_KEYS)}", at)
+
+
+def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
+    """Yield syntax errors, missing modules and shell files, and promised keys that are not exported."""
+    try:
+        ast.parse(code_of(script))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", 0) or 0
+        yield Finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
+    if script.cache and _OWN_CODE.search(code_of(script)) and not any(
+            "made_by" in _at(script.raw, place) for place, _ in layers_of(script)):
+        yield Finding("made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none "
+                      "does")
+    for place, layer in layers_of(script):
+        for module in layer.made_by:
+            if not Path(module_file(module)).is_file():
+                yield Finding(f"made_by: unknown module {module}", (*place, "made_by"))
+        if layer.script_name and not (script.path / f"{layer.script_name}.sh").is_file() and not any(
+                script.path.glob(f"{layer.script_name}-*.sh")):
+            yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
+        exported = {key for _, one in layers_of(script) for key in one.new_env_keys}
+        for key in layer.promised_env_keys:
+            if key not in exported:
+                yield Finding(f"promised_env_keys: {key} is not one of new_env_keys; {nearest_choice(key, exported)}",
+                              (*place, "promised_env_keys"))
