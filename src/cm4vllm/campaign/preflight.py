@@ -77,7 +77,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
 
 
 def _require_room(job: Job) -> None:
-    """Refuse a context for a server of our own in which an answer of full length has no room, whatever its prompt."""
+    """Refuse a context for a server started here in which an answer of full length has no room, whatever its prompt."""
     given = job.settings.max_model_len
     longest = max(job.terms(scenario, mode).generation.max_tokens for scenario in job.scenarios for mode in job.modes)
     if given is not None and given <= longest and not job.settings.api_server:
