@@ -64,7 +64,6 @@ def test_the_readme_names_the_divisions_that_run_and_those_that_are_refused():
     ("v4.1", "mixtral-8x7b", "mxeval"),
     ("v6.0", "mixtral-8x7b", "end at a sequence of tokens"),
     ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
-    ("v6.1", "llama3.1-8b-edge", "its category is edge"),
 ])
 def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
     assert name not in runnable_benchmarks(round_name)

@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from cm4vllm.campaign.schedule import schedule, with_durations
+from cm4vllm.campaign.schedule import TARGET, TARGET_SOURCE, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
 
@@ -60,6 +60,14 @@ def test_a_schedule_is_plain_data():
       "Server performance again (2)", "Server accuracy"]),
     ({"execution_mode": "valid", "offline_target_qps": 9.0, "server_target_qps": 3.0},
      ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
+    ({"model": "llama3.1-8b-edge"},
+     ["Offline accuracy", "Offline performance", "SingleStream latency", "SingleStream performance",
+      "SingleStream accuracy"]),
+    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "execution_mode": "valid"},
+     ["SingleStream latency", "SingleStream performance", "SingleStream performance again", "SingleStream accuracy"]),
+    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "singlestream_target_latency": 250.0},
+     ["SingleStream performance", "SingleStream accuracy"]),
+    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "modes": "accuracy"}, ["SingleStream accuracy"]),
     ({"modes": "performance"}, ["Offline rate", "Offline performance", "Server performance"]),
     ({"modes": "performance", "scenario": "Server", "server_target_qps": 3.0}, ["Server performance"]),
     ({"scenario": "Server"}, ["Offline rate", "Server performance", "Server accuracy"]),
@@ -68,6 +76,24 @@ def test_a_schedule_is_plain_data():
 def test_the_loadgen_runs(fields, runs):
     steps = schedule(Job.of(CampaignSettings(**fields)))
     assert [step.name for step in steps if step.tags.startswith("app,")] == runs
+
+
+def test_a_single_stream_run_aims_at_the_latency_measured_before_it_or_given():
+    fields = {"model": "llama3.1-8b-edge", "scenario": "SingleStream"}
+    steps = {step.name: step for step in schedule(Job.of(CampaignSettings(**fields, execution_mode="valid")))}
+    measured, run = steps["SingleStream latency"], steps["SingleStream performance"]
+    assert (measured.inputs[TARGET], measured.inputs["CM_TEST_QUERY_COUNT"]) == ("", "64")
+    assert measured.condition.words.startswith("runs/SYSTEM/MODEL/SingleStream/performance holds no valid result")
+    assert run.inputs[TARGET].words == (
+        "1.33 x the mean latency of SingleStream latency, or that of a valid result of an earlier run in "
+        "runs/SYSTEM/MODEL/SingleStream/performance")
+    assert run.inputs[TARGET].subject == "expected latency"
+    again = steps["SingleStream performance again"]
+    assert again.inputs[TARGET].step == "SingleStream performance"
+    assert steps["SingleStream accuracy"].inputs[TARGET] == ""
+    given = {step.name: step for step in schedule(Job.of(CampaignSettings(**fields, singlestream_target_latency=250)))}
+    run = given["SingleStream performance"]
+    assert (run.inputs[TARGET], run.inputs[TARGET_SOURCE]) == ("4.0", "given by --singlestream_target_latency")
 
 
 def test_the_server_serves_what_the_steps_before_it_provide():

@@ -101,3 +101,21 @@ def test_every_device_that_vllm_is_built_for_can_be_asked_for(device):
     assert job(device=device).settings.device == device
     with_server = job(device=device, api_server="http://127.0.0.1:1")
     assert any(note.startswith("--device=") for note in with_server.notes) is bool(device)
+
+
+def test_the_category_is_the_benchmarks_unless_it_is_given():
+    assert job().category == "datacenter"
+    edge = job(model="llama3.1-8b-edge")
+    assert edge.category == "edge"
+    assert edge.scenarios == (Scenario.OFFLINE, Scenario.SINGLE_STREAM)
+    assert job(model="llama3.1-8b-edge", category="edge").category == "edge"
+    for model, category in (("llama3.1-8b-edge", "datacenter"), ("llama3.1-8b", "edge")):
+        with pytest.raises(UsageError, match=f"the category does not fit the model {model}") as refused:
+            job(model=model, category=category)
+        assert f"--category={category}:" in refused.value.cause
+
+
+def test_a_scenario_of_other_benchmarks_is_refused():
+    with pytest.raises(UsageError, match="has no scenario SingleStream") as refused:
+        job(scenario="SingleStream")
+    assert refused.value.remedy == "run one of Offline, Server, Interactive"

@@ -36,11 +36,12 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def make_settings(dataset) -> MakeSettings:
-    """Make the settings of a rehearsal of llama3.1-8b against an endpoint."""
+    """Make the settings of a rehearsal of llama3.1-8b, or another benchmark, against an endpoint."""
 
     def make(endpoint: str, scenario: str, mode: str, *, target_qps: float = 100, test_query_count: int = 64,
-             max_model_len: int = 2048, self_check: bool = False, niceness: int = 0, **more) -> RunSettings:
-        found = terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode(mode))
+             max_model_len: int = 2048, self_check: bool = False, niceness: int = 0,
+             benchmark: str = "llama3.1-8b", **more) -> RunSettings:
+        found = terms("v6.1", benchmark, Scenario(scenario), Mode(mode))
         conf = user_conf(found, ExecutionMode.TEST, target_qps=target_qps,
                          test_query_count=test_query_count, dataset_samples=dataset.samples)
         server = ServerRecord(endpoint=endpoint, model_name="tiny", max_model_len=max_model_len, version="0",

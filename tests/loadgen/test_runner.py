@@ -24,6 +24,8 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen import runner
+from cm4vllm.loadgen.detail_log import read_detail_log
+from cm4vllm.loadgen.figures import figures, metric_names
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
 from cm4vllm.loadgen.runner import run
@@ -88,6 +90,26 @@ def test_an_offline_run_keeps_its_requests_in_flight_below_the_bound(tmp_path, m
     assert result.ttft_p99 is None
     tokens = result.tokens_per_second / result.samples_per_second * result.samples
     assert tokens == pytest.approx(record.client.completion_tokens, rel=1e-4)
+
+
+def test_in_a_single_stream_each_query_follows_the_answer_before_it(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "SingleStream", "performance", benchmark="llama3.1-8b-edge")
+        record = run(settings, tmp_path / "run")
+    assert server.most_in_flight == 1
+    result = read_performance(tmp_path / "run")
+    assert (result.scenario, result.errors, result.valid) == ("SingleStream", 0, True)
+    assert result.samples == result.queries == record.client.completed == 64
+    assert result.target_qps == pytest.approx(100)
+    found = figures(read_detail_log(tmp_path / "run" / DETAIL_LOG))
+    assert metric_names("SingleStream", tokens=True) == ("latency_p90",)
+    assert found["latency_p90"].value > found["ttft_p90"].value > 0
+
+
+def test_every_sample_of_a_single_stream_is_answered(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "SingleStream", "accuracy", benchmark="llama3.1-8b-edge"), tmp_path / "run")
+    assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
 
 
 def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_settings):

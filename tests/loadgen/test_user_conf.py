@@ -112,3 +112,34 @@ def test_a_rehearsal_covers_as_many_samples_as_it_is_asked_for():
         conf = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.TEST, test_query_count=count)
         assert conf.samples == conf.performance_sample_count == samples
         assert conf.rehearsal
+
+
+def test_a_single_stream_run_is_sized_by_the_latency_that_is_expected():
+    edge = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)
+    valid = user_conf(edge, ExecutionMode.VALID, target_qps=1 / 0.3)
+    assert valid.text == ("llama3_1-8b-edge.SingleStream.target_latency = 300.0\n"
+                          "llama3_1-8b-edge.SingleStream.min_duration = 600000\n")
+    assert valid.samples == 5000
+    for execution in ExecutionMode:
+        with pytest.raises(UsageError, match="no expected latency for the SingleStream performance run") as refused:
+            user_conf(edge, execution)
+        assert "--singlestream_target_latency" in refused.value.remedy
+    answers = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.ACCURACY)
+    assert user_conf(answers, ExecutionMode.VALID).text == "llama3_1-8b-edge.SingleStream.min_duration = 600000\n"
+
+
+@pytest.mark.parametrize(("given", "samples", "queries"), [
+    ({"test_query_count": 96}, 96, 95),
+    ({"test_query_count": 96, "max_test_duration_s": 5, "target_qps": 10}, 50, 49),
+    ({"target_qps": 200}, 256, 1),
+    ({"target_qps": 12}, 120, 1),
+    ({"target_qps": 0.5}, 64, 1),
+    ({"target_qps": 1, "dataset_samples": 20}, 20, 1),
+])
+def test_a_rehearsal_of_a_single_stream_is_one_whole_pass(given, samples, queries):
+    """LoadGen rounds up to whole passes over the samples: a slow server's rehearsal has few of them."""
+    edge = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)
+    conf = user_conf(edge, ExecutionMode.TEST, **given)
+    assert (conf.samples, conf.min_query_count) == (samples, queries)
+    assert ("target_latency" in conf.text) is ("target_qps" in given)
+    assert "target_qps" not in conf.text

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
 
-from fake_vllm import prompt
+from fake_vllm import FakeVllm, prompt
 from metrics_peer import Peer
 
 from cm4vllm import REHEARSAL_NOTICE, __version__
@@ -212,6 +212,28 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
                     values = {"rouge1": 38.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
                     write_record(folder / ACCURACY_FILE,
                                  accuracy_record(values, record, folder / "mlperf_log_accuracy.json"))
+    return out
+
+
+@pytest.fixture(scope="session")
+def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rehearsal's folder with a run of llama3.1-8b-edge in the SingleStream scenario, of performance alone."""
+    out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("edge") / "test"))
+    shutil.rmtree(out / "runs")
+    dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
+    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
+    dataset.write_text(json.dumps(samples))
+    conf = user_conf(terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE), ExecutionMode.TEST,
+                     target_qps=40, test_query_count=SAMPLES, dataset_samples=SAMPLES)
+    with FakeVllm() as server:
+        measure_run(run_settings(
+            conf, model=MODEL_RECORD, target_qps_source="1.33 x the mean latency of SingleStream latency, 18.75 ms",
+            dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
+            server=msgspec.structs.replace(SERVER, endpoint=server.endpoint, owned=False), self_check=False,
+        ), out / "runs" / SYSTEM / MODEL / "SingleStream" / "performance")
+    write_record(out / CAMPAIGN_FILE, msgspec.structs.replace(
+        read_record(out / CAMPAIGN_FILE, CampaignRecord), benchmark="llama3.1-8b-edge",
+        command=COMMAND.replace("llama3.1-8b", "llama3.1-8b-edge")))
     return out
 
 

@@ -102,9 +102,11 @@ def test_interactive_is_loadgens_server_under_another_name():
     assert found.paced and found.first_token and found.needs_rate
 
 
-def test_single_stream_has_no_limits_and_no_rate():
-    found = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)
-    assert found.limits is None and not found.needs_rate and found.first_token and not found.paced
+def test_single_stream_has_no_limits_and_a_rate_that_sizes_its_performance_run():
+    found, answers = (terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, mode) for mode in Mode)
+    assert found.limits is None and found.first_token and not found.paced and not found.at_once
+    assert found.one_by_one and found.needs_rate and not answers.needs_rate
+    assert found.min_samples == 1
 
 
 def test_samples_and_lengths_differ_by_mode():

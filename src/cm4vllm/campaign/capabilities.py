@@ -18,19 +18,12 @@ from cm4vllm.rules import (
 )
 from cm4vllm.submission.layouts import LAYOUTS
 
-__all__ = ["compliance_tests", "require_round", "require_runnable", "runnable_benchmarks", "runnable_scenarios"]
-
-_SCENARIOS = (Scenario.OFFLINE, Scenario.SERVER, Scenario.INTERACTIVE)
+__all__ = ["compliance_tests", "require_round", "require_runnable", "runnable_benchmarks"]
 
 
 def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
     """Return the benchmarks of a round that can be run."""
     return tuple(name for name in benchmark_names(round_name) if not _missing(benchmark_terms(round_name, name)))
-
-
-def runnable_scenarios(benchmark: BenchmarkTerms) -> tuple[Scenario, ...]:
-    """Return the scenarios of a benchmark that can be run."""
-    return tuple(scenario for scenario in benchmark.scenarios if scenario in _SCENARIOS)
 
 
 def require_round(round_: RoundTerms) -> None:
@@ -52,9 +45,9 @@ def require_runnable(
     if missing := _missing(benchmark):
         raise UsageError(f"model {benchmark.name} cannot be run yet", cause="; ".join(missing),
                          remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can")
-    if unknown := [scenario for scenario in scenarios if scenario not in _SCENARIOS]:
-        raise UsageError(f"the {unknown[0]} scenario cannot be run yet",
-                         remedy=f"run one of {', '.join(runnable_scenarios(benchmark))}")
+    if unknown := [scenario for scenario in scenarios if scenario not in benchmark.scenarios]:
+        raise UsageError(f"{benchmark.name} has no scenario {unknown[0]} in round {round_.name}",
+                         remedy=f"run one of {', '.join(benchmark.scenarios)}")
     if division is not Division.OPEN:
         raise UsageError(
             f"the {division} division is not supported",
@@ -94,8 +87,6 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
         why = MISSING.get(benchmark.scorer, "")
         lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet"
                      + (f": {why}" if why else ""))
-    if not set(benchmark.scenarios) & set(_SCENARIOS) or benchmark.category != "datacenter":
-        lacks.append(f"its category is {benchmark.category}, and it needs {', '.join(benchmark.required[0].all_of)}")
     return lacks
 
 

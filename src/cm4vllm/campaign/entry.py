@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.campaign.capabilities import runnable_benchmarks, runnable_scenarios
+from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published import published_env, published_notes, published_runs
@@ -58,7 +58,7 @@ def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     round_ = round_terms(settings.round)
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
     if settings.model in values["model"]:
-        values["scenario"] = [str(one) for one in runnable_scenarios(benchmark_terms(round_.name, settings.model))]
+        values["scenario"] = [str(one) for one in benchmark_terms(round_.name, settings.model).scenarios]
     return values
 
 
@@ -97,7 +97,7 @@ def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
     unknown = {one: f"the step {value.step}" for key, value in measured.items() for one in (key, TARGET_SOURCE)}
     notes = [f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
-             *(f"target QPS: {value.words}" for value in new),
+             *(f"{value.subject}: {value.words}" for value in new),
              *(f"then checks that {check}" for check in step.checks),
              *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),
              *step.notes]

@@ -152,7 +152,7 @@ class _Execution:
         earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
         if earlier is None and wanted.found:
             return self._found_target(wanted)
-        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step)
+        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
     def _found_target(self, wanted: MeasuredTarget) -> TargetQps:
         found = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
@@ -260,8 +260,8 @@ def _report(job: Job, execution: _Execution) -> Report:
     invalid = [f"{run.scenario}: {'; '.join(run.reasons)}" for run in report.invalid_results]
     if invalid and not job.rehearsal:
         raise InvalidResult("the rules call this result invalid", cause="\n".join(invalid),
-                            remedy="the report names the limit that was missed; a lower --server_target_qps or a "
-                            "higher --offline_target_qps usually helps")
+                            remedy="the report names the limit that was missed; a lower --server_target_qps, a higher "
+                            "--offline_target_qps or a lower --singlestream_target_latency usually helps")
     return report
 
 

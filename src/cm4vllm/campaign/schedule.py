@@ -8,9 +8,9 @@ import msgspec
 
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Step, shown
-from cm4vllm.campaign.targets import OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
+from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
-from cm4vllm.rules import Mode, Scenario
+from cm4vllm.rules import Mode, RateUse, Scenario
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
 
@@ -22,6 +22,7 @@ _RATE = "Offline rate"
 #: How often a full-length run that misses a limit at the rate found is made again at a lower one.
 BACK_OFFS = 2
 _NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
+_NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
 _SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
 
 
@@ -33,7 +34,7 @@ def common_inputs(job: Job) -> dict[str, str]:
         "CM_MLPERF_MODEL": job.benchmark.name,
         "CM_MLPERF_RUN_STYLE": str(job.execution_mode),
         "CM_MLPERF_SUBMISSION_DIVISION": str(job.division),
-        "CM_MLPERF_SUBMISSION_SYSTEM_TYPE": settings.category,
+        "CM_MLPERF_SUBMISSION_SYSTEM_TYPE": str(job.category),
         "CM_MLPERF_SUBMITTER": settings.submitter,
         "CM_MLPERF_INFERENCE_API_SERVER": settings.api_server,
         "CM_MLPERF_RESULTS_DIR": str(job.out),
@@ -109,18 +110,21 @@ def _runs(job: Job) -> Iterator[Step]:
         if at_once and Mode.ACCURACY in job.modes:
             yield from _accuracy(job, scenario, _NO_TARGET)
             rate = _name(scenario, Mode.ACCURACY)
-        if not rate and (wanting := [one for one in job.scenarios if _given(job, one) is None]):
+        if not rate and (wanting := [one for one in job.scenarios if _lacks_rate(job, one)]):
             yield from _rate(job, wanting)
             rate = _RATE
         if searched := _is_searched(job, scenario):
             yield from _search(job, scenario, rate)
-        target = _target(job, scenario, rate)
+        if measured := _lacks_latency(job, scenario):
+            yield from _latency(job, scenario)
+        target = _target(job, scenario, _latency_name(scenario) if measured else rate)
         if Mode.PERFORMANCE in job.modes:
             yield from _performance(job, scenario, target)
             if searched and not job.rehearsal:
                 yield from _backed_off(job, scenario, target)
         if not at_once and Mode.ACCURACY in job.modes:
-            yield from _accuracy(job, scenario, target)
+            needs_rate = job.terms(scenario, Mode.ACCURACY).needs_rate
+            yield from _accuracy(job, scenario, target if needs_rate else _NO_LATENCY)
         for test in job.tests:
             yield from _compliance(job, scenario, test, target)
 
@@ -136,6 +140,18 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
               "CM_MLPERF_RUN_STYLE": "test"}
     yield from _measurement(_RATE, inputs, "rate/run.json", condition=condition,
                             notes=("no target QPS was given, and no accuracy run before gives the server's rate",))
+
+
+def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
+    """Give the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
+    condition = None
+    if _keeps_results(job):
+        condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
+    folder = f"latency/{scenario}"
+    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder), **_NO_LATENCY,
+              "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES)}
+    yield from _measurement(_latency_name(scenario), inputs, f"{folder}/run.json", condition=condition,
+                            notes=("no target latency was given: a short run measures it",))
 
 
 def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -154,8 +170,9 @@ def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | Measur
     inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: folder, **target}
     duration = _duration(job, scenario)
     yield from _measurement(name, inputs, gives, duration=duration)
-    if _at_once(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
-        again = {**inputs, TARGET: MeasuredTarget(step=name, share=OFFLINE_MARGIN)}
+    if _is_sized(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
+        again = {**inputs, TARGET: MeasuredTarget(step=name, share=_share(job, scenario),
+                                                  one_by_one=_one_by_one(job, scenario))}
         yield from _measurement(f"{name} again", again, gives, duration=duration,
                                 condition=Condition(need=Need.TOO_SHORT, of=(name,)))
 
@@ -236,23 +253,57 @@ def _at_once(job: Job, scenario: Scenario) -> bool:
     return job.terms(scenario, Mode.ACCURACY).at_once
 
 
+def _one_by_one(job: Job, scenario: Scenario) -> bool:
+    """Say whether each query follows the answer before it, so that a latency takes the place of a rate."""
+    return job.terms(scenario, Mode.PERFORMANCE).one_by_one
+
+
+def _is_sized(job: Job, scenario: Scenario) -> bool:
+    """Say whether LoadGen computes the size of a performance run from its target."""
+    return job.terms(scenario, Mode.PERFORMANCE).rate is RateUse.SIZES
+
+
+def _lacks_rate(job: Job, scenario: Scenario) -> bool:
+    return not _one_by_one(job, scenario) and _given(job, scenario) is None
+
+
+def _lacks_latency(job: Job, scenario: Scenario) -> bool:
+    return (_one_by_one(job, scenario) and _given(job, scenario) is None
+            and (Mode.PERFORMANCE in job.modes or bool(job.tests)))
+
+
+def _latency_name(scenario: Scenario) -> str:
+    return f"{scenario} latency"
+
+
 def _given(job: Job, scenario: Scenario) -> float | None:
     """Return the target that the user gave; that of a paced scenario goes by LoadGen's name for it, Server."""
     settings = job.settings
+    if _one_by_one(job, scenario):
+        latency = settings.singlestream_target_latency
+        return None if latency is None else 1000 / latency
     return settings.offline_target_qps if _at_once(job, scenario) else settings.server_target_qps
 
 
 def _target(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
     """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
-    given = _given(job, scenario)
+    given, one_by_one = _given(job, scenario), _one_by_one(job, scenario)
     if given is not None:
         flag = job.terms(scenario, Mode.PERFORMANCE).loadgen_scenario.lower()
-        return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_qps"}
-    share = SERVER_SHARE if not _at_once(job, scenario) else REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
+        return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_{'latency' if one_by_one else 'qps'}"}
     kept = _place(scenario, Mode.PERFORMANCE) if _keeps_results(job) else ""
     if _is_searched(job, scenario):
         return {TARGET: MeasuredTarget(step=_search_name(scenario), found=True, kept_from=kept)}
-    return {TARGET: MeasuredTarget(step=rate, share=share, kept_from=kept)}
+    return {TARGET: MeasuredTarget(step=rate, share=_share(job, scenario), kept_from=kept, one_by_one=one_by_one)}
+
+
+def _share(job: Job, scenario: Scenario) -> float:
+    """Return the part of a measured rate that a scenario's runs aim at."""
+    if _one_by_one(job, scenario):
+        return LATENCY_SHARE
+    if not _at_once(job, scenario):
+        return SERVER_SHARE
+    return REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
 
 
 def _keeps_results(job: Job) -> bool:

@@ -17,6 +17,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
+    Category,
     Division,
     ExecutionMode,
     Mode,
@@ -32,11 +33,12 @@ from cm4vllm.serving.choice import DEVICES
 __all__ = ["CampaignSettings", "Job"]
 
 IMPLEMENTATIONS = ("vllm", "reference")
-CATEGORIES = ("datacenter",)
 #: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
 _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
-    ("max_test_duration", "num_workers", "max_in_flight", "replicas", "tp_size", "pp_size", "dp_size",
-     "max_model_len"), 2**31 - 1)
+    ("singlestream_target_latency", "max_test_duration", "num_workers", "max_in_flight", "replicas", "tp_size",
+     "pp_size", "dp_size", "max_model_len"), 2**31 - 1)
+#: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
+_LEAST_LATENCY = 1e-3
 
 
 #: A file system takes names of 255 bytes, and other names are made of these.
@@ -53,7 +55,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
-    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"
+    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = ""
     device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
     submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
@@ -65,6 +67,8 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
+    singlestream_target_latency: Annotated[
+        float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
     find_target_qps: Annotated[bool, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = False
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
@@ -89,6 +93,7 @@ class Job:
     settings: CampaignSettings
     round: RoundTerms
     benchmark: BenchmarkTerms
+    category: Category
     scenarios: tuple[Scenario, ...]
     modes: tuple[Mode, ...]
     execution_mode: ExecutionMode
@@ -114,12 +119,12 @@ class Job:
         round_ = round_terms(settings.round)
         require_round(round_)
         benchmark = benchmark_terms(round_.name, settings.model)
-        _one_of("category", settings.category, CATEGORIES)
+        category = _category(settings, benchmark)
         _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
         if settings.device:
             _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
-        scenarios = _scenarios(settings, benchmark)
+        scenarios = _scenarios(settings, benchmark, category)
         require_runnable(round_, benchmark, scenarios, division)
         for flag, most in _POSITIVE.items():
             _positive(flag, getattr(settings, flag), most)
@@ -130,6 +135,7 @@ class Job:
             settings=settings,
             round=round_,
             benchmark=benchmark,
+            category=category,
             scenarios=scenarios,
             modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),
             execution_mode=execution_mode,
@@ -145,12 +151,22 @@ class Job:
         )
 
 
-def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms) -> tuple[Scenario, ...]:
+def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category:
+    """Return the category that was asked for, else the benchmark's. Raises UsageError where it has no such results."""
+    category = Category.parse(settings.category) if settings.category else benchmark.category
+    if benchmark.required_on(category) is None:
+        raise UsageError(f"the category does not fit the model {benchmark.name}",
+                         cause=f"--category={category}: it has no such results in round {benchmark.round}",
+                         remedy=f"leave --category out: it is {benchmark.category} for this benchmark")
+    return category
+
+
+def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms, category: Category) -> tuple[Scenario, ...]:
     """Return the scenario that was asked for, else those that a complete result needs, of alternatives the first."""
     chosen = Scenario.parse(settings.scenario) if settings.scenario else None
     if chosen is not None and not settings.all_scenarios:
         return (chosen,)
-    needed = benchmark.required[0]
+    needed = benchmark.required_on(category) or benchmark.required[0]
     return tuple(scenario for scenario in benchmark.scenarios if scenario in (*needed.all_of, *needed.one_of[:1]))
 
 
@@ -191,6 +207,10 @@ def _quantisation(settings: CampaignSettings) -> str:
 
 
 def _one_rate(settings: CampaignSettings) -> None:
+    latency = settings.singlestream_target_latency
+    if latency is not None and latency < _LEAST_LATENCY:
+        raise UsageError(f"--singlestream_target_latency={latency:g} is not usable",
+                         cause=f"it is in ms, and at least {_LEAST_LATENCY:g}")
     if settings.find_target_qps and settings.server_target_qps is not None:
         raise UsageError(f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
                          cause="the rate is either searched for or given", remedy="leave one of them out")

@@ -45,6 +45,8 @@ class Condition(Record, frozen=True, kw_only=True):
 class MeasuredTarget(Record, frozen=True, kw_only=True):
     """A target rate that only the run can give: `share` x the samples/s that `step` measured.
 
+    With `one_by_one` it stands for the latency that LoadGen expects.
+
     With `found`, `step` is a search and the target is the rate that it found; `lowered` says how many runs at it have
     missed a limit. A valid result of an earlier run in the folder `kept_from`, below the results, gives its own
     instead, so that the same command finds it again.
@@ -55,6 +57,11 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
     kept_from: str = ""
     found: bool = False
     lowered: int = 0
+    one_by_one: bool = False
+
+    @property
+    def subject(self) -> str:
+        return "expected latency" if self.one_by_one else "target QPS"
 
     @property
     def words(self) -> str:
@@ -62,6 +69,8 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
         if self.found:
             below = f", lowered by {self.lowered} step{'s' if self.lowered > 1 else ''}" if self.lowered else ""
             return f"the rate found by {self.step}{below}{kept}"
+        if self.one_by_one:
+            return f"{1 / self.share:.3g} x the mean latency of {self.step}{kept}"
         return f"{self.share} x the samples/s of {self.step}{kept}"
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["OFFLINE_MARGIN", "REHEARSAL_MARGIN", "SERVER_SHARE", "TargetQps", "measured_rate", "target_of"]
+__all__ = ["LATENCY_QUERIES", "LATENCY_SHARE", "OFFLINE_MARGIN", "REHEARSAL_MARGIN", "SERVER_SHARE", "TargetQps",
+           "measured_rate", "target_of"]
 
 #: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
 #: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a
@@ -20,6 +21,14 @@ REHEARSAL_MARGIN = 2.0
 #: The share of the Offline rate that the Server scenario is asked for. It is a safe choice, not the highest rate that
 #: keeps the latency limits: that one has to be searched for.
 SERVER_SHARE = 0.2
+
+#: Where each query follows the answer before it, LoadGen plans as many as take 1,200 s at the expected latency, rounds
+#: them up to whole passes over the dataset, and issues all of them; a run that ends before 600 s is not valid. With
+#: this share of the rate measured before it a run lasts 900 s or a pass, and still 600 s where the server turns out to
+#: be 1.5 times as fast.
+LATENCY_SHARE = 0.75
+#: Queries of the run that measures the mean latency: as many as LoadGen needs to estimate its 90th percentile.
+LATENCY_QUERIES = 64
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,14 @@ def measured_rate(run: RunRecord) -> SamplesPerSecond:
     return SamplesPerSecond(run.client.completed / run.duration_s)
 
 
-def target_of(rate: SamplesPerSecond, share: float, step: str) -> TargetQps:
-    """Return `share` of the `rate` that `step` measured as a target QPS."""
-    return TargetQps(_rounded(rate * share), f"{share} x the {rate} of {step}")
+def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bool = False) -> TargetQps:
+    """Return `share` of the `rate` that `step` measured as a target QPS.
+
+    The words name a latency where queries come one by one.
+    """
+    source = (f"{1 / share:.3g} x the mean latency of {step}, {1000 / rate:,.4g} ms" if one_by_one else
+              f"{share} x the {rate} of {step}")
+    return TargetQps(_rounded(rate * share), source)
 
 
 def _rounded(value: float) -> float:

@@ -37,6 +37,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
+    target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_LATENCY")] = None
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
@@ -103,8 +104,8 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         _conf(inputs, wanted, dataset),
         model=read_record(Path(given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
         server=read_record(Path(given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
-        target_qps=inputs.target_qps, target_qps_source=inputs.target_qps_source, max_in_flight=inputs.max_in_flight,
-        stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
+        target_qps=_target(inputs, wanted), target_qps_source=inputs.target_qps_source,
+        max_in_flight=inputs.max_in_flight, stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
         compliance_test=inputs.compliance_test, audit_config=audit_config,
     )
 
@@ -115,10 +116,23 @@ def _terms(inputs: RunInputs) -> Terms:
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:
     return user_conf(
-        wanted, ExecutionMode.parse(inputs.execution_mode), target_qps=inputs.target_qps,
+        wanted, ExecutionMode.parse(inputs.execution_mode), target_qps=_target(inputs, wanted),
         test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
         dataset_samples=dataset.samples if dataset else None,
     )
+
+
+def _target(inputs: RunInputs, wanted: Terms) -> float | None:
+    """Return the target rate, also of an expected latency in ms. Raises UsageError where a scenario has no such."""
+    if inputs.target_latency is None:
+        return inputs.target_qps
+    if not wanted.one_by_one:
+        raise UsageError(f"target_latency={inputs.target_latency:g} has no meaning in a {wanted.scenario} run",
+                         cause="only where each query follows the answer before it LoadGen expects a latency",
+                         remedy="leave it out; --target_qps of app,mlperf,inference,vllm says what such a run aims at")
+    if not inputs.target_latency > 0:
+        raise UsageError(f"target_latency={inputs.target_latency:g} is not usable", cause="it must be greater than 0")
+    return 1000 / inputs.target_latency
 
 
 def given(value: str, field: str) -> str:

@@ -13,12 +13,14 @@ from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.rules import ExecutionMode, Terms
 
-__all__ = ["UserConf", "user_conf"]
+__all__ = ["LEAST_ONE_BY_ONE", "UserConf", "expected_latency_ms", "user_conf"]
 
 #: How long a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
 REHEARSAL_SAMPLES = 256
+#: The least queries from which LoadGen estimates the 90th percentile of a latency (loadgen/early_stopping.cc).
+LEAST_ONE_BY_ONE = 64
 #: LoadGen asks for this many times the samples of the target rate and the least duration (test_settings_internal.cc).
 _SLACK = 1.1
 #: What LoadGen keeps of each sample that it generates (SampleMetadata, query_sample.h), and the share of the machine's
@@ -28,7 +30,10 @@ _SAMPLE_BYTES, _MEMORY_SHARE = 32, 0.5
 
 @dataclass(frozen=True)
 class UserConf:
-    """The settings of one run. `samples` is the size of its query sample library; None leaves a key to mlperf.conf."""
+    """The settings of one run. `samples` is the size of its query sample library; None leaves a key to mlperf.conf.
+
+    Where a query follows the answer before it, `target_qps` is written as the latency that it comes from.
+    """
 
     terms: Terms
     rehearsal: bool
@@ -43,7 +48,9 @@ class UserConf:
         """The text of user.conf."""
         name, scenario = self.terms.loadgen_name, self.terms.loadgen_scenario
         lines = ["# A rehearsal: shorter than the rules ask, not for submission."] if self.rehearsal else []
-        if self.target_qps is not None:
+        if self.target_qps is not None and self.terms.one_by_one:
+            lines.append(f"{name}.{scenario}.target_latency = {expected_latency_ms(self.target_qps)!r}")
+        elif self.target_qps is not None:
             lines.append(f"{name}.{scenario}.target_qps = {self.target_qps!r}")
         lines.append(f"{name}.{scenario}.min_duration = {self.min_duration_ms}")
         if self.min_query_count is not None:
@@ -53,13 +60,19 @@ class UserConf:
         return "\n".join(lines) + "\n"
 
 
+def expected_latency_ms(target_qps: float) -> float:
+    """Return the time that a query takes when `target_qps` follow one another in a second, to six digits."""
+    return float(f"{1000 / target_qps:.6g}")
+
+
 def user_conf(
     terms: Terms, execution: ExecutionMode, *, target_qps: float | None = None, test_query_count: int | None = None,
     max_test_duration_s: float | None = None, dataset_samples: int | None = None,
 ) -> UserConf:
     """Return the settings of a run.
 
-    `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it. `test_query_count` and
+    `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it, or by the latency that it
+    stands for. `test_query_count` and
     `max_test_duration_s` bound a rehearsal alone, which covers as many samples as queries, or REHEARSAL_SAMPLES.
     `dataset_samples` is the size of the given dataset.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
@@ -83,6 +96,10 @@ def user_conf(
     if test_query_count is None or terms.paced:
         _require_qps(terms, target_qps)
     queries, duration_s = _rehearsal_size(target_qps, test_query_count, max_test_duration_s)
+    if terms.one_by_one and terms.needs_rate:
+        # LoadGen makes whole passes over the samples, one more where the number of queries is whole passes already.
+        enough = queries if duration_s == 0 else max(LEAST_ONE_BY_ONE, int(duration_s * (target_qps or 0)))
+        samples, queries = min(samples, enough), max(1, queries - 1)
     return UserConf(terms, True, samples, target_qps, round(duration_s * 1000),
                     min_query_count=queries, performance_sample_count=samples)
 
@@ -118,6 +135,13 @@ def _rehearsal_size(
 
 
 def _require_qps(terms: Terms, target_qps: float | None) -> None:
+    if target_qps is None and terms.needs_rate and terms.one_by_one:
+        raise UsageError(
+            f"no expected latency for the {terms.scenario} {terms.mode} run",
+            cause="LoadGen computes from it how many queries the run has",
+            remedy="give the ms that an answer takes: --singlestream_target_latency, or --target_latency of "
+            "app,mlperf,inference,vllm",
+        )
     if target_qps is None and terms.needs_rate:
         raise UsageError(
             f"no target_qps for the {terms.scenario} {terms.mode} run",

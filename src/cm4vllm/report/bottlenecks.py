@@ -6,6 +6,7 @@ their limits. A cause is named only where its numbers stand out; what no rule be
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,7 @@ from cm4vllm.loadgen.client_doubts import headroom as client_headroom
 from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
 from cm4vllm.report.wording import headroom, ms, number, percent, rate, times
 from cm4vllm.results.model import Latency, Performance
+from cm4vllm.rules import Arrivals
 from cm4vllm.serving.metrics import ServerMetrics, Timing
 
 __all__ = ["Cause", "Why", "why"]
@@ -112,7 +114,7 @@ def why(part: Performance) -> Why | None:
     source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
     found = _client(seen) or _kv_cache(seen)
     if found is None:
-        found = _at_once(seen) if seen.run.settings.terms.at_once else _paced(seen)
+        found = _JUDGES[seen.run.settings.terms.arrivals](seen)
     if found is None:
         return None
     cause, words, option, evidence = found
@@ -230,3 +232,19 @@ def _paced(seen: _Seen) -> _Found | None:
                 "decoding.", "fewer sequences at a time (--max_num_seqs), or a lower --server_target_qps",
                 (*seen.limits, *seen.phases, *seen.requests))
     return None
+
+
+def _one_by_one(seen: _Seen) -> _Found | None:
+    """Say what a request spends its time with where there is never more than one."""
+    if seen.share(seen.prefill) >= MOST:
+        return (Cause.PREFILL, "Reading the prompt (prefill) is most of the time of a request, and there is one at a "
+                "time.", "a faster prefill: --tp_size, or --quantization", seen.phases)
+    if seen.share(seen.decode) >= MOST:
+        return (Cause.DECODE, "Decoding is most of the time of a request, and there is one at a time.",
+                "a faster step: --tp_size, or --quantization", seen.phases)
+    return None
+
+
+_JUDGES: Mapping[Arrivals, Callable[[_Seen], _Found | None]] = {
+    Arrivals.AT_ONCE: _at_once, Arrivals.POISSON: _paced, Arrivals.ONE_BY_ONE: _one_by_one,
+}

@@ -11,7 +11,7 @@ from typing import TextIO
 from cm4vllm.common.plain_text import printable
 from cm4vllm.report.model import Report
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
-from cm4vllm.report.wording import counting_words, figure, headroom, ms, number, rate
+from cm4vllm.report.wording import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.results.model import Performance, Result
 
 __all__ = ["final_table"]
@@ -46,7 +46,7 @@ def _row(report: Report, measurement: Result) -> tuple[str, ...]:
         first: tuple[str, ...] = ("not measured", "", "", "", "")
     else:
         first = (
-            figure(performance.metric),
+            result_figure(performance.metric),
             "" if performance.samples_per_second is None else rate(performance.samples_per_second),
             "valid" if performance.valid else "INVALID",
             _latency(performance, "TTFT"), _latency(performance, "TPOT"),

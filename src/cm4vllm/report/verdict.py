@@ -9,7 +9,7 @@ from cm4vllm.accuracy.records import Score
 from cm4vllm.hardware.description import not_stated
 from cm4vllm.report.model import Report
 from cm4vllm.report.system import label
-from cm4vllm.report.wording import counting_words, figure, headroom, judgement, ms, number, percent, target
+from cm4vllm.report.wording import counting_words, headroom, judgement, ms, number, percent, result_figure, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
@@ -62,7 +62,7 @@ def sentence(report: Report) -> str:
                  f"the {one.name} limit exceeded by {percent(-one.headroom)}"
                  for one in part.latencies if one.headroom is not None]
         margin = f" with {' and '.join(margins)}" if margins else ""
-        parts.append(f"{figure(part.metric)} in the {result.scenario} scenario{margin}")
+        parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
     came = ", and ".join(parts) or "no figure yet"
     served = report.server.named
     return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
@@ -121,7 +121,7 @@ def _performance(report: Report, measurement: Result) -> Finding:
     part = measurement.performance
     if part is None:
         return Finding(subject, Kind.OPEN, "not measured")
-    text = figure(part.metric)
+    text = result_figure(part.metric)
     text += "".join(
         f"; {latency.name} p99 {ms(latency.p99)} ms"
         + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "") for latency in part.latencies

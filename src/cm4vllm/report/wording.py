@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.results.model import Figure
+from cm4vllm.results.model import Figure, Performance
 from cm4vllm.serving.dialects import counting
 from cm4vllm.serving.records import Prompts, ServerRecord
 
@@ -27,9 +27,12 @@ __all__ = [
     "percent",
     "qps",
     "rate",
+    "result_figure",
     "seconds",
     "server_command",
     "target",
+    "target_name",
+    "target_value",
     "times",
     "typed_command",
     "when",
@@ -63,6 +66,18 @@ def qps(value: float) -> str:
     return f"{value:,.6g}"
 
 
+def target_name(part: Performance) -> str:
+    """Say what LoadGen was given for a run to aim at."""
+    return "Expected latency" if part.one_by_one else "Target QPS"
+
+
+def target_value(part: Performance) -> str:
+    """Write what LoadGen was given for a run to aim at: a rate, or the latency that it expects."""
+    if part.one_by_one and part.target_qps:
+        return f"{ms(1000 / part.target_qps)} ms"
+    return f"{qps(part.target_qps)} samples/s"
+
+
 def rate(value: float) -> str:
     """Write a rate: two decimals, or three significant digits below one a second."""
     return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.3g}"
@@ -71,6 +86,13 @@ def rate(value: float) -> str:
 def figure(found: Figure | None) -> str:
     """Write a figure with its unit, or `not measured`."""
     return "not measured" if found is None else f"{rate(found.value)} {found.unit}".rstrip()
+
+
+def result_figure(found: Figure | None) -> str:
+    """Write the figure by which results are compared, with its unit, and with its name where the unit does not tell."""
+    if found is None or found.unit.endswith("/s"):
+        return figure(found)
+    return f"{figure(found)} ({found.name.replace('_', ' ')})"
 
 
 def metric_words(found: Named | None) -> str:

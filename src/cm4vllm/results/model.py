@@ -174,6 +174,11 @@ class Performance:
         return self._setting("target_qps")
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether each query followed the answer before it: LoadGen was then given a latency, not a rate."""
+        return self.terms is not None and self.terms.one_by_one
+
+    @property
     def seeds(self) -> tuple[Any, ...]:
         """The seeds of the run: qsl, sample index, schedule; None for one that is missing in the log."""
         return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))

@@ -158,7 +158,7 @@ class Terms(Record, frozen=True, kw_only=True):
     `first_token` says that LoadGen is notified of the first token of an answer, which is then streamed;
     `first_token_reported_again` that the whole answer is reported with its first token, as most references do.
     `samples` is the size of this mode's dataset: an accuracy run covers it, a performance run draws from it.
-    `min_samples` is the least number of samples of a run whose size a rate sets, 1 elsewhere.
+    `min_samples` is the least number of samples of a run that LoadGen issues at once, 1 elsewhere.
     `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
     """
 
@@ -194,6 +194,11 @@ class Terms(Record, frozen=True, kw_only=True):
     def at_once(self) -> bool:
         """Whether LoadGen issues all samples in one query, so that the client bounds what is in flight."""
         return self.arrivals is Arrivals.AT_ONCE
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each query follows the answer to the one before it."""
+        return self.arrivals is Arrivals.ONE_BY_ONE
 
     @property
     def needs_rate(self) -> bool:
@@ -270,7 +275,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Te
         round=round_.name, benchmark=benchmark, scenario=scenario, mode=mode,
         loadgen_name=matching(family.loadgen, *cell)[0].name, loadgen_scenario=how.loadgen, arrivals=how.arrivals,
         rate=how.rate, first_token=how.first_token, first_token_reported_again=family.first_token_reported_again,
-        samples=samples.count, min_samples=samples.count if how.rate is RateUse.SIZES else 1,
+        samples=samples.count, min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
         min_duration_ms=how.min_duration_ms,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
         generation=_generation(family, *cell),

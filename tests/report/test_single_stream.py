@@ -1,0 +1,53 @@
+"""A result whose queries follow one another: its figure is a latency, and what LoadGen was given is one, too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as changed
+from simulated_server import SimulatedServer
+
+from cm4vllm.report.bottlenecks import Cause, why
+from cm4vllm.report.model import Report, load
+from cm4vllm.report.readme import measurement_readmes
+from cm4vllm.report.summary import write_summary
+from cm4vllm.report.table import final_table
+from cm4vllm.report.verdict import missing_scenarios, sentence
+from cm4vllm.rules import Scenario
+
+
+@pytest.fixture
+def report(single_stream: Path) -> Report:
+    return load(single_stream)
+
+
+def test_its_figure_is_the_90th_percentile_of_the_latency(report: Report) -> None:
+    part = report.results[0].performance
+    assert part.valid and part.metric.name == "latency_p90"
+    assert part.metric.source.field == "result_90.00_percentile_latency_ns"
+    assert {one.name: one.limit for one in part.latencies} == {"TTFT": None, "TPOT": None}
+    assert re.search(r"SingleStream  [\d.]+ ms \(latency p90\)", final_table(report))
+    assert "ms (latency p90) in the SingleStream scenario" in sentence(report)
+    assert missing_scenarios(report) == [Scenario.OFFLINE]
+
+
+def test_its_pages_name_the_expected_latency_and_no_target_rate(report: Report) -> None:
+    write_summary(report)
+    words = "1.33 x the mean latency of SingleStream latency, 18.75 ms"
+    for page in (report.page.read_text(), measurement_readmes(report.out)[Scenario.SINGLE_STREAM]):
+        assert "Expected latency" in page and f"25.0 ms, {words}" in page
+        assert "Target QPS" not in page
+        assert "no limit" in page
+
+
+@pytest.mark.parametrize(("prompt_tokens", "answer", "cause"), [(100, 60, Cause.DECODE), (9000, 4, Cause.PREFILL)])
+def test_what_bound_it_is_the_phase_that_takes_most_of_a_request(
+        report: Report, prompt_tokens: int, answer: int, cause: Cause) -> None:
+    metrics = SimulatedServer().run(qps=0.05, prompt=prompt_tokens, answer=answer)
+    part = report.results[0].performance
+    found = why(replace(part, run=changed(part.run, server_metrics=metrics)))
+    assert found.cause is cause
+    assert "target_qps" not in found.option and "max_num_seqs" not in found.option
