@@ -194,3 +194,17 @@ def test_a_secret_is_found_on_a_page_and_in_a_table():
     for text in (html.escape(secret), html.escape(secret, quote=False), str(markupsafe.escape(secret)),
                  quote_plus(secret), table.getvalue()):
         assert "b" not in secrets.clean(text).replace("(secret)", ""), text
+
+
+def test_a_secret_of_any_bytes_ends_no_command():
+    for secret in ("p\udce4ssw\udcf6rt", "half \ud800 a pair"):
+        secrets = Vault({"DB_PASSWORD": secret})
+        assert secret not in secrets.clean(f"it is {secret}!")
+    assert "p%E4ssw" not in Vault({"DB_PASSWORD": "p\udce4ssw\udcf6rt"}).clean("u=p%E4ssw%F6rt")
+
+
+@pytest.mark.parametrize("word", ["Y29ycmVjdC1ob3JzZQ==", "--x Y29ycmVjdC1ob3JzZQ==", "Y29ycmVjdC1ob3JzZQ===1",
+                                  "--Y29ycmVjdC1ob3JzZQ==x=1", "aY29ycmVjdC1ob3JzZQ===Y29ycmVjdC1ob3JzZQ=="])
+def test_a_secret_that_ends_like_an_assignment_is_hidden(word):
+    secrets = Vault({"HF_TOKEN": "Y29ycmVjdC1ob3JzZQ=="})
+    assert "Y29ycmVj" not in " ".join(redacted_words(["cm", word, f"--extra_args={word}"], secrets))

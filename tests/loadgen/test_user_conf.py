@@ -51,7 +51,7 @@ def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(monkeypatch,
     found = terms(round_name, "llama2-70b-99", Scenario.OFFLINE, Mode.PERFORMANCE)
     conf = user_conf(found, ExecutionMode.VALID, target_qps=rate)
     assert ("llama2-70b.Offline.min_query_count = 24577" in conf.text) is doubled
-    assert ("49,152 are asked for" in capsys.readouterr().out) is doubled
+    assert ("asked for 49,152," in capsys.readouterr().out) is doubled
 
 
 def test_a_valid_server_run_has_its_rate(tmp_path):

@@ -280,10 +280,18 @@ def _spellings(text: str) -> set[str]:
     import json
     from urllib.parse import quote, quote_plus
 
-    page = html.escape(text)
+    page, raw = html.escape(text), _bytes(text)
     return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(text, safe=""), quote(text), quote_plus(text), text.replace("'", "'\"'\"'"), text.replace('"', '""'),
+            quote(raw, safe=""), quote(raw), quote_plus(raw), text.replace("'", "'\"'\"'"), text.replace('"', '""'),
             page, html.escape(text, quote=False), page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
+
+
+def _bytes(text: str) -> bytes:
+    """Return the bytes of a text; of one from an environment, also those that are no UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, out of JSON
+        return text.encode("utf-8", "backslashreplace")
 
 
 class _Cleaning:
@@ -367,7 +375,8 @@ class _Words:
         done: list[str] = []
         secret = ""  # the flag whose values follow it as words of their own
         for word in words:
-            name, equals, value = word.partition("=")
+            name, equals, value = self._with_plain_name(word).partition("=")
+            word = f"{name}{equals}{value}"
             if secret and not word.startswith("-"):
                 done.append(self._hidden(secret, word))
             elif equals and re.fullmatch(r"-{0,2}[\w.+,:\[\]\"'-]+", name):
@@ -377,6 +386,13 @@ class _Words:
                 secret = word if word.startswith("-") and self._is_secret(word) else ""
                 done.append(self._text("", word))
         return done
+
+    def _with_plain_name(self, word: str) -> str:
+        """Return a word without the secrets that reach into the part before its `=`: a secret may end in one."""
+        for known, given in self._vault.values.items():
+            if known in word and word.count(known) > word.partition("=")[2].count(known):
+                word = word.replace(known, variable(given))
+        return word
 
     def _is_secret(self, name: str) -> bool:
         return self._vault.is_secret(name.strip("-+,").rpartition(".")[2]) or is_secret_name(name)
