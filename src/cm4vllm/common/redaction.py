@@ -375,11 +375,12 @@ class _Words:
         done: list[str] = []
         secret = ""  # the flag whose values follow it as words of their own
         for word in words:
-            name, equals, value = self._with_plain_name(word).partition("=")
-            word = f"{name}{equals}{value}"
             if secret and not word.startswith("-"):
                 done.append(self._hidden(secret, word))
-            elif equals and re.fullmatch(r"-{0,2}[\w.+,:\[\]\"'-]+", name):
+                continue
+            word = self._with_plain_name(word) if "=" in word else word
+            name, equals, value = word.partition("=")
+            if equals and re.fullmatch(r"-{0,2}[\w.+,:\[\]\"'-]+", name):
                 secret = value if value.startswith("-") and "=" not in value and self._is_secret(value) else ""
                 done.append(f"{name}={self._hidden(name, value) if self._is_secret(name) else self._text(name, value)}")
             else:
