@@ -7,6 +7,7 @@ def preprocess(i):
     from cm4vllm.loadgen.measurement import RunInputs
 
     env = i["env"]
-    _, path = find_target_rate(read_settings(RunInputs, env))
+    record, path = find_target_rate(read_settings(RunInputs, env))
     env["CM_MLPERF_SEARCH_RECORD"] = str(path)
+    env["CM_MLPERF_SEARCH_RESULT"] = record.result
     return {"return": 0}

@@ -195,7 +195,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
         SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder),
-        TARGET: MeasuredTarget(step=rate)}
+        "CM_MLPERF_SEARCH_RESULT_DIR": _folder(job, scenario, Mode.PERFORMANCE), TARGET: MeasuredTarget(step=rate)}
     yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
                gives=f"{folder}/search.json", condition=condition,
                notes=("short runs at different rates search for the highest rate that keeps the latency limits",))

@@ -52,6 +52,9 @@ class RunInputs(Record, frozen=True, kw_only=True):
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     rerun: Annotated[bool, Key("CM_RERUN")] = False
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
+    #: Where a search puts the full-length run that passed, and where the one of this command has put it.
+    search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
+    search_result: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT")] = ""
 
 
 def write_user_conf(inputs: RunInputs) -> Path:
@@ -75,9 +78,12 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     """
     folder = Path(given(inputs.output_dir, "output_dir")).absolute()
     settings = settings_of(inputs, audit_config)
-    measured = None if inputs.rerun or settings.rehearsal else _measured(folder, settings)
+    searched = inputs.search_result == str(folder)
+    again = settings.rehearsal or (inputs.rerun and not searched)
+    measured = None if again else _measured(folder, settings)
     if measured is not None:
-        say(f"{settings.title} run: already measured with these settings; --rerun=yes repeats it")
+        say(f"{settings.title} run: " + ("made by the search, which ended with it" if searched else
+                                         "already measured with these settings; --rerun=yes repeats it"))
         record = at_present_places(measured, settings)
         if record != measured:
             write_record(folder / RUN_FILE, record)

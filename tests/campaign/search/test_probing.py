@@ -6,17 +6,22 @@ import pytest
 from fake_vllm import Behaviour, FakeVllm
 from msgspec.structs import replace
 
+from cm4vllm.campaign.search import probing
+from cm4vllm.campaign.search.algorithm import SearchPlan
 from cm4vllm.campaign.search.judge import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.early_stopping import percentile
 from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.logs import read_performance
-from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.loadgen.measurement import RunInputs, measure
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules import ExecutionMode
 
 
 @pytest.fixture
@@ -27,12 +32,24 @@ def server_settings(make_settings):
     return make
 
 
+def prober(settings, folder, *, alive=None, **conf):
+    """Return a prober whose full-length runs have the user.conf of a rehearsal."""
+    def at(rate):
+        text = user_conf(settings.terms, ExecutionMode.TEST, dataset_samples=settings.samples,
+                         target_qps=conf["target_qps"], test_query_count=conf["test_query_count"],
+                         max_test_duration_s=conf["max_test_duration"]).text
+        return replace(settings, user_conf=text, target_qps=rate)
+
+    return LoadGenProber(settings, folder, at, alive=alive)
+
+
 def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path, server_settings):
     with FakeVllm(Behaviour(token_delay_s=0.15)) as server:
-        prober = LoadGenProber(server_settings(server), tmp_path)
-        probe = prober.probe(60, ProbePlan(seconds=40, warm_up_s=1, full_s=60))
+        probe, window = prober(server_settings(server), tmp_path).probe(60, ProbePlan(40, warm_up_s=1, full_s=60))
     assert (probe.verdict, probe.ended_early) == (Verdict.FAILS, True)
     assert probe.took_s < 20
+    assert window.rate == 60
+    assert len(window.issued) >= probe.queries > 50
     assert probe.binding.name == "TPOT"
     assert read_record(tmp_path / "probe-01" / PROBE_FILE, ProbeRecord) == probe
     assert not (tmp_path / "probe-01" / RUN_FILE).exists()
@@ -40,16 +57,16 @@ def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path,
     assert "target_qps = 60" in (tmp_path / "probe-01" / "user.conf").read_text()
 
 
-@pytest.mark.timing
-def test_a_probe_that_passes_is_a_rehearsal_run_that_loadgen_finds_valid(tmp_path, server_settings):
+def test_a_full_length_run_passes_if_loadgen_finds_it_valid(tmp_path, server_settings):
     with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
-        probe = LoadGenProber(server_settings(server), tmp_path).probe(
-            100, ProbePlan(seconds=6, warm_up_s=0.5, full_s=10, sure=True))
-    assert probe.verdict is Verdict.PASSES
-    assert probe.queries > 459
-    if not probe.ended_early:
-        assert read_performance(tmp_path / "probe-01").valid
-        assert json.loads((tmp_path / "probe-01" / RUN_FILE).read_text())["notice"].startswith("REHEARSAL")
+        maker = prober(server_settings(server), tmp_path, target_qps=150.0, test_query_count=None, max_test_duration=4)
+        probe, window = maker.probe(150, ProbePlan(4, warm_up_s=0, full_s=4, sure=True, most_late=1000))
+    assert (probe.ended_early, probe.sure) == (False, True)
+    assert (probe.verdict is Verdict.PASSES) is read_performance(tmp_path / "probe-01").valid
+    assert probe.queries == len(window.issued) == read_performance(tmp_path / "probe-01").samples > 459
+    assert json.loads((tmp_path / "probe-01" / RUN_FILE).read_text())["notice"].startswith("REHEARSAL")
+    assert maker.full.whole == 64  # LoadGen says in its log that it issues whole datasets of this model
+    assert probe.queries % 64 == 0
 
 
 @pytest.mark.timing
@@ -66,9 +83,9 @@ def test_the_latencies_that_are_judged_are_those_of_loadgen(tmp_path, server_set
 
 def test_a_server_that_has_ended_ends_the_search(tmp_path, server_settings):
     with FakeVllm(Behaviour(token_delay_s=0.15)) as server:
-        prober = LoadGenProber(server_settings(server), tmp_path, alive=lambda: "killed by a signal")
+        dying = prober(server_settings(server), tmp_path, alive=lambda: "killed by a signal")
         with pytest.raises(ServerDied):
-            prober.probe(20, ProbePlan(seconds=20, warm_up_s=1, full_s=60))
+            dying.probe(20, ProbePlan(seconds=20, warm_up_s=1, full_s=60))
 
 
 def inputs(tmp_path, settings, **fields):
@@ -89,25 +106,51 @@ def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
 
 @pytest.mark.timing
 def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server_settings, monkeypatch):
-    from cm4vllm.campaign.search import probing
-
-    tiny = replace_plan(probing)
-    monkeypatch.setattr(probing, "_REHEARSAL", tiny)
+    monkeypatch.setattr(probing, "plan_of", short_plan)
     with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
-        record, path = find_target_rate(inputs(tmp_path, server_settings(server)))
+        record, path = find_target_rate(inputs(tmp_path, server_settings(server), max_test_duration=3.0))
     assert path == tmp_path / "search" / SEARCH_FILE
     assert read_record(path, SearchRecord) == record
-    assert record.rate >= 98.85
     assert record.probes[0].rate == 98.85
+    assert record.rate >= 98.85
+    assert (record.confirmed, record.result) == (True, "")
     assert [f"probe-{probe.number:02d}" for probe in record.probes] == sorted(
         one.name for one in path.parent.iterdir() if one.is_dir())
     assert record.start < 100
 
 
-def replace_plan(probing):
-    from dataclasses import replace as changed
+@pytest.mark.timing
+def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_again(tmp_path, server_settings,
+                                                                                 monkeypatch, capsys):
+    monkeypatch.setattr(probing, "plan_of", short_plan)
+    real = measurement.run_settings  # the rehearsal's length, counted as a result
+    monkeypatch.setattr(measurement, "run_settings", lambda *args, **kwargs: replace(
+        real(*args, **kwargs), rehearsal=False, terms=replace(args[0].terms, min_duration_ms=3000)))
+    result = tmp_path / "runs" / "performance"
+    left = tmp_path / "search" / "probe-09"
+    left.mkdir(parents=True)
+    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
+        asked = inputs(tmp_path, server_settings(server), max_test_duration=3.0, search_result_dir=str(result),
+                       user_conf="of an earlier run")
+        record, _ = find_target_rate(asked)
+        assert record.result == str(result)
+        assert not left.exists(), "a probe of an earlier search"
+        before = len(server.bodies)
+        following = replace(asked, output_dir=str(result), target_qps=record.rate, rerun=True, user_conf="",
+                            search_result=record.result)
+        made, _ = measure(following)
+        assert len(server.bodies) == before
+    assert "made by the search" in capsys.readouterr().out
+    assert made.settings.target_qps == record.rate
+    assert not (result / PROBE_FILE).exists()
+    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:  # what an earlier command has left is measured again
+        write_record(tmp_path / "server.json", replace(made.settings.server, endpoint=server.endpoint))
+        measure(replace(following, search_result=""))
+        assert server.bodies
 
-    return changed(probing._REHEARSAL, budget_s=10.0, shortest_s=2.0, longest_s=2.0)
+
+def short_plan(settings):
+    return SearchPlan(settings.terms.limits, probes_s=(2.0,), approach_s=1.0, runs=0.0, budget_s=16.0)
 
 
 # --- the times of open samples ---------------------------------------------------------------------------------------

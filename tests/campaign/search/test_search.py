@@ -1,18 +1,14 @@
 """The search over simulated servers, on a simulated clock: what is found is near what a full-length run can do."""
 
+import numpy as np
 import pytest
 
 from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan
 from cm4vllm.campaign.search.records import Boundary, Verdict
-from cm4vllm.campaign.search.simulation import (
-    Batching,
-    Dying,
-    Queue,
-    SimulatedProber,
-    full_length_run_is_valid,
-    offline_rate,
-)
+from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
+from cm4vllm.campaign.search.systems import Batching, Dying, Paged, Queue
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
@@ -23,18 +19,19 @@ SYSTEMS = {
     "M/D/c": (Queue(4, 0.05), LIMITS),
     "cliff": (Batching(0.02, 0.0002, 0.003, 64), LIMITS),
     "smooth": (Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT),
-    "noisy": (Queue(8, 0.2, noise=0.8), LIMITS),
+    "noisy": (Queue(8, 0.2, noise=0.6), LIMITS),
+    "KV cache": (Paged(), LIMITS),
 }
 
 
 def found_by(system, limits, seed, **plan):
-    prober = SimulatedProber(system, limits, seed=seed)
+    prober = SimulatedProber(system, limits, FullLength(plan.pop("full_s", 600.0), seed))
     start = queueing_estimate(offline_rate(system), limits)
-    return search(prober, start, SearchPlan(**plan)), prober
+    return search(prober, start, SearchPlan(limits, **plan)), prober
 
 
 def valid(system, limits, rate, seed):
-    return full_length_run_is_valid(system, limits, rate, 600, seed=seed, noise=99)
+    return full_length_run_is_valid(system, limits, rate, FullLength(600.0, seed), noise=99)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -42,11 +39,14 @@ def test_what_is_found_is_near_the_highest_rate_that_a_full_length_run_passes(na
     system, limits = SYSTEMS[name]
     found, prober = found_by(system, limits, seed=3)
     assert found.confirmed
-    assert valid(system, limits, 0.94 * found.rate, 3)
-    assert not valid(system, limits, 1.07 * found.rate, 3)
+    assert valid(system, limits, 0.97 * found.rate, 3)
+    assert not valid(system, limits, 1.04 * found.rate, 3)
     assert prober.clock_s == pytest.approx(sum(one.took_s for one in found.probes))
-    assert prober.clock_s < 2.5 * 600
-    assert found.lowest_failing > found.rate
+    assert prober.clock_s <= 2.5 * 600
+    run = found.probes[found.run - 1]
+    assert (run.rate, run.sure, run.verdict) == (found.rate, True, Verdict.PASSES)
+    assert run.planned_s >= 600
+    assert run.queries > 600 * found.rate * 0.95
 
 
 def test_the_same_seed_gives_the_same_search():
@@ -61,55 +61,85 @@ def test_the_limit_that_binds_is_named():
 
 def test_a_rate_far_beyond_the_server_costs_seconds():
     system, limits = SYSTEMS["cliff"]
-    probe = SimulatedProber(system, limits).probe(200, ProbePlan(seconds=120, warm_up_s=5, full_s=600))
+    probe, _ = SimulatedProber(system, limits, FullLength(600.0, 0)).probe(200, ProbePlan(120.0, 5.0, 600.0))
     assert (probe.verdict, probe.ended_early) == (Verdict.FAILS, True)
     assert probe.took_s < 20
 
 
-def test_probes_grow_longer_as_the_bracket_narrows():
+def test_a_full_length_run_that_cannot_pass_any_more_is_ended():
+    system, limits = SYSTEMS["cliff"]
+    full = FullLength(600.0, 0)
+    plan = ProbePlan(600.0, 0.0, 600.0, sure=True, most_late=full.most_late(50.0))
+    probe, window = SimulatedProber(system, limits, full).probe(50.0, plan)
+    assert (probe.verdict, probe.ended_early) == (Verdict.FAILS, True)
+    assert probe.took_s < 120
+    assert probe.limits[0].over > full.most_late(50.0) - 50
+    assert window.whole
+
+
+def test_probes_grow_longer_until_the_rate_is_settled_by_full_length_runs():
     found, _ = found_by(*SYSTEMS["M/D/c"], seed=3)
-    assert found.probes[0].planned_s < 30
-    assert found.probes[-1].planned_s > 300
-    assert found.probes[-1].sure
+    assert [one.sure for one in found.probes] == sorted(one.sure for one in found.probes)
+    short = [one.planned_s for one in found.probes if not one.sure]
+    assert short == sorted(short)
+    assert short[0] <= 30
 
 
 def test_a_server_that_dies_ends_the_search_with_its_error():
     system, limits = SYSTEMS["M/D/c"]
     seen = []
+    prober = SimulatedProber(Dying(system, 60), limits, FullLength(600.0, 1))
     with pytest.raises(ServerDied):
-        search(SimulatedProber(Dying(system, 60), limits), 20, SearchPlan(), seen.append)
+        search(prober, 20, SearchPlan(limits), seen.append)
     assert seen
     assert all(one.rate < 60 for one in seen)
 
 
 def test_where_no_rate_passes_the_search_says_what_was_seen():
     never = LatencyLimits(ttft_ms=2000, tpot_ms=0.01, latency_ms=None, source="the test's")
-    with pytest.raises(InvalidResult, match="no rate that keeps the latency limits was found") as caught:
-        search(SimulatedProber(Queue(4, 0.05), never), 20, SearchPlan(shortest_s=10, longest_s=20))
+    prober = SimulatedProber(Queue(4, 0.05), never, FullLength(600.0, 1))
+    with pytest.raises(InvalidResult, match="no rate was found") as caught:
+        search(prober, 20, SearchPlan(never))
     assert "TPOT p99" in caught.value.cause
     assert "--server_target_qps" in caught.value.remedy
+    assert prober.clock_s < 2.5 * 600
 
 
 def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
     never = LatencyLimits(ttft_ms=0.01, tpot_ms=100, latency_ms=None, source="the test's")
-    prober = SimulatedProber(Queue(1, 2.0), never)
+    prober = SimulatedProber(Queue(1, 2.0), never, FullLength(10.0, 1))
     with pytest.raises(InvalidResult):
-        search(prober, 20, SearchPlan(full_s=10, shortest_s=3, longest_s=10, budget_s=60))
+        search(prober, 20, SearchPlan(never, probes_s=(3.0, 5.0), approach_s=20.0, budget_s=60))
     assert prober.clock_s < 100
 
 
 def test_a_search_whose_time_is_spent_says_so():
-    found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, budget_s=60)
+    found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, runs=1.0, approach_s=60.0)
     assert not found.confirmed
-    assert found.stopped == "its time budget was used up"
+    assert (found.run, found.stopped) == (0, "its time is spent")
     assert found.boundary in Boundary
-    assert prober.clock_s < 200
+    assert prober.clock_s < 100
 
 
-def test_a_search_that_starts_too_high_or_too_low_comes_to_the_same():
+@pytest.mark.parametrize("start", [20, 500])
+def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     system, limits = SYSTEMS["M/D/c"]
-    rates = [search(SimulatedProber(system, limits, seed=3), start, SearchPlan()).rate for start in (8, 500)]
-    assert rates[0] == pytest.approx(rates[1], rel=0.03)
+    prober = SimulatedProber(system, limits, FullLength(600.0, 3))
+    found = search(prober, start, SearchPlan(limits))
+    assert found.confirmed
+    assert found.rate == pytest.approx(found_by(system, limits, seed=3)[0].rate, rel=0.03)
+    assert prober.clock_s <= 2.5 * 600
+
+
+def test_a_run_of_whole_datasets_is_searched_for_at_its_own_length():
+    """LoadGen issues whole datasets of most language models: at a low rate that takes longer than 600 s."""
+    system, limits = SYSTEMS["M/D/c"]
+    full = FullLength(60.0, 3, whole=13368)
+    prober = SimulatedProber(system, limits, full)
+    found = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
+    assert found.confirmed
+    assert found.probes[found.run - 1].queries == 13368
+    assert prober.clock_s <= 2.5 * 13368 / found.rate
 
 
 def test_the_queueing_estimate_lies_below_the_capacity_and_grows_with_the_limit():
@@ -118,11 +148,24 @@ def test_the_queueing_estimate_lies_below_the_capacity_and_grows_with_the_limit(
     assert queueing_estimate(20, LatencyLimits(ttft_ms=None, tpot_ms=1, latency_ms=None, source="")) == 20
 
 
+def test_a_full_kv_cache_computes_again_what_it_has_lost():
+    """All queries get all their tokens, in more time than a cache with room for all of them takes."""
+    issued = np.arange(200) / 20
+    runs = [Paged(blocks=blocks).serve(issued, np.random.default_rng(1), np.random.default_rng(2))
+            for blocks in (2500, 100_000)]
+    assert (runs[0].tokens == runs[1].tokens).all()
+    assert all((one.issued < one.first).all() and (one.first < one.done).all() for one in runs)
+    assert runs[0].done[-1] > runs[1].done[-1]
+    assert (runs[0].done >= runs[1].done - 1e-9).mean() > 0.9
+
+
 # --- the judge -------------------------------------------------------------------------------------------------------
 
 
-def judged(answers, *, elapsed_s=60.0, issued=None, overdue=0, oldest=None, seconds=60.0, rate=20.0, sure=False):
-    judge = Judge(LIMITS, rate, ProbePlan(seconds=seconds, warm_up_s=10, full_s=600, sure=sure))
+def judged(answers, *, elapsed_s=60.0, issued=None, overdue=0, oldest=None, seconds=60.0, rate=20.0, sure=False,
+           most_late=0):
+    warm_up = 0.0 if sure else 10.0
+    judge = Judge(LIMITS, rate, ProbePlan(seconds, warm_up, full_s=600, sure=sure, most_late=most_late))
     news = Latencies(elapsed_s=elapsed_s, answers=answers, issued=len(answers) if issued is None else issued,
                      overdue=overdue, oldest_open_s=oldest)
     return judge, judge.take(news)
@@ -135,7 +178,8 @@ def answers(count, ttft_ms=lambda number: 50.0, seconds=60.0):
 def test_queries_of_the_warm_up_do_not_count():
     judge, verdict = judged(answers(1200, lambda number: 5000.0 if number < 200 else 50.0))
     assert judge.queries == 1000
-    assert verdict is Verdict.PASSES
+    assert judge.verdict() is Verdict.PASSES
+    assert verdict is None
     assert [one.over for one in judge.limits()] == [0, 0]
 
 
@@ -157,16 +201,36 @@ def test_a_growing_queue_does_not_pass_though_it_is_within_the_limit_so_far():
     assert judge.verdict() is Verdict.UNDECIDED
 
 
-def test_a_sure_probe_keeps_a_margin():
-    steady = answers(1200, lambda number: 1900.0)
-    waves = answers(1200, lambda number: 1900.0 if number // 150 % 2 else 100.0)
-    assert judged(steady, sure=True)[1] is Verdict.PASSES
-    assert judged(waves)[1] is Verdict.PASSES
-    assert judged(waves, sure=True)[1] is None
+def test_a_probe_ends_when_what_was_issued_in_time_is_answered():
+    assert judged(answers(1200), elapsed_s=60.5)[1] is Verdict.PASSES
+    late = answers(1200, lambda number: 5000.0 if number % 50 == 0 else 50.0)  # 2 %: enough to fail, not to be sure
+    judge, verdict = judged(late, elapsed_s=60.5)
+    assert (verdict, judge.verdict()) == (Verdict.FAILS, Verdict.FAILS)
+    assert judged(late, elapsed_s=59.5, oldest=59.0)[1] is None
 
 
-def test_a_sure_probe_fails_only_where_a_full_length_run_could_not_pass_any_more():
+def test_a_probe_that_is_certain_ends_when_half_of_its_time_is_over():
+    many = answers(3000, seconds=59.0)
+    assert judged(many, elapsed_s=59.5, oldest=59.2)[1] is Verdict.PASSES
+    assert judged(many, elapsed_s=59.5, oldest=59.2, seconds=200.0)[1] is None
+
+
+def test_queries_issued_to_keep_the_server_busy_do_not_count():
+    judge, _ = judged(answers(2400, seconds=120.0), elapsed_s=121.0)
+    assert judge.queries == 1001  # from 10 s to 60 s
+    assert judge.window.issued[-1] == 60.0
+    assert judge.window.seconds == 60.0
+
+
+def test_a_full_length_run_fails_only_where_it_could_not_pass_any_more():
     late = answers(1200, lambda number: 5000.0 if number >= 1140 else 50.0)
     assert judged(late)[1] is Verdict.FAILS
-    assert judged(late, sure=True)[1] is None
-    assert judged(answers(1200, lambda number: 5000.0 if number >= 1050 else 50.0), sure=True)[1] is Verdict.FAILS
+    assert judged(late, sure=True, most_late=60)[1] is None
+    judge, verdict = judged(late, sure=True, most_late=59)
+    assert verdict is Verdict.FAILS
+    assert judge.window.whole
+
+
+def test_a_full_length_run_counts_all_its_queries():
+    judge, _ = judged(answers(1200, lambda number: 5000.0 if number < 5 else 50.0), sure=True, most_late=100)
+    assert (judge.queries, judge.limits()[0].over) == (1200, 5)

@@ -1,9 +1,9 @@
 """The search itself: which rates are tried, in which order and for how long. It asks a prober, and knows no server.
 
-The first rate comes from the rate that the server reached Offline and from queueing theory. From there the rate moves
-by steps whose logarithm doubles until one rate passes and a higher one does not; the bracket is then halved on the
-logarithm of the rate, with probes that grow longer as it narrows. A probe that decides nothing is made again, twice as
-long. In the end the highest passing rate must pass a probe of the longest kind.
+Short probes approach the rate: the first one is made at a rate that comes from the server's rate Offline and from
+queueing theory, each further one at the rate to which all before it point (`projection`). Full-length runs settle it:
+the first one slightly below that rate. What fails is left by a step, what passes is raised while there is time for one
+more run. The rate found is the highest one whose full-length run passed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.projection import Point, Window, meeting_point, project
 from cm4vllm.campaign.search.records import Boundary, ProbeRecord, Verdict
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
 
-__all__ = ["Found", "Prober", "SearchPlan", "queueing_estimate", "search"]
+__all__ = ["STEP_DOWN", "Found", "Prober", "SearchPlan", "queueing_estimate", "search"]
 
-#: The first step away from the first rate, as a factor; its logarithm doubles with each further step.
-_FIRST_STEP = 1.2
-#: The largest step, as a logarithm, from a rate that fails a long probe to the next one.
-_LARGEST_STEP = 0.08
+#: The largest step from one probe's rate to the next, as a factor. Where the probes point nowhere it is the first step,
+#: whose logarithm doubles.
+_FURTHEST = 2.0
+#: A probe that points further away than this, as a logarithm, is followed by one of the same length.
+_FAR = 0.25
 #: Below this part of the first rate nothing is searched for.
 _LEAST_PART = 1 / 100
-#: Queries that a probe needs at least to decide: with two of them over a limit LoadGen's test asks for 838.
-_LEAST_QUERIES = 900
+#: Queries that a probe needs at least to decide: with two of them over a limit LoadGen's test asks for 838. For them a
+#: probe is made longer, up to this part of a full-length run.
+_LEAST_QUERIES, _LONGEST_PART = 900, 1 / 6
 #: A probe is so many times as long as an answer takes: the server fills in the first one, which is its warm-up.
 _ANSWERS_LONG, _ANSWERS_WARM = 6, 1.5
+#: A full-length run is tried so much below the rate to which the probes point: as long as none has passed, in addition
+#: as the last one that the time allows, and above a rate that has passed.
+_FIRST_BELOW, _LAST_BELOW, _NEXT_BELOW = 0.008, 0.01, 0.005
+#: A run is the last one where a failing one would leave less than this part of the time of the run after it.
+_LAST_PART = 1.0
+#: The step below a rate that failed at full length, by which factor it grows with each failure, and the step above a
+#: rate that passed. What is gained must be more than the last one.
+STEP_DOWN, _WIDER, _STEP_UP, _LEAST_GAIN = 0.012, 2.0, 0.012, 0.007
+#: How much the step below the first failure counts against what the probes point to, where that is lower.
+_TRUST = 2 / 3
+#: A full-length run lasts so much longer than its queries are issued.
+_TAIL = 1.012
 #: At a rate this close above the highest passing one, a cliff shows as this share of late queries.
 _NEAR, _CLIFF_SHARE = 1.06, 0.10
 
@@ -37,36 +53,39 @@ _NEAR, _CLIFF_SHARE = 1.06, 0.10
 class Prober(Protocol):
     """Makes one probe. Raises CmError where the server cannot be measured at all."""
 
-    def probe(self, rate: float, plan: ProbePlan) -> ProbeRecord: ...
+    @property
+    def full(self) -> FullLength:
+        """The full-length run whose rate is searched for; known for certain when one probe was made."""
+
+    def probe(self, rate: float, plan: ProbePlan) -> tuple[ProbeRecord, Window]: ...
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How much is spent: seconds of the shortest and the longest probes, of a full-length run, and of all together.
+    """How much is spent: seconds of each probe, of all probes together, and of all together with the full-length runs.
 
-    `precision` is the ratio of failing to passing rate, less one, at which the bracket is narrow enough.
+    The last is `runs` times a full-length run, and at least `budget_s`.
     """
 
-    full_s: float = 600.0
-    shortest_s: float = 20.0
-    longest_s: float = 300.0
-    budget_s: float = 1200.0
-    precision: float = 0.015
+    limits: LatencyLimits
+    probes_s: tuple[float, ...] = (30.0, 45.0, 60.0, 75.0)
+    approach_s: float = 255.0
+    runs: float = 2.5
+    budget_s: float = 0.0
 
-    def seconds(self, ratio: float) -> float:
-        """Return how long a probe within a bracket of this ratio takes: the longest kind at the wanted precision."""
-        if ratio <= 1:
-            return self.longest_s
-        part = math.log(1 + self.precision) / math.log(ratio)
-        return max(self.shortest_s, min(self.longest_s / 2, self.longest_s * part))
+    @property
+    def limits_ms(self) -> dict[str, float]:
+        named = (("TTFT", self.limits.ttft_ms), ("TPOT", self.limits.tpot_ms))
+        return {name: limit for name, limit in named if limit is not None}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to; see SearchRecord."""
+    """What a search came to; see SearchRecord. `run` is the number of the full-length run that passed, 0 for none."""
 
     rate: float
     confirmed: bool
+    run: int
     lowest_failing: float | None
     low: float
     high: float | None
@@ -106,86 +125,110 @@ def search(prober: Prober, start: float, plan: SearchPlan,
 
 
 class _Search:
-    """A search under way: `passing` is the highest rate that passed, `over` the lowest that did not, so far."""
+    """A search under way: the full-length runs of the highest rate that passed and of the lowest that did not."""
 
     def __init__(self, prober: Prober, plan: SearchPlan, seen: Callable[[ProbeRecord], None]) -> None:
         self._prober = prober
         self._plan = plan
         self._seen = seen
         self._probes: list[ProbeRecord] = []
-        self._passing: float | None = None
-        self._over: float | None = None
+        self._points: dict[str, list[Point]] = {}
+        self._passing: ProbeRecord | None = None
+        self._failing: ProbeRecord | None = None
+        self._failures = 0
 
     def run(self, start: float) -> Found:
-        self._bracket(start)
-        self._narrow()
-        confirmed = self._confirm()
-        return self._found(confirmed)
-
-    # --- the three phases --------------------------------------------------------------------------------------------
-
-    def _bracket(self, start: float) -> None:
-        rate, step = start, math.log(_FIRST_STEP)
-        while self._passing is None or self._over is None:
-            if self._passing is None and (rate < _LEAST_PART * start or self._spent >= self._plan.budget_s):
+        rate = self._approach(start)
+        stopped = "its time is spent"
+        while self._left(rate := self._next(rate)) >= 0:
+            if self._passing and rate < self._passing.rate * (1 + _LEAST_GAIN):
+                stopped = "what failed and what passed are near enough"
+                break
+            if rate < _LEAST_PART * start:
                 raise self._none_passes()
-            if self._spent >= self._plan.budget_s:
-                return
-            self._try(rate, math.inf)
-            rate = _rounded(rate * math.exp(step if self._over is None else -step))
-            step *= 2
+            self._settle(rate)
+        return self._found(rate, stopped)
 
-    def _narrow(self) -> None:
-        """Halve the bracket with short probes, which are too kind: what they say passes is tried once more."""
-        while self._passing and self._over and self._ratio > (1 + self._plan.precision) ** 2:
-            rate = _rounded(math.sqrt(self._passing * self._over))
-            if not self._passing < rate < self._over or self._spent >= self._plan.budget_s:
-                return
-            self._try(rate, self._ratio)
+    # --- the two phases ----------------------------------------------------------------------------------------------
 
-    def _confirm(self) -> bool:
-        """Look for the highest rate that passes a probe of the longest kind, from the highest passing one on.
-
-        A rate that fails is left by steps whose logarithm doubles, and the bracket that they leave is halved again.
-        """
-        step, sure = math.log(1 + self._plan.precision), False
-        rate = self._passing
-        while rate is not None and self._spent < self._plan.budget_s:
-            if self._probe(rate, self._plan.longest_s, sure=True).verdict is Verdict.PASSES:
-                self._passing, sure = rate, True
+    def _approach(self, start: float) -> float:
+        """Probe where the probes before point to; return the rate to which they point in the end."""
+        rate, lengths, step = start, list(self._plan.probes_s), math.log(_FURTHEST)
+        while lengths and (not self._probes or self._ends(rate, lengths[0]) < self._plan.approach_s):
+            if rate < _LEAST_PART * start:
+                raise self._none_passes()
+            last = self._probe(rate, lengths[0])
+            projected = self._projection()
+            if projected is None:
+                up = -math.log(_FURTHEST) if last.verdict is Verdict.FAILS else step
+                step *= 2
             else:
-                self._over = rate
-            if not sure:
-                rate = self._passing = _rounded(rate * math.exp(-step))
-                step = min(2 * step, _LARGEST_STEP)
-            elif self._over is None or self._ratio <= (1 + self._plan.precision) ** 2:
-                return True
-            else:
-                rate = _rounded(math.sqrt((self._passing or rate) * self._over))
-        return sure
+                up = max(-math.log(_FURTHEST), min(math.log(_FURTHEST), math.log(projected / rate)))
+            if abs(up) < _FAR:
+                lengths.pop(0)
+            rate = _rounded(rate * math.exp(up))
+        return rate
+
+    def _next(self, rate: float) -> float:
+        """Return the rate of the next full-length run."""
+        wanted = self._projection() or rate
+        if self._passing is not None:
+            rate = max(wanted * (1 - _NEXT_BELOW), self._passing.rate * (1 + _STEP_UP))
+            return _rounded(min(rate, math.sqrt(self._passing.rate * self._failing.rate)) if self._failing else rate)
+        rate = wanted * (1 - _FIRST_BELOW)
+        if self._failing is not None:
+            below = self._failing.rate * (1 - STEP_DOWN * _WIDER ** (self._failures - 1))
+            # The first failure itself says that the limit is near, and says it better than a projection.
+            rate = min(below, below**_TRUST * rate**(1 - _TRUST) if self._failures == 1 else rate)
+        if self._failures <= 1 and self._left(rate) < _LAST_PART * self._prober.full.duration(rate):
+            rate *= 1 - _LAST_BELOW
+        return _rounded(rate)
+
+    def _settle(self, rate: float) -> None:
+        """Make a full-length run."""
+        full = self._prober.full
+        run = self._made(rate, ProbePlan(seconds=full.duration(rate), warm_up_s=0.0, full_s=full.duration(rate),
+                                         sure=True, most_late=full.most_late(rate)))
+        if run.verdict is Verdict.PASSES:
+            self._passing = run
+        else:
+            self._failing = run
+            self._failures += 1
 
     # --- one rate ----------------------------------------------------------------------------------------------------
 
-    def _try(self, rate: float, ratio: float) -> None:
-        """Probe a rate, for longer where that decides nothing; what stays undecided does not pass."""
-        probe = self._probe(rate, self._plan.seconds(ratio) if math.isfinite(ratio) else self._plan.shortest_s)
-        while not probe.decided and probe.planned_s < self._plan.longest_s / 2 and self._spent < self._plan.budget_s:
-            probe = self._probe(rate, 2 * probe.planned_s)
-        if probe.verdict is Verdict.PASSES:
-            self._passing = max(rate, self._passing or 0.0)
-        else:
-            self._over = min(rate, self._over or math.inf)
+    def _probe(self, rate: float, seconds: float) -> ProbeRecord:
+        seconds = self._length(rate, seconds)
+        warm_up = min(max(seconds / 6, _ANSWERS_WARM * self._answer_s), seconds / 3)
+        full_s = self._prober.full.duration(rate)
+        return self._made(rate, ProbePlan(seconds=seconds, warm_up_s=warm_up, full_s=full_s))
 
-    def _probe(self, rate: float, seconds: float, *, sure: bool = False) -> ProbeRecord:
-        answer_s = max((one.answer_ms for one in self._probes), default=0.0) / 1000
-        seconds = max(seconds, min(_LEAST_QUERIES / rate, self._plan.full_s),
-                      min(_ANSWERS_LONG * answer_s, self._plan.longest_s))
-        warm_up = min(max(seconds / 6, _ANSWERS_WARM * answer_s), seconds / 3)
-        probe = self._prober.probe(rate, ProbePlan(seconds=seconds + warm_up, warm_up_s=warm_up,
-                                                   full_s=self._plan.full_s, sure=sure))
+    def _ends(self, rate: float, seconds: float) -> float:
+        return self._spent + self._length(rate, seconds)
+
+    def _length(self, rate: float, seconds: float) -> float:
+        """Return how long a probe of at least so many seconds must be to say something."""
+        longest = _LONGEST_PART * self._prober.full.duration(rate)
+        return max(seconds, min(max(_LEAST_QUERIES / rate, _ANSWERS_LONG * self._answer_s), longest))
+
+    def _made(self, rate: float, plan: ProbePlan) -> ProbeRecord:
+        probe, window = self._prober.probe(rate, plan)
+        for name, edge in project(window, self._plan.limits_ms, self._prober.full).items():
+            self._points.setdefault(name, []).append(Point(rate, edge, window.seconds))
         self._probes.append(probe)
         self._seen(probe)
         return probe
+
+    def _projection(self) -> float | None:
+        """Return the rate at which a full-length run would just keep its limits, as far as the probes tell."""
+        if not self._points:
+            return None
+        rate = min(map(meeting_point, self._points.values()))
+        return min(rate, self._failing.rate) if self._failing else rate
+
+    @property
+    def _answer_s(self) -> float:
+        return max((one.answer_ms for one in self._probes), default=0.0) / 1000
 
     # --- the result --------------------------------------------------------------------------------------------------
 
@@ -193,19 +236,23 @@ class _Search:
     def _spent(self) -> float:
         return sum(one.took_s for one in self._probes)
 
-    @property
-    def _ratio(self) -> float:
-        return (self._over or math.inf) / (self._passing or 1.0)
+    def _left(self, rate: float) -> float:
+        """Return the time that is left when one more full-length run was made."""
+        run = self._prober.full.duration(rate)
+        return max(self._plan.budget_s, self._plan.runs * run) - self._spent - _TAIL * run
 
-    def _found(self, confirmed: bool) -> Found:
-        rate = self._passing or 0.0
+    def _found(self, next_rate: float, stopped: str) -> Found:
+        rate = self._passing.rate if self._passing else next_rate
         above = [one for one in self._probes if one.rate > rate and one.verdict is not Verdict.PASSES]
         failed = [one for one in above if one.verdict is Verdict.FAILS]
+        if not self._passing and not any(one.verdict is not Verdict.FAILS for one in self._probes):
+            raise self._none_passes()
         nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
         binding = nearest.binding if nearest else None
-        stopped = "the bracket is narrow enough" if confirmed else "its time budget was used up"
-        return Found(rate=rate, confirmed=confirmed, lowest_failing=min((one.rate for one in failed), default=None),
-                     low=rate, high=self._over, binding=binding.name if binding else "",
+        return Found(rate=rate, confirmed=self._passing is not None,
+                     run=self._passing.number if self._passing else 0,
+                     lowest_failing=min((one.rate for one in failed), default=None), low=rate,
+                     high=self._failing.rate if self._failing else None, binding=binding.name if binding else "",
                      cause=nearest.server if nearest else "", boundary=_boundary(rate, above), stopped=stopped,
                      probes=tuple(self._probes))
 
@@ -213,10 +260,10 @@ class _Search:
         last = self._probes[-1]
         said = ", ".join(f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}" if one.p99_ms is not None else
                          f"no {one.name} seen" for one in last.limits)
-        return InvalidResult("no rate that keeps the latency limits was found",
+        return InvalidResult("no rate was found that keeps the latency limits",
                              cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
                              remedy="a smaller model or more servers may keep the limits\n"
-                             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead")
+                             "or give --server_target_qps of run-mlperf,inference, to run at a rate all the same")
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:

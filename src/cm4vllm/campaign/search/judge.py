@@ -14,46 +14,49 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict
-from cm4vllm.loadgen.early_stopping import failing, most_over, passes, percentile, wilson_interval
+from cm4vllm.loadgen.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
 
-#: To end a short probe early as failing takes more certainty than LoadGen's test has, and this part of the queries that
-#: a full-length run may have over a limit: late queries come in groups, and the test takes them for independent.
-_EARLY_CONFIDENCE, _EARLY_PART = 1 - 1e-6, 0.25
-#: The part of a probe that is made in any case: a rate that passes must do so for some time.
-_LEAST_PART = 0.5
+#: To end a probe early takes more certainty than LoadGen's test has: late queries come in groups, and the test takes
+#: them for independent.
+_EARLY_CONFIDENCE = 1 - 1e-6
+#: The part of a probe that is made in any case, unless so many queries are late that nothing more is learnt from it.
+_LEAST_PART, _HOPELESS = 0.5, 0.5
+#: A probe waits for answers to what it has issued for at most this part of its time.
+_LONGEST_WAIT = 0.25
 #: Growth is looked for in so many parts of the time, and believed from this ratio of slope to standard error on: 1 in
 #: 500 for independent values and eight parts.
 _PARTS, _CERTAIN_SLOPE = 8, 4.5
-#: Standard deviations, of the logarithm of the percentile of an eighth of a probe, that a probe keeps from a limit.
-_MARGIN = 1.0
-_LEAST_MS = 1e-3
 
 
 @dataclass(frozen=True)
 class ProbePlan:
     """How long a probe issues queries, of which the first `warm_up_s` do not count; `full_s` is a full-length run's.
 
-    A probe that is `sure` stands for a full-length run: it passes only with a margin, and fails before its end only
-    where that run could not pass any more.
+    A probe that is `sure` is a full-length run: all its queries count, it passes at its end, and fails before only when
+    more than `most_late` queries are late, with which it cannot pass any more.
     """
 
     seconds: float
     warm_up_s: float
     full_s: float
     sure: bool = False
+    most_late: int = 0
 
 
 class Judge:
-    """Feed it with `take`; it returns a verdict as soon as there is one. `verdict` is that of all that came."""
+    """Feed it with `take`; it returns a verdict as soon as the probe may end. `verdict` is that of all that came."""
 
     def __init__(self, limits: LatencyLimits, rate: float, plan: ProbePlan) -> None:
+        self._rate = rate
         self._plan = plan
-        self._allowed = most_over(round(rate * plan.full_s))
         self._limits: Mapping[str, float] = {
             name: value for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms)) if value is not None}
         self._over = dict.fromkeys(self._limits, 0)
@@ -63,11 +66,11 @@ class Judge:
         self._ahead: list[tuple[float, int, Timed]] = []
         self._seen = 0
         self._last = Latencies(elapsed_s=0.0, answers=[], issued=0, overdue=0, oldest_open_s=None)
-        self._counted: list[tuple[float, float]] = []
+        self._known: list[Timed] = []
         self._latency_sum = 0.0
 
     def take(self, news: Latencies) -> Verdict | None:
-        """Count what is new; return the verdict where it is certain before the probe's end."""
+        """Count what is new; return the verdict where it is certain, or where the probe has issued its queries."""
         for answer in news.answers:
             self._seen += 1
             self._latency_sum += answer.latency_ms
@@ -76,18 +79,15 @@ class Judge:
         until = math.inf if news.oldest_open_s is None else news.oldest_open_s
         while self._ahead and self._ahead[0][0] < until:
             self._count(heapq.heappop(self._ahead)[2])
-        if self._is_failing_early():
-            return Verdict.FAILS
-        done = max((at for at, _ in self._counted[-1:]), default=0.0) - self._plan.warm_up_s
-        if done >= _LEAST_PART * (self._plan.seconds - self._plan.warm_up_s) and self._is_passing():
-            return Verdict.PASSES
-        return None
+        if self._plan.sure:
+            return Verdict.FAILS if any(late > self._plan.most_late for _, late in self._late()) else None
+        return self._early_verdict(news, until)
 
     def verdict(self) -> Verdict:
         """Return the verdict at the probe's end."""
         if self._is_passing():
             return Verdict.PASSES
-        return Verdict.FAILS if self._is_failing() else Verdict.UNDECIDED
+        return Verdict.FAILS if self._plan.sure or self._is_failing() else Verdict.UNDECIDED
 
     @property
     def queries(self) -> int:
@@ -95,15 +95,31 @@ class Judge:
         return self._queries
 
     @property
+    def elapsed_s(self) -> float:
+        """The time since the first query, by the last report."""
+        return self._last.elapsed_s
+
+    @property
     def answer_ms(self) -> float:
         """The mean time of a whole answer; 0 where there was none."""
         return self._latency_sum / self._seen if self._seen else 0.0
 
     @property
+    def window(self) -> Window:
+        """What is known for projections to a full-length run."""
+        issued, ttft, tpot, latency = np.array(
+            [(one.issued_s, one.ttft_ms / 1000, math.nan if one.tpot_ms is None else one.tpot_ms / 1000,
+              one.latency_ms / 1000) for one in self._known] or np.empty((0, 4))).T
+        return Window(rate=self._rate, seconds=min(self._last.elapsed_s, self._plan.seconds),
+                      warm_up=self._plan.warm_up_s, whole=self._plan.sure, issued=issued, ttft=ttft, tpot=tpot,
+                      done=issued + latency)
+
+    @property
     def growing(self) -> bool:
         """Whether the time to first token rises steadily, to more than its limit at the end of a full-length run."""
         limit = self._limits.get("TTFT")
-        means = _part_means(self._counted, _PARTS)
+        means = _part_means([(one.issued_s, one.ttft_ms) for one in self._known
+                             if one.issued_s >= self._plan.warm_up_s], _PARTS)
         if limit is None or len(means) < _PARTS:
             return False
         times, values = zip(*means, strict=True)
@@ -123,44 +139,39 @@ class Judge:
                 p99_ms=round(percentile(values), 3) if values else None))
         return records
 
+    def _early_verdict(self, news: Latencies, until: float) -> Verdict | None:
+        """Return the verdict of a probe that may end now: it is certain, or all that was issued in time is answered."""
+        half = self._plan.warm_up_s + _LEAST_PART * (self._plan.seconds - self._plan.warm_up_s)
+        counts = list(self._late())
+        hopeless = any(late > _HOPELESS * queries for queries, late in counts)
+        if (hopeless or news.elapsed_s >= half) and any(
+                failing(queries, late, confidence=_EARLY_CONFIDENCE) for queries, late in counts):
+            return Verdict.FAILS
+        if min(until, news.elapsed_s) >= half and self._is_passing(_EARLY_CONFIDENCE):
+            return Verdict.PASSES
+        if min(until, news.elapsed_s) > self._plan.seconds or (
+                news.elapsed_s > (1 + _LONGEST_WAIT) * self._plan.seconds):
+            return self.verdict()
+        return None
+
     def _count(self, answer: Timed) -> None:
+        if answer.issued_s > self._plan.seconds and not self._plan.sure:
+            return  # issued to keep the server busy until the last one that counts is answered
+        self._known.append(answer)
         if answer.issued_s < self._plan.warm_up_s:
             return
         self._queries += 1
-        self._counted.append((answer.issued_s, answer.ttft_ms))
         for name, value in (("TTFT", answer.ttft_ms), ("TPOT", answer.tpot_ms)):
             if name in self._limits and value is not None:
                 self._values[name].append(value)
                 self._over[name] += value > self._limits[name]
 
-    def _is_passing(self) -> bool:
-        return (all(passes(self._queries, over) for over in self._over.values()) and not self.growing
-                and (not self._plan.sure or self._has_margin()))
-
-    def _has_margin(self) -> bool:
-        """Say whether the percentiles of the parts of the time stay below the limits by their own variation.
-
-        A queue near its capacity is long at some times and empty at others: a run that is longer than this one will see
-        longer queues.
-        """
-        for name, limit in self._limits.items():
-            values = self._values[name]
-            size = len(values) // _PARTS
-            if size >= 5:
-                each = [math.log(max(percentile(values[part * size:(part + 1) * size]), _LEAST_MS))
-                        for part in range(_PARTS)]
-                if statistics.fmean(each) + _MARGIN * statistics.stdev(each) > math.log(limit):
-                    return False
-        return True
+    def _is_passing(self, confidence: float = CONFIDENCE) -> bool:
+        return (all(passes(self._queries, over, confidence=confidence) for over in self._over.values())
+                and (self._plan.sure or not self.growing))
 
     def _is_failing(self) -> bool:
         return any(failing(queries, late) for queries, late in self._late())
-
-    def _is_failing_early(self) -> bool:
-        if self._plan.sure:
-            return any(late > self._allowed for _, late in self._late())
-        return any(late > _EARLY_PART * self._allowed and failing(queries, late, confidence=_EARLY_CONFIDENCE)
-                   for queries, late in self._late())
 
     def _late(self) -> Iterator[tuple[int, int]]:
         """Give for each limit the queries after the warm-up, and how many of them are over it for certain.

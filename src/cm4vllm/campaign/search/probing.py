@@ -1,7 +1,13 @@
-"""A search on a real server: each probe is a LoadGen Server run, which is ended as soon as its verdict is certain."""
+"""A search on a real server: each probe is a LoadGen Server run, which is ended as soon as its verdict is certain.
+
+A full-length run of a search is LoadGen's run by the rules, with the settings of the run that follows the search.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,13 +15,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.search.algorithm import Found, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.algorithm import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
+from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import writable_folder
+from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
 from cm4vllm.loadgen.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
@@ -30,9 +39,12 @@ __all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "plan_of"]
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"
-#: A rehearsal looks for the rate that a rehearsal's run passes, as precisely as so short a run can tell.
-_REHEARSAL = SearchPlan(full_s=REHEARSAL_DURATION_S, shortest_s=3.0, longest_s=REHEARSAL_DURATION_S, budget_s=60.0,
-                        precision=0.05)
+#: A rehearsal looks for the rate that a rehearsal's run passes.
+_REHEARSAL = {"probes_s": (3.0, 5.0, 8.0), "approach_s": 30.0, "budget_s": 75.0}
+#: What LoadGen writes of a run that issues whole datasets only.
+_WHOLE = "sample_concatenate_permutation"
+#: A probe goes on for so much longer than it counts queries, until it is ended.
+_LONGER = 1.6
 #: Seconds that a server may take to give up the requests of a probe that was ended.
 _IDLE_S = 30.0
 #: From these figures of the server on its KV cache, or its queue, is named as what holds the rate down.
@@ -41,52 +53,59 @@ _FULL_CACHE, _WAITING = 0.95, 1.0
 
 def plan_of(settings: RunSettings) -> SearchPlan:
     """Return how much is spent on the search for a run's rate."""
-    return _REHEARSAL if settings.rehearsal else SearchPlan(full_s=settings.terms.min_duration_ms / 1000)
+    return SearchPlan(_limits(settings), **_REHEARSAL) if settings.rehearsal else SearchPlan(_limits(settings))
 
 
 def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     """Search for the highest rate of a scenario; `target_qps` of the inputs is the server's rate Offline.
 
+    The full-length run that passes at the rate found becomes the result in the folder `result_dir` of the inputs.
     Returns the record and its path. Raises UsageError where the scenario has no limits, InvalidResult where no rate
     passes, and the errors of a run.
     """
     folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
-    settings = settings_of(inputs)
-    limits = settings.terms.limits
-    if limits is None or not settings.terms.paced:
+    settings = settings_of(replace(inputs, user_conf=""))
+    if settings.terms.limits is None or not settings.terms.paced:
         raise UsageError(f"the {settings.scenario} scenario has no rate to search for",
                          cause="LoadGen issues its samples at once, or no latency limit is set",
                          remedy="search in a scenario that LoadGen paces, such as --scenario=Server")
-    (folder / SEARCH_FILE).unlink(missing_ok=True)
-    capacity = inputs.target_qps or 0.0
-    start = queueing_estimate(capacity, limits)
-    plan = plan_of(settings)
-    say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on, for about {plan.budget_s:.0f} s")
-    prober = LoadGenProber(settings, folder, pythonpath=inputs.pythonpath)
-    record = _record(search(prober, start, plan, _say), settings, plan,
-                     start=start, source=f"a queueing estimate from {inputs.target_qps_source}")
+    _remove_earlier(folder)
+    start = queueing_estimate(inputs.target_qps or 0.0, settings.terms.limits)
+    say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
+    prober = LoadGenProber(settings, folder, lambda rate: _full_length(inputs, rate),
+                           pythonpath=inputs.pythonpath)
+    found = search(prober, start, plan_of(settings), _say)
+    result = _hand_over(folder / _probe_folder(found.run), inputs) if found.run and not settings.rehearsal else ""
+    record = _record(found, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}",
+                     result=result)
     write_record(folder / SEARCH_FILE, record)
     say(f"search for the {settings.scenario} rate: {record.words}")
     return record, folder / SEARCH_FILE
 
 
 class LoadGenProber:
-    """Makes probes with the settings of a run, at other rates and lengths; each leaves a folder below `folder`."""
+    """Makes probes with the settings of a run, at other rates and lengths; each leaves a folder below `folder`.
 
-    def __init__(self, settings: RunSettings, folder: Path, *, pythonpath: str = "",
-                 alive: Callable[[], str | None] | None = None) -> None:
+    `at` gives the settings of a full-length run at a rate.
+    """
+
+    def __init__(self, settings: RunSettings, folder: Path, at: Callable[[float], RunSettings], *,
+                 pythonpath: str = "", alive: Callable[[], str | None] | None = None) -> None:
         self._settings = settings
         self._folder = folder
+        self._at = at
         self._pythonpath = pythonpath
         self._alive = alive or partial(death_reason, settings.server)
         self._number = 0
+        seconds = REHEARSAL_DURATION_S if settings.rehearsal else settings.terms.min_duration_ms / 1000
+        self.full = FullLength(seconds, settings.terms.seeds.schedule)
 
-    def probe(self, rate: float, plan: ProbePlan) -> ProbeRecord:
+    def probe(self, rate: float, plan: ProbePlan) -> tuple[ProbeRecord, Window]:
         """Make one probe. Raises ServerDied, ServerStuck, RunFailed and the other errors of a run."""
         self._number += 1
-        folder = self._folder / f"probe-{self._number:02d}"
+        folder = self._folder / _probe_folder(self._number)
         judge = Judge(_limits(self._settings), rate, plan)
-        settings = _at_rate(self._settings, rate, plan, self._number)
+        settings = self._at(rate) if plan.sure else _at_rate(self._settings, rate, plan, self._number)
         verdicts: list[Verdict] = []
         begin = time.monotonic()
 
@@ -96,11 +115,16 @@ class LoadGenProber:
             return bool(verdicts)
 
         metrics, stopped = self._run(settings, folder, take)
-        record = probe_record(self._number, rate, plan, judge, verdicts[0] if verdicts else None,
-                              took_s=time.monotonic() - begin, ended_early=stopped, folder=folder.name,
-                              server=_what_the_server_did(metrics))
+        verdict = verdicts[0] if verdicts else None
+        if plan.sure and not stopped:
+            verdict = Verdict.PASSES if read_performance(folder).valid else Verdict.FAILS
+        record = probe_record(self._number, rate, plan, judge, verdict,
+                              took_s=time.monotonic() - begin, ended_early=stopped and judge.elapsed_s < plan.seconds,
+                              folder=folder.name, server=_what_the_server_did(metrics))
         write_record(folder / PROBE_FILE, record)
-        return record
+        if _issues_whole_datasets(folder):
+            self.full = dataclasses.replace(self.full, whole=self._settings.samples)
+        return record, judge.window
 
     def _run(self, settings: RunSettings, folder: Path,
              take: Callable[[Latencies], bool]) -> tuple[ServerMetrics | None, bool]:
@@ -121,6 +145,44 @@ class LoadGenProber:
                 time.sleep(0.2)
 
 
+def _full_length(inputs: RunInputs, rate: float) -> RunSettings:
+    """Return the settings of the run that follows the search: by the rules, whatever user.conf an earlier run had."""
+    return settings_of(replace(inputs, target_qps=rate, target_qps_source="found by a search", user_conf=""))
+
+
+def _probe_folder(number: int) -> str:
+    return f"probe-{number:02d}"
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier search left: the probes of two searches would be taken for those of one."""
+    (folder / SEARCH_FILE).unlink(missing_ok=True)
+    for probe in folder.glob("probe-*"):
+        shutil.rmtree(probe)
+
+
+def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
+    """Make a full-length run the result of the scenario: the run that follows finds it, and keeps it."""
+    if not inputs.search_result_dir:
+        return ""
+    result = Path(inputs.search_result_dir)
+    writable_folder(result.parent)
+    with staged_folder(result) as staging:
+        shutil.copytree(run_folder, staging, dirs_exist_ok=True)
+        (staging / PROBE_FILE).unlink()
+    return str(result)
+
+
+def _issues_whole_datasets(folder: Path) -> bool:
+    """Say whether LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
+    try:
+        text = (folder / DETAIL_LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    line = next((one for one in text.splitlines() if f'"effective_{_WHOLE}"' in one), "")
+    return bool(re.search(r'"value": true', line))
+
+
 def _limits(settings: RunSettings) -> LatencyLimits:
     limits = settings.terms.limits
     assert limits is not None  # noqa: S101 - checked before a search begins
@@ -129,19 +191,19 @@ def _limits(settings: RunSettings) -> LatencyLimits:
 
 def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -> RunSettings:
     """Return the settings of a probe: shorter than the rules ask, and so a rehearsal whatever the search is for."""
-    conf = UserConf(settings.terms, True, settings.samples, rate, round(1000 * plan.seconds), min_query_count=2,
-                    performance_sample_count=settings.samples)
+    conf = UserConf(settings.terms, True, settings.samples, rate, round(1000 * _LONGER * plan.seconds),
+                    min_query_count=2, performance_sample_count=settings.samples)
     return replace(settings, rehearsal=True, user_conf=conf.text, target_qps=rate,
-                   target_qps_source=f"probe {number} of a search")
+                                   target_qps_source=f"probe {number} of a search")
 
 
-def _record(found: Found, settings: RunSettings, plan: SearchPlan, *, start: float, source: str) -> SearchRecord:
+def _record(found: Found, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:
     return SearchRecord(
         scenario=str(settings.scenario), benchmark=settings.benchmark, rate=found.rate, confirmed=found.confirmed,
         lowest_failing=found.lowest_failing, low=found.low, high=found.high, binding=found.binding, cause=found.cause,
-        boundary=found.boundary, precision=plan.precision, start=round(start, 4), start_source=source,
+        boundary=found.boundary, precision=STEP_DOWN, start=round(start, 4), start_source=source,
         stopped=found.stopped, cost_s=round(sum(one.took_s for one in found.probes), 3), rehearsal=settings.rehearsal,
-        probes=list(found.probes))
+        probes=list(found.probes), result=result)
 
 
 def _say(probe: ProbeRecord) -> None:

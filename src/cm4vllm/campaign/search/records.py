@@ -43,13 +43,12 @@ class LimitRecord(Record, frozen=True, kw_only=True):
 
 
 class ProbeRecord(Record, frozen=True, kw_only=True):
-    """One short Server run at `rate` queries/s.
+    """One Server run at `rate` queries/s.
 
     `queries` are those that count: issued after the warm-up. `planned_s` is how long queries were to be issued,
-    `took_s` how long the probe took to the last answer or to its early end. `sure` probes stand for a full-length run:
-    they pass only at their end, and with a margin. `growing` says that the time to first token
-    rose so steadily that a full-length run would pass its limit. `server` says what the server was doing, where its
-    metrics tell.
+    `took_s` how long the probe took to the last answer or to its early end. `sure` probes are full-length runs: they
+    pass only at their end. `growing` says that the time to first token rose so steadily that a full-length run would
+    pass its limit. `server` says what the server was doing, where its metrics tell.
     """
 
     number: int
@@ -80,10 +79,11 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
 class SearchRecord(Record, frozen=True, kw_only=True):
     """A search that ended. Rates are in queries/s.
 
-    `rate` is the highest one that passes, confirmed by a probe of the longest kind where `confirmed`. `lowest_failing`
-    is None where no rate above it failed. The true limit is believed to lie from `low` to `high`. `stopped` says why
-    the search ended. `precision` is the ratio, less one, of two rates that the search tells apart. `cost_s` is the time
-    that all probes took.
+    `rate` is the highest one whose full-length run passed, where `confirmed`; else one to which the probes point.
+    `lowest_failing` is None where no rate above it failed, `high` where no full-length run failed. `stopped` says why
+    the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
+    by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
+    passed became the scenario's result.
     """
 
     scenario: str
@@ -103,11 +103,12 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     cost_s: float
     rehearsal: bool
     probes: list[ProbeRecord]
+    result: str = ""
 
     def lowered(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
 
-        The first step is the least that the search can tell from the rate found.
+        The first step is the one that the search itself takes below a run that failed.
         """
         return float(f"{self.rate / (1 + self.precision) ** (2**times - 1):.4g}")
 
@@ -115,6 +116,6 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     def words(self) -> str:
         """The result in one line."""
         above = f", {self.lowest_failing:g} does not" if self.lowest_failing else ""
-        sure = "" if self.confirmed else ", not confirmed by a long probe"
+        sure = " a full-length run" if self.confirmed else ", not confirmed by a full-length run"
         return (f"{self.rate:g} queries/s pass{sure}{above}; {self.binding or 'no known limit'} binds, the boundary is "
                 f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes")

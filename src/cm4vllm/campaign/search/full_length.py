@@ -1,0 +1,57 @@
+"""The full-length run that a search looks for the rate of: its queries, its schedule, and how many may be late."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cm4vllm.loadgen.arrivals import Times, arrivals
+from cm4vllm.loadgen.early_stopping import most_over
+
+__all__ = ["FullLength"]
+
+
+@dataclass(frozen=True)
+class FullLength:
+    """A run of at least `seconds`, by LoadGen's seed of the schedule.
+
+    `whole` is the size of the dataset where LoadGen issues whole datasets only, 1 elsewhere.
+    """
+
+    seconds: float
+    seed: int
+    whole: int = 1
+
+    def queries(self, rate: float) -> int:
+        unit = _unit(self.seed, self.seconds * rate)
+        reached = int(np.searchsorted(unit, self.seconds * rate)) + 1
+        return -(-reached // self.whole) * self.whole
+
+    def duration(self, rate: float) -> float:
+        """Return for how many seconds such a run issues queries."""
+        return max(self.seconds, self.queries(rate) / rate)
+
+    def arrivals(self, rate: float) -> Times:
+        """Return when its queries are issued, in s."""
+        queries = self.queries(rate)
+        return _unit(self.seed, queries)[:queries] / rate
+
+    def most_late(self, rate: float) -> int:
+        """Return how many of its queries may be over a limit; at least 0, also where it is too short to pass."""
+        return max(0, _most_over(self.queries(rate)))
+
+
+def _unit(seed: int, queries: float) -> Times:
+    """Return a schedule of 1 query/s with more than so many queries."""
+    return _of_size(seed, 2 ** math.ceil(math.log2(max(queries, 1) * 1.1 + 500)))
+
+
+@lru_cache(maxsize=4)
+def _of_size(seed: int, queries: int) -> Times:
+    return arrivals(1.0, seed, queries)
+
+
+_most_over = lru_cache(maxsize=4096)(most_over)

@@ -1,0 +1,41 @@
+"""When LoadGen issues the queries of a Server run: the same times to the nanosecond, without LoadGen.
+
+The arithmetic is that of mlcommons/inference, loadgen/loadgen.cc, GenerateQueries and ScheduleDistribution: a Mersenne
+twister seeded with schedule_rng_seed, and libstdc++'s exponential distribution, whose times are cut to whole
+nanoseconds. Two runs of one seed have the same schedule, stretched by the rate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Times", "arrivals", "issued_queries"]
+
+Times = npt.NDArray[np.float64]
+
+#: The twister takes 32 bits of the seed, and a number in [0..1) two of its words.
+_WORD = 2**32
+
+
+def arrivals(rate: float, seed: int, queries: int) -> Times:
+    """Return when the first `queries` queries are issued, in s since the first one, at `rate` queries/s."""
+    # The legacy generator: its sequence for a seed is that of std::mt19937, and is guaranteed to stay so.
+    words = np.random.RandomState(seed % _WORD).randint(0, _WORD, 2 * max(queries - 1, 0), dtype=np.uint32)
+    low, high = words[0::2].astype(np.float64), words[1::2].astype(np.float64)
+    uniform = np.minimum((low + high * _WORD) / _WORD**2, np.nextafter(1.0, 0.0))
+    gaps_ns = np.floor(-np.log(1.0 - uniform) / rate * 1e9)
+    times = np.zeros(queries)
+    np.cumsum(gaps_ns, out=times[1:])
+    return times / 1e9
+
+
+def issued_queries(rate: float, seed: int, seconds: float, whole: int = 1) -> int:
+    """Return how many queries LoadGen issues in a run of at least `seconds`.
+
+    It goes on to the first query at or after them; with sample_concatenate_permutation it goes on until it has issued
+    whole datasets of `whole` samples.
+    """
+    guess = round(rate * seconds + 10 * (rate * seconds) ** 0.5) + 10
+    reached = int(np.searchsorted(arrivals(rate, seed, guess), seconds)) + 1
+    return -(-reached // whole) * whole
