@@ -6,7 +6,6 @@ A full-length run of a search is LoadGen's run by the rules, with the settings o
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -43,6 +42,8 @@ PROBE_FILE = "probe.json"
 _REHEARSAL = {"probes_s": (3.0, 5.0, 8.0), "approach_s": 30.0, "budget_s": 75.0}
 #: What LoadGen writes of a run that issues whole datasets only.
 _WHOLE = "sample_concatenate_permutation"
+#: LoadGen writes its settings within the first so many characters of its log.
+_SETTINGS_BYTES = 2**18
 #: A probe goes on for so much longer than it counts queries, until it is ended.
 _LONGER = 1.6
 #: Seconds that a server may take to give up the requests of a probe that was ended.
@@ -176,11 +177,12 @@ def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
 def _issues_whole_datasets(folder: Path) -> bool:
     """Say whether LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
     try:
-        text = (folder / DETAIL_LOG).read_text(encoding="utf-8", errors="replace")
+        with (folder / DETAIL_LOG).open(encoding="utf-8", errors="replace") as log:
+            settings = log.read(_SETTINGS_BYTES)
     except OSError:
         return False
-    line = next((one for one in text.splitlines() if f'"effective_{_WHOLE}"' in one), "")
-    return bool(re.search(r'"value": true', line))
+    line = next((one for one in settings.splitlines() if f'"effective_{_WHOLE}"' in one), "")
+    return '"value": true' in line
 
 
 def _limits(settings: RunSettings) -> LatencyLimits:
