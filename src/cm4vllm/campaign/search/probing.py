@@ -38,8 +38,6 @@ __all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "plan_of"]
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"
-#: A rehearsal looks for the rate that a rehearsal's run passes.
-_REHEARSAL = {"probes_s": (3.0, 5.0, 8.0), "approach_s": 30.0, "budget_s": 75.0}
 #: What LoadGen writes of a run that issues whole datasets only.
 _WHOLE = "sample_concatenate_permutation"
 #: LoadGen writes its settings within the first so many characters of its log.
@@ -53,8 +51,10 @@ _FULL_CACHE, _WAITING = 0.95, 1.0
 
 
 def plan_of(settings: RunSettings) -> SearchPlan:
-    """Return how much is spent on the search for a run's rate."""
-    return SearchPlan(_limits(settings), **_REHEARSAL) if settings.rehearsal else SearchPlan(_limits(settings))
+    """Return how much is spent on the search for a run's rate: for a rehearsal's, what a rehearsal affords."""
+    if settings.rehearsal:
+        return SearchPlan(_limits(settings), probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=75.0)
+    return SearchPlan(_limits(settings))
 
 
 def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.loadgen.arrivals import Times
@@ -57,7 +58,7 @@ class Window:
     done: Times
 
     @property
-    def judged(self) -> Times:
+    def judged(self) -> npt.NDArray[np.bool_]:
         return self.issued >= self.warm_up
 
     def rank(self, full: FullLength) -> int:
