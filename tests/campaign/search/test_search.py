@@ -98,7 +98,7 @@ def test_a_server_that_dies_ends_the_search_with_its_error():
 def test_where_no_rate_passes_the_search_says_what_was_seen():
     never = LatencyLimits(ttft_ms=2000, tpot_ms=0.01, latency_ms=None, source="the test's")
     prober = SimulatedProber(Queue(4, 0.05), never, FullLength(600.0, 1))
-    with pytest.raises(InvalidResult, match="no rate was found") as caught:
+    with pytest.raises(InvalidResult, match="no rate that keeps the latency limits was found") as caught:
         search(prober, 20, SearchPlan(never))
     assert "TPOT p99" in caught.value.cause
     assert "--server_target_qps" in caught.value.remedy
@@ -116,7 +116,7 @@ def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
 def test_a_search_whose_time_is_spent_says_so():
     found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, runs=1.0, approach_s=60.0)
     assert not found.confirmed
-    assert (found.run, found.stopped) == (0, "its time is spent")
+    assert (found.run, found.stopped) == (0, "its time budget was used up")
     assert found.boundary in Boundary
     assert prober.clock_s < 100
 

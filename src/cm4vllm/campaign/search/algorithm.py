@@ -139,7 +139,7 @@ class _Search:
 
     def run(self, start: float) -> Found:
         rate = self._approach(start)
-        stopped = "its time is spent"
+        stopped = "its time budget was used up"
         while self._left(rate := self._next(rate)) >= 0:
             if self._passing and rate < self._passing.rate * (1 + _LEAST_GAIN):
                 stopped = "what failed and what passed are near enough"
@@ -260,10 +260,10 @@ class _Search:
         last = self._probes[-1]
         said = ", ".join(f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}" if one.p99_ms is not None else
                          f"no {one.name} seen" for one in last.limits)
-        return InvalidResult("no rate was found that keeps the latency limits",
+        return InvalidResult("no rate that keeps the latency limits was found",
                              cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
                              remedy="a smaller model or more servers may keep the limits\n"
-                             "or give --server_target_qps of run-mlperf,inference, to run at a rate all the same")
+                             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead")
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:
