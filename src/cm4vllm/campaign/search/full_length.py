@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from cm4vllm.loadgen.arrivals import Times, arrivals
-from cm4vllm.loadgen.early_stopping import most_over
+from cm4vllm.loadgen.early_stopping import PERCENTILE, most_over
 
 __all__ = ["FullLength"]
 
@@ -40,8 +40,10 @@ class FullLength:
         return _unit(self.seed, queries)[:queries] / rate
 
     def most_late(self, rate: float) -> int:
-        """Return how many of its queries may be over a limit; at least 0, also where it is too short to pass."""
-        return max(0, _most_over(self.queries(rate)))
+        """Return how many of its queries may be over a limit: 1 % where it is too short for LoadGen's test."""
+        queries = self.queries(rate)
+        most = _most_over(queries)
+        return most if most >= 0 else int((1 - PERCENTILE) * queries)
 
 
 def _unit(seed: int, queries: float) -> Times:
