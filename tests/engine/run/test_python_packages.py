@@ -79,7 +79,7 @@ def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypa
 
 
 def test_missing_requirements_file_is_told(tmp_path):
-    with pytest.raises(InstallError, match="there is no"):
+    with pytest.raises(InstallError, match="does not exist"):
         require_file(tmp_path / "requirements.txt", NETLESS)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.engine.tools.register import engines_before, register, warning_about_engines
+from cm4vllm.engine.tools.register import engines_before, main, register, warning_about_engines
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,6 +30,14 @@ def test_register_adds_a_checkout_once_and_keeps_what_is_there(tmp_path, other):
     assert register(ROOT, home) is False
     assert json.loads((home / "repos.json").read_text()) == [str(other), str(ROOT)]
     assert not (home / "index.json").exists()
+
+
+def test_a_home_is_whole_before_two_commands_at_once_would_make_it(tmp_path, monkeypatch):
+    home = tmp_path / "CM"
+    monkeypatch.setenv("CM_REPOS", str(home))
+    assert main([str(ROOT)]) == 0
+    assert (home / "repos" / "local" / "cmr.yaml").is_file()
+    assert (home / "index.json").is_file()
 
 
 def test_register_refuses_what_is_no_repository(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cm4vllm.common.files import write_json
 from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 
-__all__ = ["cm_home", "engines_before", "register", "warning_about_engines"]
+__all__ = ["cm_home", "complete", "engines_before", "register", "warning_about_engines"]
 
 
 def cm_home() -> Path:
@@ -39,6 +40,19 @@ def register(checkout: Path, home: Path | None = None) -> bool:
     write_json(home / "repos.json", [*map(str, registered), str(checkout)])
     (home / "index.json").unlink(missing_ok=True)
     return True
+
+
+def complete(home: Path) -> None:
+    """Let cmind make the rest of a new home: two commands that were the first ones at once would fail at making it.
+
+    Raises CmError.
+    """
+    if (home / "repos" / "local" / "cmr.yaml").is_file() and (home / "index.json").is_file():
+        return
+    done = subprocess.run([sys.executable, "-m", "cmind", "find", "repo", "local"], capture_output=True, text=True,
+                          env={**os.environ, "CM_REPOS": str(home)}, check=False)
+    if done.returncode:
+        raise CmError(f"cmind cannot make the CM home {home}", cause=(done.stderr or done.stdout).strip()[-500:])
 
 
 def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
@@ -102,6 +116,7 @@ def main(argv: list[str]) -> int:
     try:
         if register(Path(argv[0])):
             print(f"registered {Path(argv[0]).resolve()} in {cm_home()}")
+        complete(cm_home())
         if warning := warning_about_engines(Path(argv[0])):
             print(f"WARNING: {warning}", file=sys.stderr)
     except CmError as error:
