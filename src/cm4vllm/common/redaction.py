@@ -15,8 +15,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TextIO, cast
 
-__all__ = ["HIDDEN", "PLACEHOLDER", "Vault", "is_secret_name", "redacted_words", "secret_flags",
-           "variable", "vault", "without_keys"]
+from cm4vllm.common.secret_names import is_secret_name, variable_name
+from cm4vllm.common.spellings import spellings
+
+__all__ = ["HIDDEN", "PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault", "without_keys"]
 
 #: What stands in the place of a secret in a text.
 HIDDEN = "(secret)"
@@ -25,50 +27,10 @@ PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")
 # Shorter values are words like `yes` and `none`: taking them out would garble every text and hide nothing.
 _SHORTEST = 6
 
-# Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
-_SECRET_ENDS = (
-    "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "SSHPASS", "CREDENTIAL",
-    "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "APIKEY",
-    "API_KEYS", *(f"{kind}_KEY_ID" for kind in (
-      "ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
-    "_KEY", "_PASS", "_PWD", "_PAT", "_AUTH", "_AUTH_CONFIG", "_BEARER", "_JWT", "_SAS", "_OTP", "COOKIES",
-    *(f"_{kind}_TOKENS" for kind in ("AUTH", "ACCESS", "API", "HF")),
-)  # fmt: skip
-#: What says so wherever it stands in a name (DB_PASSWORD_PROD, MYSECRETKEY), unless the name ends like that of a place
-#: where a secret is kept, or of what is said about it (API_KEY_ENV, PASSWORD_FILE). Digits at the end are left out.
-_SECRET_WORDS = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY"
-                           r"|_TOKEN_(?:PROD|DEV|TEST|STAGING|OLD|NEW|READ|WRITE|ADMIN|B|BASE|V)$")
-_OF_A_SECRET = ("_FILE", "_PATH", "_DIR", "_FOLDER", "_ENV", "_NAME", "_VARIABLE", "_KEYS", "_NAMES", "_COUNT",
-                "_LENGTH", "_HELPER", "_STORE", "_ID", "_TYPE", "_FLAGS")
-#: Names that end so and are none: the shell's present folder, and keys that sort, select or are public.
-_NO_SECRETS = ("KEY", "PWD", *(f"_{kind}_KEY" for kind in (
-    "CACHE", "SORT", "PUBLIC", "PRIMARY", "FOREIGN", "GROUP", "HOT", "DICT", "JSON", "INDEX", "MAP", "RECORD")))
-#: Tokens of a vocabulary, and times per token.
-_TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
-    "EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "FIRST", "OUTPUT", "PER", "NEXT"))
-
-
-@cache
-def is_secret_name(name: str) -> bool:
-    """Tell whether the name of an environment variable, a flag or a key says that its value is a secret."""
-    # The second of two, and what is only called the value of it: HF_TOKEN_2, CLIENT_SECRET_VALUE.
-    plain = re.sub(r"(?:_?\d+|_VALUE)$", "", _normal(name).strip("_"))
-    if plain in _NO_SECRETS or f"_{plain}".endswith(_NO_SECRETS[2:]) or plain.endswith(_TOKENS_OF_TEXT):
-        return False
-    if f"_{plain}".endswith(_SECRET_ENDS):
-        return True
-    return bool(_SECRET_WORDS.search(f"_{plain}")) and not plain.endswith(_OF_A_SECRET)
-
-
-def _normal(name: str) -> str:
-    """Return a name as a variable is written: HF_TOKEN of --hf-token, --env.HF_TOKEN, +HF_TOKEN and hfToken."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-+,").rpartition(".")[2].lstrip("+"))
-    return re.sub(r"[^A-Z0-9_]", "_", words.upper())
-
 
 def variable(name: str) -> str:
     """Return the placeholder for the value that is given under `name`: ${HF_TOKEN:?}, as a shell reads it."""
-    plain = _normal(name).strip("_") or "VALUE"
+    plain = variable_name(name).strip("_") or "VALUE"
     return f"${{{f'_{plain}' if plain[0].isdigit() else plain}:?}}"
 
 
@@ -213,7 +175,7 @@ class Vault:
     def note(self, name: str, value: str) -> None:
         """Treat a value as a secret from now on, whatever the name is that it was given under."""
         for text in (value, *value.splitlines()):
-            for spelled in _spellings(text):
+            for spelled in spellings(text):
                 if len(text) >= _SHORTEST and not PLACEHOLDER.fullmatch(text):
                     self._names.setdefault(spelled, name)
         self._names = dict(sorted(self._names.items(), key=lambda one: -len(one[0])))
@@ -272,28 +234,6 @@ def vault() -> Vault:
     return _in_use[-1] if _in_use else Vault()
 
 
-def _spellings(text: str) -> set[str]:
-    """Return a text as it may stand in JSON, in a URL, on a page, in CSV, and between a shell's quotes."""
-    if re.fullmatch(r"[\w.~-]*", text, re.ASCII):
-        return {text}
-    import html
-    import json
-    from urllib.parse import quote, quote_plus
-
-    page, raw = html.escape(text), _bytes(text)
-    return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(raw, safe=""), quote(raw), quote_plus(raw), text.replace("'", "'\"'\"'"), text.replace('"', '""'),
-            page, html.escape(text, quote=False), page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
-
-
-def _bytes(text: str) -> bytes:
-    """Return the bytes of a text; of one from an environment, also those that are no UTF-8."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a pair, out of JSON
-        return text.encode("utf-8", "backslashreplace")
-
-
 class _Cleaning:
     """A text stream that cleans what is written to it, and is the stream below in all else."""
 
@@ -350,7 +290,7 @@ def secret_flags(words: Iterable[str], secrets: Vault) -> dict[str, str]:
         walk = _Words(secrets)
         walk.redacted([word])
         if walk.found:
-            found[word.partition("=")[0]] = _normal(walk.found[0][0])
+            found[word.partition("=")[0]] = variable_name(walk.found[0][0])
     return found
 
 

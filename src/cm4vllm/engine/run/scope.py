@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from cm4vllm.common.redaction import is_secret_name
+from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.value import Record, Value
