@@ -5,13 +5,15 @@ import fcntl
 import pytest
 
 from cm4vllm.campaign import job as module
-from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
+from cm4vllm.campaign.ledger import State, read_ledger
+from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, SearchRecord
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.campaign.targets import target_of
+from cm4vllm.campaign.values import Values
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
-from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.records import write_record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.serving.records import ServerRecord
 
@@ -140,15 +142,15 @@ def test_targets_say_where_they_come_from():
     assert "Offline" in server.source
 
 
-def test_what_came_of_each_step_is_recorded(tmp_path):
+def test_what_came_of_each_step_is_in_the_ledger(tmp_path):
     recipes = Recipes(src=SourceUnavailable("no network"), ml_model=ModelError("stop here"))
     with pytest.raises(ModelError):
         run(recipes, tmp_path)
-    record = read_record(tmp_path / "test" / STEPS_FILE, StepsRecord)
-    assert [(step.name, step.outcome, step.why) for step in record.steps] == [
-        ("checker source", Outcome.FAILED, "no network"), ("LoadGen", Outcome.DONE, ""),
-        ("model", Outcome.FAILED, "stop here")]
-    assert list(record.durations()) == ["LoadGen"]
+    ledger = read_ledger(tmp_path / "test")
+    assert [(one.last.step, one.last.state, one.last.why, one.attempts) for one in ledger.of_last_run][:4] == [
+        ("checker source", State.FAILED, "no network", 1), ("LoadGen", State.DONE, "", 1),
+        ("model", State.FAILED, "stop here", 1), ("dataset", State.PLANNED, "", 0)]
+    assert list(ledger.durations()) == ["LoadGen"]
 
 
 def searched() -> SearchRecord:
@@ -163,8 +165,8 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     record = searched()
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
-    execution = module._Execution(job, Recipes(), "")
-    targets = [execution._target(MeasuredTarget(step="Server search", found=True, lowered=times)) for times in range(3)]
+    values = Values(job, {step.name: step for step in schedule(job)})
+    targets = [values.target(MeasuredTarget(step="Server search", found=True, lowered=times)) for times in range(3)]
     assert [one.value for one in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
     assert "lowered to 98.52" in targets[1].source

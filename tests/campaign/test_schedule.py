@@ -18,7 +18,7 @@ FIELDS = {
     "execution_mode": ["test", "valid"],
     "offline_target_qps": [None, 9.0],
     "server_target_qps": [None, 3.0],
-    "rerun": [False, True],
+    "rerun": ["no", "yes"],
     "api_server": ["", "http://127.0.0.1:1"],
     "run_checker": [True, False],
 }

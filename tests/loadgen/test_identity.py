@@ -15,9 +15,8 @@ from fake_vllm import FakeVllm
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.loadgen import measurement
-from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.measurement import RunInputs, measure
+from cm4vllm.loadgen.identity import differences, serves_alike, settings_sha256
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.serving.records import ServerRecord
 
@@ -60,23 +59,15 @@ class Place:
             "CM_MLPERF_LOADGEN_SCENARIO": "offline", "CM_MLPERF_LOADGEN_MODE": "accuracy", "CM_MLPERF_ROUND": "v6.1",
             "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
             "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
-            "CM_DATASET_RECORD": str(self.home / "dataset.json"), "CM_RERUN": "no",
+            "CM_DATASET_RECORD": str(self.home / "dataset.json"),
             "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
             "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
             "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
         })
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """Have the test's short runs count as full ones, of which alone a result is kept."""
-    real = measurement.run_settings
-    monkeypatch.setattr(measurement, "run_settings", lambda *args, **kwargs: replace(real(*args, **kwargs),
-                                                                                    rehearsal=False))
-
-
 @pytest.mark.parametrize("moved", [True, False], ids=["moved", "copied"])
-def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset, counted, moved):
+def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset, moved):
     first = Place(tmp_path / "first", dataset)
     with FakeVllm() as server:
         made, _ = measure(first.inputs(first.server(server.endpoint)))
@@ -84,10 +75,9 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
     (shutil.move if moved else shutil.copytree)(tmp_path / "first", tmp_path / "second")
     (tmp_path / "second" / "CM" / "cache" / "first").rename(tmp_path / "second" / "CM" / "cache" / "second")
     second = Place(tmp_path / "second", dataset)
-    with FakeVllm() as server:  # another server process, at another port
-        kept, path = measure(second.inputs(second.server(server.endpoint)))
-        assert server.bodies == []
-    assert path == tmp_path / "second" / "results" / "accuracy" / RUN_FILE
+    path = tmp_path / "second" / "results" / "accuracy" / RUN_FILE
+    asked = second.inputs(second.server("http://127.0.0.1:9"))  # another server process, at another port
+    kept = earlier_run(path.parent, settings_of(asked)).record
     assert kept == read_record(path, RunRecord)
     assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
     assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
@@ -170,3 +160,22 @@ def test_of_a_model_without_files_what_is_said_of_it_counts(make_settings):
     assert not settings.model.sha256
     other = replace(settings, model=replace(settings.model, source="elsewhere"))
     assert settings_sha256(settings) != settings_sha256(other)
+
+
+def test_what_has_changed_is_named(make_settings):
+    before = make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_in_flight=4)
+    assert differences(before, before) == []
+    now = replace(before, max_in_flight=5, model=replace(before.model, source="elsewhere", sha256="12" * 32))
+    assert differences(before, now)[0] == "max_in_flight: 4, now 5"
+    assert any(one.startswith("model.sha256 differs") for one in differences(before, now))
+
+
+def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
+    place = Place(tmp_path, dataset)
+    started = place.server("http://127.0.0.1:1234")
+    planned = replace(started, endpoint="", max_model_len=0, version="", log="", supervisor_pid=None,
+                      argv=[word.replace("1234", "{port}") for word in started.argv])
+    assert serves_alike(planned, started, str(place.model))
+    for change in ({"packages": {"vllm": "0.33.0"}}, {"env": {}}, {"argv": [*planned.argv, "--enforce-eager"]},
+                   {"members": [planned]}, {"model_name": "other"}):
+        assert not serves_alike(replace(planned, **change), started, str(place.model)), change

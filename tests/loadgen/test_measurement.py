@@ -11,9 +11,11 @@ from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ServerDied, UsageError
+from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
+from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
@@ -29,7 +31,7 @@ def env(tmp_path, dataset):
         "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
         "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": "measured by the test",
         "CM_ML_MODEL_RECORD": str(tmp_path / "model.json"), "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
-        "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "runs" / "performance"), "CM_RERUN": "no",
+        "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "runs" / "performance"),
         "CM_VLLM_SERVER_RECORD": str(tmp_path / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
     }
 
@@ -108,44 +110,45 @@ def test_what_is_not_usable_is_named(env, tmp_path, key, value, words):
     assert words in str(failure.value)
 
 
-def test_a_rehearsal_is_measured_again_each_time(env, tmp_path):
+def test_a_run_is_kept_where_it_is_whole_and_its_settings_are_the_same(env, tmp_path):
+    asked = inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy")
+    folder = tmp_path / "runs" / "performance"
     with FakeVllm() as server:
         serve(tmp_path, server)
-        first, _ = measure(inputs(env))
-        before = len(server.bodies)
-        measure(inputs(env))
-        assert len(server.bodies) == 2 * before
-    assert first.settings.rehearsal
+        assert earlier_run(folder, settings_of(asked)) == Earlier()
+        record, path = measure(asked)
+        settings = settings_of(asked)
+        assert earlier_run(folder, settings) == Earlier(record)
+        other = msgspec.structs.replace(settings, max_in_flight=3)
+        assert "its settings have changed: max_in_flight: 512, now 3" in earlier_run(folder, other).why_not
+        for older in (b'{"schema": 0}', b'{"notice": "written before records named a schema"}'):
+            whole = path.read_bytes()
+            path.write_bytes(older)
+            assert "cannot be read" in earlier_run(folder, settings).why_not
+            path.write_bytes(whole)
+        failed = msgspec.structs.replace(record, client=msgspec.structs.replace(record.client, failed=1))
+        write_record(path, failed)
+        assert "1 of 64 requests failed" in earlier_run(folder, settings).why_not
+        (folder / "mlperf_log_summary.txt").write_text("changed")
+        write_record(path, record)
+        assert "changed or removed: mlperf_log_summary.txt" in earlier_run(folder, settings).why_not
 
 
-def test_a_full_run_of_the_same_settings_is_not_measured_twice(env, tmp_path, monkeypatch, capsys):
-    import cm4vllm.loadgen.measurement as module
-
-    short = inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy")
-    # What a valid accuracy run would be, on a dataset that the test can afford.
-    real = module.run_settings
-
-    def not_a_rehearsal(*args, **kwargs):
-        return msgspec.structs.replace(real(*args, **kwargs), rehearsal=False)
-
-    monkeypatch.setattr(module, "run_settings", not_a_rehearsal)
+def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(env, tmp_path):
+    asked = inputs(env, CM_MLPERF_LOADGEN_TARGET_QPS="100000", CM_TEST_QUERY_COUNT="64")
     with FakeVllm() as server:
         serve(tmp_path, server)
-        first, path = measure(short)
-        again, _ = measure(short)
-        assert again == first
-        assert len(server.bodies) == 64
-        measure(msgspec.structs.replace(short, rerun=True))
-        assert len(server.bodies) == 128
-        (path.parent / "mlperf_log_summary.txt").write_text("changed")
-        measure(short)
-        assert len(server.bodies) == 192
-        for older in ('{"schema": 0}', '{"notice": "written before records named a schema"}'):
-            path.write_text(older)
-            measured, _ = measure(short)
-            assert "is not kept" in capsys.readouterr().out
-            assert read_record(path, RunRecord) == measured
-        assert len(server.bodies) == 320
+        record, path = measure(asked)
+    settings = settings_of(asked)
+    assert earlier_run(path.parent, settings).record == record
+    counted = msgspec.structs.replace(settings, rehearsal=False)
+    write_record(path, msgspec.structs.replace(record, settings=counted, settings_sha256=settings_sha256(counted)))
+    log = path.parent / "mlperf_log_detail.txt"
+    log.write_text(log.read_text().replace('"result_validity", "value": "VALID"',
+                                           '"result_validity", "value": "INVALID"'))
+    written = read_record(path, RunRecord)
+    write_record(path, msgspec.structs.replace(written, files={**written.files, log.name: sha256_of(log)}))
+    assert "LoadGen calls it INVALID" in earlier_run(path.parent, counted).why_not
 
 
 def test_our_own_server_is_watched(env, tmp_path):

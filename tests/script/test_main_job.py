@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
+from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import Interrupted, ServerDied
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
@@ -31,11 +32,11 @@ def test_a_rehearsal_from_assets_to_report(cm):
     done = cm.main_job("--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S + 300)
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
-    steps = json.loads((out / "steps.json").read_text())["steps"]
-    assert [(step["name"], step["tags"]) for step in steps] == [(name, tags) for name, tags, _ in plan] == [
+    steps = [state.last for state in read_ledger(out).of_last_run]
+    assert [(step.step, step.tags) for step in steps] == [(name, tags) for name, tags, _ in plan] == [
         (name, tags) for name, tags, _ in listed(cm)]
-    left_out = [step["name"] for step in steps if step["outcome"] != "done"]
-    assert {name for name, _, certain in plan if certain} >= {step["name"] for step in steps} - set(left_out) - {
+    left_out = [step.step for step in steps if step.state is not State.DONE]
+    assert {name for name, _, certain in plan if certain} >= {step.step for step in steps} - set(left_out) - {
         "checkers"}
     assert set(left_out) <= {"checker source", "checkers"}  # their source may not be reachable
     records = list(out.glob("runs/*/*/*/*/run.json"))
@@ -50,6 +51,9 @@ def test_a_rehearsal_from_assets_to_report(cm):
     assert (out / "submission/open/Tester/model_mapping.json").exists()
     for page in [out / "summary.html", *out.glob("submission/open/Tester/results/*/*/*/README.md")]:
         assert f"{STAND_IN_NOTICE}; {REHEARSAL_NOTICE}" in page.read_text()
+    status = cm("run", "script", "--tags=status,mlperf", "--output_dir=results", "--out=json")
+    (job,) = json.loads(status.output[status.output.index("{\n"):])["new_state"]["jobs"]
+    assert [step["step"] for step in job["steps"]] == [step.step for step in steps]
     assert re.search(r"Offline.*tokens/s", done.output)
     assert REHEARSAL_NOTICE in done.output
     assert "Traceback" not in done.output
@@ -74,7 +78,7 @@ def test_kill_9_of_cm_ends_the_server_too(cm):
 
 
 def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
-    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running = cm.start_main_job("--output_dir=results", "--scenario=Server", "--attempts=1")
     running.wait_for("Server performance", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     for process in psutil.Process(server["supervisor_pid"]).children(recursive=True):

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.campaign import job as module
 from cm4vllm.campaign.entry import run_job
-from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepsRecord
+from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import CmError, SourceUnavailable
-from cm4vllm.common.records import read_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
@@ -105,11 +103,11 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     run = SimpleNamespace(model_name="cm4vllm-tiny", dialect=None, lowered=lambda times: 8.0 - times, words="8 pass",
                           settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"))
     for name, value in {
-        "read_record": run, "measured_rate": SamplesPerSecond(9), "read_performance": result, "check_vocabulary": None,
-        "check_tokenizer": None,
-        "load": SimpleNamespace(invalid_results=[]), "write_summary": None, "final_table": "",
+        "values.read_record": run, "values.measured_rate": SamplesPerSecond(9), "values.read_performance": result,
+        "checks.read_record": run, "checks.check_vocabulary": None, "checks.check_tokenizer": None,
+        "job.load": SimpleNamespace(invalid_results=[]), "job.write_summary": None, "job.final_table": "",
     }.items():
-        monkeypatch.setattr(module, name, lambda *_, value=value: value)
+        monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)
     run_job(environment_of(request), recipes, "cm run script")
     return recipes.steps
@@ -158,11 +156,12 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
     request = asked(tmp_path, variations, flags, files)
     listed = planned(tmp_path, request)
     done = executed(monkeypatch, request, duration_s=duration_s)
-    record = read_record(tmp_path / "out" / flags.get("execution_mode", "test") / STEPS_FILE, StepsRecord)
-    assert [(step.name, step.tags) for step in record.steps] == [(node.name, node.tags) for node in listed]
+    entered = [state.last for state in
+               read_ledger(tmp_path / "out" / flags.get("execution_mode", "test")).of_last_run]
+    assert [(step.step, step.tags) for step in entered] == [(node.name, node.tags) for node in listed]
     taken = iter(done)
-    for node, step in zip(listed, record.steps, strict=True):
-        if step.outcome is Outcome.LEFT_OUT:
+    for node, step in zip(listed, entered, strict=True):
+        if step.state is State.LEFT_OUT:
             assert node.only_if, f"{node.name} is listed as certain"
             continue
         tags, env = next(taken)

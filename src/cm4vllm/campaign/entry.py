@@ -11,16 +11,15 @@ import msgspec
 
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job import Recipes, run
+from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published import published_env, published_notes, published_runs
-from cm4vllm.campaign.records import STEPS_FILE, StepsRecord
 from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import MeasuredTarget, Step
+from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
 from cm4vllm.common.command_lines import stored_command
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.rules import benchmark_terms, round_terms
 
@@ -38,8 +37,17 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     require_files(env)
     job = Job.of(read_settings(CampaignSettings, env))
     job = replace(job, notes=(*published_notes(env), *job.notes))
+    _require_steps(job)
     preflight(env, job)
     return job, changed
+
+
+def _require_steps(job: Job) -> None:
+    """Raise UsageError for a step of --rerun that the job does not have, or that keeps nothing."""
+    known = [step.key for step in schedule(job) if step.product not in (None, Product.SERVER)]
+    for name in sorted(job.rerun):
+        if name not in known:
+            raise UsageError(f"--rerun={name} names no step of this job that is kept", remedy=nearest(name, known))
 
 
 def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +55,7 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     job, changed = prepared(env)
     for note in job.notes:
         say(f"note: {note}")
-    steps = with_durations(schedule(job), _durations(job.out / STEPS_FILE))
+    steps = with_durations(schedule(job), _durations(job.out))
     return {"env": {**changed, **common_inputs(job), **_results(job)},
             "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]}
 
@@ -68,7 +76,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
     Raises CmError.
     """
     job, changed = prepared(env)
-    run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command)
+    run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
     return _results(job)
 
 
@@ -83,11 +91,11 @@ def _results(job: Job) -> dict[str, str]:
     return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
 
 
-def _durations(path: Path) -> dict[str, Any]:
-    """Return how long the steps took that an earlier run took; none where its record cannot be read."""
+def _durations(out: Path) -> dict[str, Duration]:
+    """Return how long the steps took that earlier commands took; none where their ledger cannot be read."""
     try:
-        return dict(read_record(path, StepsRecord).durations())
-    except CmError:
+        return read_ledger(out).durations()
+    except OSError:
         return {}
 
 

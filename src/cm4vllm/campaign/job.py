@@ -1,50 +1,48 @@
-"""The execution of a schedule: each step by its recipe, then the report.
+"""The execution of a schedule: each step by its recipe, unless an earlier command left its result; then the report.
 
 A recipe is reached by its tags through the function that the entry recipe hands in. Which steps there are, and in which
-order, is the schedule's alone.
+order, is the schedule's alone; what became of each is in the ledger.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import re
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cm4vllm import __version__
-from cm4vllm.assets.models import TINY_NAME
-from cm4vllm.assets.records import ModelRecord
-from cm4vllm.campaign.preflight import LOCK_FILE, require_results_folder
-from cm4vllm.campaign.records import STEPS_FILE, Outcome, StepRecord, StepsRecord
-from cm4vllm.campaign.schedule import FOLDER, TARGET_SOURCE, common_inputs, schedule
-from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
+from cm4vllm.campaign.attempts import set_aside
+from cm4vllm.campaign.checks import CHECKS
+from cm4vllm.campaign.keeping import Found, found
+from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.own_server import OwnServer
+from cm4vllm.campaign.preflight import require_results_folder
+from cm4vllm.campaign.schedule import FOLDER, schedule
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Condition, MeasuredTarget, Need, Step
-from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
-from cm4vllm.common.errors import CmError, InvalidResult, SourceUnavailable, UsageError
+from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.campaign.values import Values
+from cm4vllm.common.errors import CmError, InvalidResult, ServerDied, ServerStuck, SourceUnavailable
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import OtherSchema, now, read_record, write_record
-from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.loadgen.logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.common.records import now, write_record
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules import Division, Mode
-from cm4vllm.serving.dialects import check_tokenizer, require_division
-from cm4vllm.serving.probe import check_vocabulary
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.rules import Mode
 
 __all__ = ["Recipes", "run"]
 
-_EXPORTED = re.compile(r"<<<(\w+)>>>")
+_KILLED = "the command ended without reporting it: it was killed, or the machine stopped"
+_NOT_NEEDED = "no step needed it: it was not started"
+_BY_THE_SEARCH = "made by the search, which ended with it"
 
 
 class Recipes(Protocol):
@@ -53,54 +51,126 @@ class Recipes(Protocol):
     def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
 
 
-def run(job: Job, recipes: Recipes, command: str) -> Report:
+def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | None = None) -> Report:
     """Execute the job's schedule and print its table. Raises CmError for what failed, after all that can be shown.
 
-    `command` is the line that started it, for the records.
+    `command` is the line that started it, for the records; `given` the environment that recipes have beside what the
+    job gives them.
     """
     for note in job.notes:
         say(f"note: {note}")
     require_results_folder(job.out)
     writable_folder(job.out)
     with _only_one(job.out):
-        execution = _Execution(job, recipes, command)
+        execution = _Execution(job, recipes, command, given or {})
+        execution.begin()
         for step in execution.steps.values():
             execution.take(step)
+        execution.end()
         return _report(job, execution)
 
 
 class _Execution:
-    """What is known while the steps are taken: what they exported, and the outcome of each."""
+    """What is known while the steps are taken."""
 
-    def __init__(self, job: Job, recipes: Recipes, command: str) -> None:
+    def __init__(self, job: Job, recipes: Recipes, command: str, given: Mapping[str, Any]) -> None:
         self.job = job
         self.recipes = recipes
         self.command = command
+        self.given = given
         self.started = now()
         self.steps = {step.name: step for step in schedule(job)}
-        self.env = common_inputs(job)
-        self.taken: dict[str, StepRecord] = {}
+        self.values = Values(job, self.steps)
+        self.env = self.values.env
+        self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
+        self.server: OwnServer | None = None
         self.failure: CmError | None = None
         self.has_campaign = False
 
+    def begin(self) -> None:
+        """Set aside what a command that was killed has left, and enter all steps as planned."""
+        if self.file.torn:
+            warn(f"the last line of the ledger was torn; it is kept in {self.file.torn}")
+        killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
+        for entry in killed:
+            left = set_aside(self.job.out, entry.step, entry.inputs)
+            self.file.append([Entry(run="", at=now(), step=entry.step, state=State.ABORTED, attempt=entry.attempt,
+                                    why=_KILLED, left=left)])
+            say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
+        self.file.append([Entry(run="", at=now(), step=step.name, state=State.PLANNED, tags=step.tags)
+                          for step in self.steps.values()])
+
     def take(self, step: Step) -> None:
-        """Run one step, unless its condition does not hold, and record the outcome."""
-        if step.condition is not None and not self._holds(step.condition):
-            self._record(step, {}, Outcome.LEFT_OUT, why=f"it is run only if {step.condition.words}")
+        """Take one step, unless its condition does not hold or its result is there, and enter the outcome."""
+        if step.condition is not None and not self.values.holds(step.condition):
+            self._enter(step, State.LEFT_OUT, why=f"it is run only if {step.condition.words}")
             return
+        inputs = self.values.inputs(step)
+        if step.product is Product.SERVER:
+            self.server = OwnServer(step, inputs, self._attempt)
+            if self.server.can_wait(self.recipes, self.env):
+                return
+        earlier, why = self._found(step, inputs)
+        if earlier.exports is not None:
+            say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
+            self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)
+            return
+        if why:
+            say(f"{step.name}: done again: {why}")
+        try:
+            self._make(step, inputs, earlier.digest, why)
+        except CmError as error:
+            self._failed(step, error)
+
+    def end(self) -> None:
+        if self.server is not None and not self.server.was_needed:
+            self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
+
+    def _found(self, step: Step, inputs: Mapping[str, str]) -> tuple[Found, str]:
+        """Return what an earlier command left of a step, and why it is kept or not, where that is worth saying."""
+        known = self.file.ledger.digest(step.name)
+        left = found(step, inputs, {**self.given, **self.env, **inputs}, known)
+        searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")
+        if left.exports is not None and searched and searched == inputs.get(FOLDER):
+            return left, _BY_THE_SEARCH
+        if left.exports is not None and self.job.reruns(step.name):
+            return Found(left.digest), "asked for with --rerun"
+        return left, left.why_not
+
+    def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:
+        """Take a step by its recipe; where a server that is ours ends, again with a new one. Raises CmError."""
         for note in step.notes:
             say(f"{step.name}: {note}")
-        inputs, since = self._inputs(step), time.monotonic()
+        for number in range(1, self.job.settings.attempts + 1):
+            if self.server is not None and step.product is not None and step.product.asks_server:
+                self.server.need()
+            try:
+                self._attempt(step, inputs, digest, why)
+                return
+            except (ServerDied, ServerStuck) as error:
+                if self.server is None or step is self.server.step or number == self.job.settings.attempts:
+                    raise
+                warn(f"{step.name}: attempt {number} of {self.job.settings.attempts} is INVALID, and the server is "
+                     f"started again: {error.what.splitlines()[0]}")
+                self.server.replace(self.env)
+
+    def _attempt(self, step: Step, inputs: Mapping[str, str], digest: str = "", why: str = "") -> None:
+        """Run the recipe of a step once, and enter how it began and how it ended. Raises what the recipe raises."""
+        attempt, since = self.file.ledger.attempts(step.name) + 1, time.monotonic()
+        self._enter(step, State.RUNNING, inputs=inputs, digest=digest, attempt=attempt, why=why)
         try:
-            self.env.update(self.recipes(step.tags, {**self.env, **inputs}))
+            exports = self.recipes(step.tags, {**self.env, **inputs})
             for check in step.checks:
-                _CHECKS[check](self.env)
-        except CmError as error:
-            self._record(step, inputs, Outcome.FAILED, since, error.what)
-            self._failed(step, error)
-        else:
-            self._record(step, inputs, Outcome.DONE, since)
-            self._record_campaign()
+                CHECKS[check]({**self.env, **exports})
+        except BaseException as error:
+            state = State.FAILED if isinstance(error, Exception) else State.ABORTED
+            with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
+                left = set_aside(self.job.out, step.name, inputs,
+                                 server_died=isinstance(error, ServerDied | ServerStuck))
+                self._enter(step, state, attempt=attempt, took_s=time.monotonic() - since, left=left,
+                            why=error.what if isinstance(error, CmError) else str(error) or type(error).__name__)
+            raise
+        self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
 
     def _failed(self, step: Step, error: CmError) -> None:
         if step.without and isinstance(error, SourceUnavailable):
@@ -110,14 +180,17 @@ class _Execution:
         else:
             raise error
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
+        self.env.update(exports)
+        self.values.good.add(step.name)
+        self._enter(step, state, **fields)
+        self._record_campaign()
 
-    def _record(self, step: Step, inputs: Mapping[str, str], outcome: Outcome, since: float | None = None,
-                why: str = "") -> None:
-        took = 0.0 if since is None else time.monotonic() - since
-        self.taken[step.name] = StepRecord(name=step.name, tags=step.tags, inputs=dict(inputs), outcome=outcome,
-                                           ended_at=now(), took_s=round(took, 3), why=why)
-        write_record(self.job.out / STEPS_FILE, StepsRecord(steps=list(self.taken.values())))
+    def _enter(self, step: Step, state: State, *, inputs: Mapping[str, str] | None = None, took_s: float | None = None,
+               **fields: Any) -> None:
+        took_s = None if took_s is None else round(took_s, 3)
+        self.file.append([Entry(run="", at=now(), step=step.name, state=state, tags=step.tags, took_s=took_s,
+                                inputs=dict(inputs or {}), **fields)])
 
     def _record_campaign(self) -> None:
         """Write what the command resolved to, as soon as it is known which system and model are measured."""
@@ -131,121 +204,6 @@ class _Execution:
             round=self.job.round.name, benchmark=self.job.benchmark.name, execution_mode=self.job.execution_mode,
             started_at=self.started, system=system, model=model,
         ))
-
-    # --- what only the run can tell ----------------------------------------------------------------------------------
-
-    def _inputs(self, step: Step) -> dict[str, str]:
-        """Return a step's inputs with every value filled in."""
-        inputs: dict[str, str] = {}
-        for key, value in step.inputs.items():
-            if isinstance(value, MeasuredTarget):
-                target = self._target(value)
-                inputs |= {key: str(target.value), TARGET_SOURCE: target.source}
-            else:
-                inputs[key] = self._filled(value)
-        return inputs
-
-    def _filled(self, value: str) -> str:
-        return _EXPORTED.sub(lambda found: self.env.get(found[1], ""), value)
-
-    def _target(self, wanted: MeasuredTarget) -> TargetQps:
-        earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
-        if earlier is None and wanted.found:
-            return self._found_target(wanted)
-        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
-
-    def _found_target(self, wanted: MeasuredTarget) -> TargetQps:
-        found = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
-        rate = found.lowered(wanted.lowered)
-        below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
-        return TargetQps(rate, f"{wanted.step}: {found.words}{below}")
-
-    def _folder(self, name: str) -> Path:
-        """Return the folder of the LoadGen run that the step `name` makes."""
-        return Path(self._filled(str(self.steps[name].inputs[FOLDER])))
-
-    def _rate(self, name: str) -> SamplesPerSecond:
-        """Return the samples/s that a step measured."""
-        folder = self._folder(name)
-        record = read_record(folder / RUN_FILE, RunRecord)
-        performance = record.settings.mode is Mode.PERFORMANCE
-        return read_performance(folder).samples_per_second if performance else measured_rate(record)
-
-    def _earlier_target(self, place: str) -> TargetQps | None:
-        """Return the target of a valid result of an earlier run in a folder below the results."""
-        folder = self.job.out / self._filled(place)
-        if not (folder / RUN_FILE).exists():
-            return None
-        try:
-            settings = read_record(folder / RUN_FILE, RunRecord).settings
-        except OtherSchema:  # the run that follows says so, and measures again
-            return None
-        return TargetQps(settings.target_qps, settings.target_qps_source) if read_performance(folder).valid else None
-
-    def _holds(self, condition: Condition) -> bool:
-        return any(_NEEDS[condition.need](self, one) for one in condition.of)
-
-    def has_ended_well(self, name: str) -> bool:
-        return name in self.taken and self.taken[name].outcome is Outcome.DONE
-
-    def was_too_short(self, name: str) -> bool:
-        """Say whether a performance run ended before the duration that the rules ask, and if so tell the user."""
-        result = read_performance(self._folder(name))
-        if result.duration >= result.min_duration:
-            return False
-        say(f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
-            "server was "
-            "faster than in the run before. It is repeated, sized by the rate just measured")
-        return True
-
-    def missed_limits(self, name: str) -> bool:
-        """Say whether a performance run went on for long enough and is invalid, and if so report it."""
-        result = read_performance(self._folder(name))
-        if result.valid or result.duration < result.min_duration:
-            return False
-        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
-            "the "
-            "next lower rate that the search can distinguish from it")
-        return True
-
-    def has_no_earlier_result(self, place: str) -> bool:
-        return self._earlier_target(place) is None
-
-
-_NEEDS: Mapping[Need, Callable[[_Execution, str], bool]] = {
-    Need.ENDED_WELL: _Execution.has_ended_well,
-    Need.TOO_SHORT: _Execution.was_too_short,
-    Need.MISSED_LIMITS: _Execution.missed_limits,
-    Need.NO_EARLIER_RESULT: _Execution.has_no_earlier_result,
-}
-
-
-def _require_stand_in(env: Mapping[str, str]) -> None:
-    """Raise UsageError unless a server for which no model was named serves the stand-in."""
-    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    if server.model_name != TINY_NAME:
-        raise UsageError(
-            f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
-            cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
-                  "dataset would "
-            "be used instead",
-            remedy=f"name it: --vllm_model_name={server.model_name}, if that is its hub id or its name in the "
-            "catalogue;\notherwise with its files: --tags=run-mlperf,inference,_path.FOLDER; _tiny says that it is the "
-            "stand-in")
-
-
-def _require_vocabulary(env: Mapping[str, str]) -> None:
-    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
-    require_division(server, Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"]))
-    check_vocabulary(server, model)
-    check_tokenizer(server, model)
-
-
-_CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
-    Check.NAMED_MODEL: _require_stand_in,
-    Check.VOCABULARY: _require_vocabulary,
-}
 
 
 def _report(job: Job, execution: _Execution) -> Report:

@@ -11,6 +11,7 @@ from cm4vllm.accuracy.sentences import check_given
 from cm4vllm.assets.datasets import check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published import require_file
+from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
 from cm4vllm.common.files import opened, require_space, require_writable, typed_path
@@ -19,13 +20,11 @@ from cm4vllm.serving.launch import require_usable
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system import check_stated
 
-__all__ = ["LOCK_FILE", "SPACE_BYTES", "absolute_paths", "preflight", "require_files", "require_results_folder"]
+__all__ = ["SPACE_BYTES", "absolute_paths", "preflight", "require_files", "require_results_folder"]
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
 SPACE_BYTES = 512 * 2**20
-#: The file that keeps a second run out of a results folder.
-LOCK_FILE = ".lock"
 
 #: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
 _DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Step, shown
+from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.rules import Mode, RateUse, Scenario
@@ -38,7 +38,6 @@ def common_inputs(job: Job) -> dict[str, str]:
         "CM_MLPERF_SUBMITTER": settings.submitter,
         "CM_MLPERF_INFERENCE_API_SERVER": settings.api_server,
         "CM_MLPERF_RESULTS_DIR": str(job.out),
-        "CM_RERUN": "yes" if settings.rerun else "no",
     }
     if settings.device and not settings.api_server:
         inputs["CM_VLLM_VARIANT"] = settings.device
@@ -96,6 +95,7 @@ def _server(job: Job) -> Step:
     given = bool(job.settings.api_server)
     named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
     return Step(name="server", tags="run,vllm-server", gives="server/server.json",
+                product=None if given else Product.SERVER,
                 checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
                 inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")})
 
@@ -132,7 +132,7 @@ def _runs(job: Job) -> Iterator[Step]:
 def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
     """Give the short run of its own that measures the server's rate, where no accuracy run before gives it."""
     condition = None
-    if _keeps_results(job):
+    if all(_keeps_target(job, scenario) for scenario in scenarios):
         condition = Condition(need=Need.NO_EARLIER_RESULT,
                               of=tuple(_place(scenario, Mode.PERFORMANCE) for scenario in scenarios))
     at_once = next(scenario for scenario in job.benchmark.scenarios if _at_once(job, scenario))
@@ -145,7 +145,7 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Give the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
     condition = None
-    if _keeps_results(job):
+    if _keeps_target(job, scenario):
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
     folder = f"latency/{scenario}"
     inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder), **_NO_LATENCY,
@@ -160,7 +160,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
     inputs = {SCENARIO: str(scenario), MODE: str(Mode.ACCURACY), FOLDER: folder, **target}
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(name=f"{name}: scores", tags="process,mlperf,accuracy", gives=f"{gives}/accuracy.json",
-               inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})
+               product=Product.SCORES, inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})
 
 
 def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -184,20 +184,20 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
     inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), TEST: test, FOLDER: folder, **target}
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(name=f"{name}: verification", tags="process,mlperf,compliance", gives=f"{gives}/compliance.json",
-               inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
+               product=Product.VERDICT, inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
 
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     """Give the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
     condition = None
-    if _keeps_results(job):
+    if _keeps_target(job, scenario):
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
         SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder),
         "CM_MLPERF_SEARCH_RESULT_DIR": _folder(job, scenario, Mode.PERFORMANCE), TARGET: MeasuredTarget(step=rate)}
     yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
-               gives=f"{folder}/search.json", condition=condition,
+               gives=f"{folder}/search.json", condition=condition, product=Product.SEARCH,
                notes=("short runs at different rates search for the highest rate that keeps the latency limits",))
 
 
@@ -232,7 +232,7 @@ def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: s
     yield Step(name=f"{name}: settings", tags="generate,user-conf,mlperf,inference", inputs=inputs, gives="user.conf",
                condition=condition)
     yield Step(name=name, tags="app,mlperf,inference,vllm", inputs=inputs, gives=gives, duration=duration,
-               condition=condition, notes=notes)
+               condition=condition, product=Product.RUN, notes=notes)
 
 
 def _name(scenario: Scenario, mode: Mode) -> str:
@@ -291,7 +291,7 @@ def _target(job: Job, scenario: Scenario, rate: str) -> dict[str, str | Measured
     if given is not None:
         flag = job.terms(scenario, Mode.PERFORMANCE).loadgen_scenario.lower()
         return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_{'latency' if one_by_one else 'qps'}"}
-    kept = _place(scenario, Mode.PERFORMANCE) if _keeps_results(job) else ""
+    kept = _place(scenario, Mode.PERFORMANCE) if _keeps_target(job, scenario) else ""
     if _is_searched(job, scenario):
         return {TARGET: MeasuredTarget(step=_search_name(scenario), found=True, kept_from=kept)}
     return {TARGET: MeasuredTarget(step=rate, share=_share(job, scenario), kept_from=kept, one_by_one=one_by_one)}
@@ -306,9 +306,9 @@ def _share(job: Job, scenario: Scenario) -> float:
     return REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
 
 
-def _keeps_results(job: Job) -> bool:
-    """Say whether valid results of an earlier run are kept."""
-    return not job.rehearsal and not job.settings.rerun
+def _keeps_target(job: Job, scenario: Scenario) -> bool:
+    """Say whether the target of a valid result of an earlier run is kept."""
+    return not job.rehearsal and not any(map(job.reruns, (_search_name(scenario), _latency_name(scenario), _RATE)))
 
 
 def _duration(job: Job, scenario: Scenario) -> Duration | None:

@@ -10,6 +10,7 @@ from cm4vllm import NO_SUBMITTER
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
 from cm4vllm.campaign.sources import Sources, sources
+from cm4vllm.campaign.steps import key_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
@@ -35,11 +36,14 @@ __all__ = ["CampaignSettings", "Job"]
 IMPLEMENTATIONS = ("vllm", "reference")
 #: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
 _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
-    ("singlestream_target_latency", "max_test_duration", "num_workers", "max_in_flight", "replicas", "tp_size",
-     "pp_size", "dp_size", "max_model_len"), 2**31 - 1)
+    ("attempts", "singlestream_target_latency", "max_test_duration", "num_workers", "max_in_flight", "replicas",
+     "tp_size", "pp_size", "dp_size", "max_model_len"), 2**31 - 1)
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
 
+
+#: The words of --rerun for every step, and for none; all others name steps.
+_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
 
 #: A file system takes names of 255 bytes, and other names are made of these.
 _LONGEST_NAME = 100
@@ -83,7 +87,8 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
     compliance: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE")] = ""
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
-    rerun: Annotated[bool, Key("CM_RERUN")] = False
+    rerun: Annotated[str, Key("CM_RERUN")] = "no"
+    attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,13 @@ class Job:
     sources: Sources
     out: Path
     quantisation: str = ""
+    rerun: frozenset[str] = frozenset()
+    rerun_all: bool = False
     notes: tuple[str, ...] = ()
+
+    def reruns(self, step: str) -> bool:
+        """Say whether a step is to be taken again whatever an earlier command left of it."""
+        return self.rerun_all or key_of(step) in self.rerun
 
     @property
     def rehearsal(self) -> bool:
@@ -131,6 +142,7 @@ class Job:
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _one_rate(settings)
+        word = settings.rerun.lower()
         return cls(
             settings=settings,
             round=round_,
@@ -147,6 +159,9 @@ class Job:
                 calibration_path=settings.calibration_path),
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=_quantisation(settings),
+            rerun=frozenset() if word in (*_ALL, *_NONE) else frozenset(
+                one.strip() for one in word.split(",") if one.strip()),
+            rerun_all=word in _ALL,
             notes=tuple(_notes(settings)),
         )
 

@@ -7,7 +7,22 @@ from enum import StrEnum
 
 from cm4vllm.common.records import Record
 
-__all__ = ["Brings", "Check", "Condition", "Duration", "MeasuredTarget", "Need", "Step", "shown"]
+__all__ = ["Brings", "Check", "Condition", "Duration", "MeasuredTarget", "Need", "Product", "Step", "key_of", "shown"]
+
+
+class Product(StrEnum):
+    """What a step leaves that the same command keeps when it is given again."""
+
+    SERVER = "a server started by the job"
+    RUN = "a LoadGen run"
+    SEARCH = "a search for a rate"
+    SCORES = "the scores of an accuracy run"
+    VERDICT = "the verdict on a compliance test"
+
+    @property
+    def asks_server(self) -> bool:
+        """Whether it is made by asking the server."""
+        return self in (Product.RUN, Product.SEARCH)
 
 
 class Check(StrEnum):
@@ -105,6 +120,7 @@ class Step(Record, frozen=True, kw_only=True):
     for what an earlier step exports under that key. `gives` says what it leaves among the results, or provides.
     `duration` is None where it is not known. A step that fails ends the job: at once, or with `report_first` after the
     report. Where `without` says what the job then lacks, it goes on if only the source of something cannot be reached.
+    A step without `product` is taken by each command: it takes seconds, or its recipe keeps what it made.
     """
 
     name: str
@@ -114,7 +130,18 @@ class Step(Record, frozen=True, kw_only=True):
     brings: tuple[Brings, ...] = ()
     duration: Duration | None = None
     condition: Condition | None = None
+    product: Product | None = None
     checks: tuple[Check, ...] = ()
     without: str = ""
     report_first: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The step's name as --rerun takes it: server.performance."""
+        return key_of(self.name)
+
+
+def key_of(name: str) -> str:
+    """Return the name of a step as --rerun takes it."""
+    return name.lower().replace(": ", ".").replace(" ", ".")

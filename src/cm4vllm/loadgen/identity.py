@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.serving.access import NO_ACCESS
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["at_present_places", "settings_sha256"]
+__all__ = ["at_present_places", "differences", "serves_alike", "settings_sha256"]
 
 #: The flags of a server that the job starts, for its address.
 _ADDRESS = ("--port", "--host")
@@ -31,10 +32,51 @@ def settings_sha256(settings: RunSettings) -> str:
     where things come from do not count; model and dataset count by their digests, files in the server's command line
     and environment by their content. A server that is not ours is known by its address alone.
     """
-    model_path = settings.model.path
-    stable = replace(settings, target_qps_source="", server=_server(settings.server, model_path),
-                     model=_model(settings.model), dataset=_dataset(settings.dataset))
-    return hashlib.sha256(msgspec.json.encode(stable, order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(_stable(settings), order="deterministic")).hexdigest()
+
+
+def _stable(settings: RunSettings) -> RunSettings:
+    return replace(settings, target_qps_source="", server=_server(settings.server, settings.model.path),
+                   model=_model(settings.model), dataset=_dataset(settings.dataset))
+
+
+def differences(before: RunSettings, now: RunSettings) -> list[str]:
+    """Return in words where the settings of two runs differ, as far as it counts."""
+    one, other = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
+    return [_difference(name, one.get(name), other.get(name)) for name in {**one, **other}
+            if one.get(name) != other.get(name)]
+
+
+#: Values are quoted up to this length.
+_SHOWN = 40
+
+
+def _difference(name: str, before: object, now: object) -> str:
+    both = [str(value) for value in (before, now)]
+    return f"{name}: {both[0]}, now {both[1]}" if max(map(len, both)) <= _SHOWN else f"{name} differs"
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
+    """Give the fields of nested objects, each with its name from the outermost one on; a list is one value."""
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, one in value.items():
+        yield from _leaves(one, f"{name}.{key}" if name else str(key))
+
+
+def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -> bool:
+    """Say whether a server that would be started as `planned` is the same as one that was started, by content.
+
+    What only a server that answers can tell is not compared.
+    """
+    return _as_planned(planned, model_path) == _as_planned(record, model_path)
+
+
+def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
+    known = _server(record, model_path)
+    return replace(known, members=[_as_planned(member, model_path) for member in known.members], dialect=None,
+                   unchecked=[], max_model_len=0, version="", software="", packages=record.packages)
 
 
 def at_present_places(record: RunRecord, settings: RunSettings) -> RunRecord:

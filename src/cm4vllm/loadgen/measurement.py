@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
-from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import OtherSchema, Record, read_record, write_record
+from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys
-from cm4vllm.loadgen.identity import at_present_places, settings_sha256
+from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run
@@ -23,9 +23,12 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, Terms, round_terms, ter
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["RunInputs", "given", "measure", "settings_of", "write_user_conf"]
+__all__ = ["Earlier", "RunInputs", "earlier_run", "given", "measure", "settings_of", "write_user_conf"]
 
 Watch = Callable[[RunSettings], OnAnswers]
+
+#: Differences between settings that are named where a run is not kept.
+_DIFFERENCES = 4
 
 
 class RunInputs(Record, frozen=True, kw_only=True):
@@ -50,11 +53,9 @@ class RunInputs(Record, frozen=True, kw_only=True):
     user_conf: Annotated[str, Key("CM_MLPERF_USER_CONF")] = ""
     output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
-    rerun: Annotated[bool, Key("CM_RERUN")] = False
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
-    #: Where a search puts the full-length run that passed, and where the one of this command has put it.
+    #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
-    search_result: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT")] = ""
 
 
 def write_user_conf(inputs: RunInputs) -> Path:
@@ -70,7 +71,7 @@ def write_user_conf(inputs: RunInputs) -> Path:
 
 
 def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str = "") -> tuple[RunRecord, Path]:
-    """Make the run, or take over a whole one of the same settings; return its record and the record's path.
+    """Make the run; return its record and the record's path. A run that was in its folder is replaced.
 
     `watch` is asked, before an accuracy run, for what the answers are shown to. `audit_config` is the text of the
     audit.config of the compliance test that the inputs name. Raises UsageError when something is not
@@ -78,16 +79,6 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     """
     folder = Path(given(inputs.output_dir, "output_dir")).absolute()
     settings = settings_of(inputs, audit_config)
-    searched = inputs.search_result == str(folder)
-    again = settings.rehearsal or (inputs.rerun and not searched)
-    measured = None if again else _measured(folder, settings)
-    if measured is not None:
-        say(f"{settings.title} run: " + ("made by the search, which ended with it" if searched else
-                                         "already measured with these settings; --rerun=yes repeats it"))
-        record = at_present_places(measured, settings)
-        if record != measured:
-            write_record(folder / RUN_FILE, record)
-        return record, folder / RUN_FILE
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
     record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server),
@@ -148,25 +139,51 @@ def given(value: str, field: str) -> str:
     return value
 
 
-def _measured(folder: Path, settings: RunSettings) -> RunRecord | None:
-    """Return the record of the run in `folder` when it is whole, valid, and of the same settings."""
+@dataclass(frozen=True)
+class Earlier:
+    """What a folder holds of a run made before: its record where it can be kept, else why it cannot.
+
+    Both are empty where there is none.
+    """
+
+    record: RunRecord | None = None
+    why_not: str = ""
+
+
+def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
+    """Return the run in `folder` if it is whole and of the same settings, and valid where it is to be a result.
+
+    Its record then has the places that model, dataset and server have now.
+    """
     path = folder / RUN_FILE
     if not path.exists():
-        return None
+        return Earlier()
     try:
         record = read_record(path, RunRecord)
-    except OtherSchema as error:
-        warn(f"the result in {folder} is not kept: {error.cause}")
-        return None
+    except CmError as error:
+        return Earlier(None, f"its record cannot be read: {error.cause}")
+    if why_not := _why_not(record, folder, settings):
+        return Earlier(None, why_not)
+    present = at_present_places(record, settings)
+    if present != record:
+        write_record(path, present)
+    return Earlier(present)
+
+
+def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
     if record.settings_sha256 != settings_sha256(settings):
-        return None
-    logs = {folder / name: digest for name, digest in record.files.items()}
-    if any(not log.is_file() or sha256_of(log) != digest for log, digest in logs.items()):
-        return None
-    # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length does not apply.
-    result = settings.mode is Mode.PERFORMANCE and not settings.audit_config
-    if result and not read_performance(folder).valid:
-        return None
+        changed = differences(record.settings, settings)
+        return f"its settings have changed: {'; '.join(changed[:_DIFFERENCES])}" if changed else (
+            "its record was made by a version that compared other settings")
+    changed = [name for name, digest in record.files.items()
+               if not (folder / name).is_file() or sha256_of(folder / name) != digest]
+    if changed:
+        return f"files of it have been changed or removed: {', '.join(changed)}"
     if record.faults:
-        return None
-    return record
+        return "; ".join(record.faults)
+    # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length does not apply; that of
+    # a rehearsal is short by itself.
+    if settings.mode is Mode.PERFORMANCE and not settings.audit_config and not settings.rehearsal:
+        result = read_performance(folder)
+        return "" if result.valid else f"LoadGen calls it INVALID: {'; '.join(result.reasons)}"
+    return ""

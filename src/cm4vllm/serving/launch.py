@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,9 +34,12 @@ from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 from cm4vllm.serving.site import base_urls, trusted
 
-__all__ = ["LaunchSettings", "act", "attend", "end", "launch", "require_access", "require_usable", "wait_in_foreground"]
+__all__ = ["PLANNED_FILE", "LaunchSettings", "Planned", "act", "attend", "described", "end", "launch",
+           "require_access", "require_usable", "started", "wait_in_foreground"]
 
 _LOOK_S = 0.5
+#: The record of a server that would be started.
+PLANNED_FILE = "planned.json"
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"
 #: The option of vLLM that adds its token-only endpoint to the others.
@@ -71,20 +75,29 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
-    action: Annotated[Literal["start", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
+    action: Annotated[Literal["start", "describe", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
     background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
     ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = server.READY_TIMEOUT_S
 
 
 def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
-    """Start a server, tell which ones run, or stop one; return what the recipe exports."""
+    """Start a server, describe the one that would be started, tell which ones run, or stop one.
+
+    Returns what the recipe exports.
+    """
     if settings.action == "status":
         say_text(status_text(running_servers()))
         return {}
     if settings.action == "stop":
         stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
         return {}
+    if settings.action == "describe":
+        _require_installed(settings)
+        folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
+        path = writable_folder(folder) / PLANNED_FILE
+        write_record(path, described(_planned(settings, _server_settings(settings, env))))
+        return {"CM_VLLM_SERVER_PLANNED": str(path)}
     record, path = launch(settings, env)
     return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path),
             "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder}
@@ -118,11 +131,15 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         for note in record.unchecked:
             warn(f"not checked: {note}")
         return record, path
-    if not settings.python:
-        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
-    record = _started(settings, _server_settings(settings, env), folder)
+    _require_installed(settings)
+    record = started(_planned(settings, _server_settings(settings, env)), folder, settings.ready_timeout_s)
     write_record(path, record)
     return record, path
+
+
+def _require_installed(settings: LaunchSettings) -> None:
+    if not settings.python:
+        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
 
 
 def require_access(settings: LaunchSettings) -> Access:
@@ -193,8 +210,16 @@ def _require_no_replicas(settings: LaunchSettings) -> None:
                          remedy="name them all: --api_server=URL,URL")
 
 
-def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder: Path) -> ServerRecord:
-    """Start the servers, and return the first's record with those of the others in it."""
+@dataclass(frozen=True)
+class Planned:
+    """Servers that are to be started, all by the same words, with the environment of `python`."""
+
+    python: Path
+    parts: list[arguments.ServerSettings]
+    words: list[str]
+
+
+def _planned(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Planned:
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
         chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
@@ -202,21 +227,36 @@ def _started(settings: LaunchSettings, chosen: arguments.ServerSettings, folder:
     chosen = replace(chosen, api=_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
-    if chosen.threads:
-        say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={chosen.threads}")
     require_sensible(chosen, settings.ready_timeout_s)
     parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
-    words = _words(chosen, python, preset, options)
-    if chosen.device == "cpu" and fp8_env(Path(chosen.model)):
+    return Planned(python, parts, _words(chosen, python, preset, options))
+
+
+def started(planned: Planned, folder: Path, timeout_s: float) -> ServerRecord:
+    """Start the servers, and return the first's record with those of the others in it."""
+    one = planned.parts[0]
+    if one.threads:
+        say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={one.threads}")
+    if one.device == "cpu" and fp8_env(Path(one.model)):
         say(f"note: {FP8_NOTE}")
-    places = [folder, *(folder / f"replica-{number}" for number in range(2, len(parts) + 1))]
-    records = server.start_all(python, list(zip(parts, places, strict=True)), timeout_s=settings.ready_timeout_s,
-                               argv=words)
+    places = [folder, *(folder / f"replica-{number}" for number in range(2, len(planned.parts) + 1))]
+    records = server.start_all(planned.python, list(zip(planned.parts, places, strict=True)), timeout_s=timeout_s,
+                               argv=planned.words)
     for record in records:
         say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s, "
             f"asked at {record.api.path}")
     first, *members = records
     return replace(first, replicas=[member.endpoint for member in members], members=members)
+
+
+def described(planned: Planned) -> ServerRecord:
+    """Return the record of the servers that would be started, without what only one that answers can tell."""
+    packages = server.packages_of(planned.python)
+    first, *members = [ServerRecord(
+        endpoint="", api=part.api, model_name=part.name, max_model_len=0, version="", owned=True, argv=planned.words,
+        env=arguments.server_env(part), niceness=arguments.niceness(part), packages=packages)
+        for part in planned.parts]
+    return replace(first, members=members)
 
 
 def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:

@@ -40,7 +40,7 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.site import Site
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "start", "start_all", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "packages_of", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -106,7 +106,7 @@ def start_all(
             starting.append(_started(python, settings, writable_folder(folder), argv, others))
             _memory_before[starting[-1].supervisor.pid] = memory
         ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
-        packages = _packages(python)
+        packages = packages_of(python)
         return [_recorded(one, packages, after_s) for one, after_s in zip(starting, ready_after_s, strict=True)]
     except BaseException:
         end_supervisors([one.supervisor.pid for one in starting])
@@ -265,7 +265,7 @@ def _state(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _packages(python: Path) -> dict[str, str]:
+def packages_of(python: Path) -> dict[str, str]:
     """Return the versions of what computes in the server's environment."""
     names = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
     code = ("import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"

@@ -18,7 +18,7 @@ from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.early_stopping import percentile
 from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.logs import read_performance
-from cm4vllm.loadgen.measurement import RunInputs, measure
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
@@ -122,7 +122,7 @@ def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server
 
 
 def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_again(tmp_path, server_settings,
-                                                                                 monkeypatch, capsys):
+                                                                                 monkeypatch):
     monkeypatch.setattr(probing, "search", one_run)
     monkeypatch.setattr(measurement, "read_performance", lambda folder: SimpleNamespace(valid=True))
     real = measurement.run_settings  # the rehearsal's length, counted as a result
@@ -138,17 +138,11 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
         assert record.result == str(result)
         assert not left.exists(), "a probe of an earlier search"
         before = len(server.bodies)
-        following = replace(asked, output_dir=str(result), target_qps=record.rate, rerun=True, user_conf="",
-                            search_result=record.result)
-        made, _ = measure(following)
+        following = replace(asked, output_dir=str(result), target_qps=record.rate, user_conf="")
+        made = earlier_run(result, settings_of(following)).record
         assert len(server.bodies) == before
-    assert "made by the search" in capsys.readouterr().out
     assert made.settings.target_qps == record.rate
     assert not (result / PROBE_FILE).exists()
-    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:  # what an earlier command has left is measured again
-        write_record(tmp_path / "server.json", replace(made.settings.server, endpoint=server.endpoint))
-        measure(replace(following, search_result=""))
-        assert server.bodies
 
 
 def one_run(prober, start, plan, seen):

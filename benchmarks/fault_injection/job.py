@@ -1,0 +1,151 @@
+"""A small whole job in a process: `python job.py FOLDER [KEY=VALUE ...]`, with further settings by environment key.
+
+The schedule, its execution, the ledger, LoadGen, the client and the server's supervisor are the real ones; recipes are
+plain functions here, the model is a record without files, and the server is `server.py`. Like `cm`, it ends with the
+exit code of what failed, and a signal gives 128 + its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.campaign import job as campaign
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.loadgen import measurement
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.launch import PLANNED_FILE, Planned, described, end, started
+from cm4vllm.serving.records import Api
+from cm4vllm.serving.server import SERVER_FILE
+
+Env = Mapping[str, str]
+
+SERVER = Path(__file__).with_name("server.py")
+MODEL, SAMPLES = "small", 256
+#: The file in the job's folder whose text is the server's fault.
+CONTROL = "fault-of-the-server"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job; return its exit code."""
+    folder, given = Path(arguments[0]), dict(word.split("=", 1) for word in arguments[1:])
+    signal.signal(signal.SIGTERM, _stopped)
+    settings = read_settings(CampaignSettings, {
+        "CM_RUN_SUBMISSION_CHECKER": "no", "OUTPUT_BASE_DIR": str(folder / "results"),
+        "CM_MLPERF_LOADGEN_SCENARIO": "Offline", "CM_TEST_QUERY_COUNT": "64", **given})
+    recipes = _Recipes(folder, given)
+    try:
+        campaign.run(Job.of(settings), recipes, "job.py", given)
+    except CmError as error:
+        print(error, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    finally:
+        end(recipes.server)
+    return 0
+
+
+def _stopped(signum: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signum)
+
+
+class _Recipes:
+    """The recipes of the job, by the beginnings of their tags. `server` is the path of the server's record."""
+
+    def __init__(self, folder: Path, given: Env) -> None:
+        self.server = ""
+        self._folder = folder
+        self._given = given
+        self._by_tags: dict[str, Callable[[Env], dict[str, str]]] = {
+            "get,ml-model": self._model, "get,dataset": self._dataset, "run,vllm-server,_describe": self._described,
+            "run,vllm-server": self._started, "get,sut": lambda env: {"CM_SUT_NAME": "sut"},
+            "generate,user-conf": self._user_conf, "app,": self._run, "process,mlperf,accuracy": self._scores}
+
+    def __call__(self, tags: str, env: Env) -> dict[str, str]:
+        recipe = next((made for words, made in self._by_tags.items() if tags.startswith(words)), None)
+        return recipe({**self._given, **env}) if recipe else {}
+
+    def _model(self, _env: Env) -> dict[str, str]:
+        path = self._folder / "model.json"
+        write_record(path, ModelRecord(name=MODEL, path="", source="made here", sha256="", min_tokens=2))
+        return {"CM_ML_MODEL_RECORD": str(path), "CM_ML_MODEL_NAME": MODEL}
+
+    def _dataset(self, _env: Env) -> dict[str, str]:
+        path, draw = self._folder / "dataset.json", random.Random(0)  # noqa: S311 - a dataset
+        rows = [{"input": "text", "tok_input": [1 + draw.randrange(700) for _ in range(draw.randrange(3, 40))],
+                 "output": "text"} for _ in range(SAMPLES)]
+        write_text(path, json.dumps(rows))
+        record = self._folder / "dataset.record.json"
+        write_record(record, DatasetRecord(name="small", path=str(path), source="made here", sha256=sha256_of(path),
+                                           samples=SAMPLES, max_input_tokens=40, sentences="punkt-untrained"))
+        return {"CM_DATASET_RECORD": str(record)}
+
+    def _planned(self, env: Env) -> Planned:
+        part = ServerSettings(model="small", name=MODEL, api=Api.COMPLETIONS,
+                              max_num_seqs=int(env.get("CM_VLLM_SERVER_MAX_NUM_SEQS", "8")))
+        words = [sys.executable, str(SERVER), str(self._folder / CONTROL), "--port", "{port}",
+                 f"--max-num-seqs={part.max_num_seqs}"]
+        return Planned(Path(sys.executable), [part], words)
+
+    def _described(self, env: Env) -> dict[str, str]:
+        path = Path(env["CM_VLLM_SERVER_DIR"]) / PLANNED_FILE
+        write_record(path, described(self._planned(env)))
+        return {"CM_VLLM_SERVER_PLANNED": str(path)}
+
+    def _started(self, env: Env) -> dict[str, str]:
+        folder = Path(env["CM_VLLM_SERVER_DIR"])
+        record = started(self._planned(env), folder, 60)
+        self.server = str(folder / SERVER_FILE)
+        return {"CM_VLLM_SERVER_RECORD": self.server, "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+                "CM_VLLM_SERVER_MODEL_FOLDER": ""}
+
+    @staticmethod
+    def _user_conf(env: Env) -> dict[str, str]:
+        return {"CM_MLPERF_USER_CONF": str(write_user_conf(read_settings(RunInputs, env)))}
+
+    @staticmethod
+    def _run(env: Env) -> dict[str, str]:
+        return {"CM_MLPERF_RUN_RECORD": str(measure(read_settings(RunInputs, env))[1])}
+
+    @staticmethod
+    def _scores(env: Env) -> dict[str, str]:
+        folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"])
+        run = read_record(folder / RUN_FILE, RunRecord)
+        write_text(folder / ACCURACY_TEXT, "no scores: the answers have no meaning\n")
+        write_record(folder / ACCURACY_FILE, AccuracyRecord(
+            notice=run.notice, scores=[], values={}, samples=run.settings.samples,
+            samples_expected=run.settings.samples, tokens=run.client.completion_tokens, scorer="none",
+            verified=0, sentences="", sentences_sha256="", log_sha256=run.files[ACCURACY_LOG], duration_s=0))
+        return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)}
+
+
+def _without_self_check(*args: Any, **kwargs: Any) -> Any:
+    return replace(run_settings(*args, **kwargs), self_check=False, num_workers=1)
+
+
+# What takes time and is not what faults are injected into: the client's self-check, and the pages.
+vars(measurement)["run_settings"] = _without_self_check
+vars(campaign)["_report"] = lambda *_: None
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main(sys.argv[1:]))

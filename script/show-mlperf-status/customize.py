@@ -1,0 +1,9 @@
+"""Prints the ledger of the jobs in a results folder."""
+
+
+def preprocess(i):
+    from cm4vllm.campaign.status import StatusSettings, report_status
+    from cm4vllm.common.settings import read_settings
+
+    i["state"].update(report_status(read_settings(StatusSettings, i["env"])))
+    return {"return": 0}

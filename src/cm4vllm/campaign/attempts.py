@@ -1,0 +1,47 @@
+"""What failed and aborted attempts of a step left: kept aside in a folder of its own, and never counted."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cm4vllm.campaign.keeping import result_folder
+from cm4vllm.campaign.ledger import ATTEMPTS, free_name
+from cm4vllm.campaign.search.records import SEARCH_FILE
+from cm4vllm.campaign.steps import key_of
+
+__all__ = ["set_aside"]
+
+#: What a run that was killed, and one that failed, leave beside the folder of their result.
+_LEFT = (".partial", ".failed")
+
+
+def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: bool = False) -> str:
+    """Move what an attempt of a step left to a folder among the attempts, with the log of a server that died.
+
+    Returns the folder's name below `out`, empty where nothing was left. Raises OSError.
+    """
+    target = free_name(out / ATTEMPTS, key_of(step))
+    for folder in _remains(inputs):
+        place = target / folder.name if target.exists() else target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(place)
+    if server_died:
+        for log in sorted((out / "server").rglob("*.log")):
+            target.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                shutil.copy2(log, target / "-".join(log.relative_to(out / "server").parts))
+    return str(target.relative_to(out)) if target.exists() else ""
+
+
+def _remains(inputs: Mapping[str, str]) -> Iterator[Path]:
+    folder = result_folder(inputs)
+    if folder is None:
+        return
+    for ending in _LEFT:
+        if (left := folder.with_name(f"{folder.name}{ending}")).is_dir():
+            yield left
+    if list(folder.glob("probe-*")) and not (folder / SEARCH_FILE).exists():
+        yield folder  # of a search that did not end

@@ -1,0 +1,46 @@
+"""What the job itself checks after a step: that the server is the one that it is taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.campaign.steps import Check
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import read_record
+from cm4vllm.rules import Division
+from cm4vllm.serving.dialects import check_tokenizer, require_division
+from cm4vllm.serving.probe import check_vocabulary
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["CHECKS"]
+
+
+def _require_stand_in(env: Mapping[str, str]) -> None:
+    """Raise UsageError unless a server for which no model was named serves the stand-in."""
+    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
+    if server.model_name != TINY_NAME:
+        raise UsageError(
+            f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
+            cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
+                  "dataset would be used instead",
+            remedy=f"name it: --vllm_model_name={server.model_name}, if that is its hub id or its name in the "
+            "catalogue;\notherwise with its files: --tags=run-mlperf,inference,_path.FOLDER; _tiny says that it is the "
+            "stand-in")
+
+
+def _require_vocabulary(env: Mapping[str, str]) -> None:
+    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
+    model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
+    require_division(server, Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"]))
+    check_vocabulary(server, model)
+    check_tokenizer(server, model)
+
+
+#: What is checked after a step, given what all steps so far have exported. Each raises CmError.
+CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
+    Check.NAMED_MODEL: _require_stand_in,
+    Check.VOCABULARY: _require_vocabulary,
+}

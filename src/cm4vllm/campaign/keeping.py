@@ -1,0 +1,139 @@
+"""What an earlier command left that a step need not make again: recognised by content, for each kind of product."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm import __version__
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
+from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.compliance.audit import audit_config
+from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, settings_of
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+
+__all__ = ["Found", "found", "result_folder"]
+
+_CHANGED = "its inputs have changed"
+#: The inputs that name the folder of a step's result.
+_FOLDERS = ("CM_MLPERF_OUTPUT_DIR", "CM_MLPERF_ACCURACY_RESULTS_DIR", "CM_MLPERF_COMPLIANCE_RESULTS_DIR")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The digest of a step's inputs, and what an earlier command left of its product.
+
+    `exports` is what the step would export where that can be kept, and None where it cannot: `why_not` says why, and is
+    empty where there is nothing to keep.
+    """
+
+    digest: str
+    exports: Mapping[str, str] | None = None
+    why_not: str = ""
+
+
+def found(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> Found:
+    """Return what is left of a step's product.
+
+    `env` is what its recipe would get, its `inputs` among it; `known` is the digest of the inputs with which the step
+    was done before, by the ledger.
+    """
+    if step.product in _KINDS:
+        try:
+            return _KINDS[step.product](env, known)
+        except CmError:
+            pass  # something that it needs cannot be read: the step itself reports it
+    return Found(_digest(step.tags, dict(inputs)))
+
+
+def result_folder(inputs: Mapping[str, str]) -> Path | None:
+    """Return the folder of a step's result, None for a step without one."""
+    return next((Path(inputs[key]) for key in _FOLDERS if inputs.get(key)), None)
+
+
+def _run(env: Mapping[str, str], _known: str) -> Found:
+    inputs = read_settings(RunInputs, env)
+    settings = settings_of(inputs, audit_config(inputs.compliance_test))
+    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    earlier = earlier_run(folder, settings)
+    exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(folder / RUN_FILE)}
+    return Found(settings_sha256(settings), exports, earlier.why_not)
+
+
+def _search(env: Mapping[str, str], known: str) -> Found:
+    inputs = read_settings(RunInputs, env)
+    path = Path(given(inputs.output_dir, "output_dir")).absolute() / SEARCH_FILE
+    digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
+
+    def exports() -> dict[str, str]:
+        read_record(path, SearchRecord)
+        return {"CM_MLPERF_SEARCH_RECORD": str(path), "CM_MLPERF_SEARCH_RESULT": ""}
+
+    return _of_file(path, digest, known, exports)
+
+
+def _scores(env: Mapping[str, str], known: str) -> Found:
+    folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
+    run = read_record(folder / RUN_FILE, RunRecord)
+    log = run.files[ACCURACY_LOG]
+
+    def exports() -> dict[str, str] | None:
+        record = read_record(folder / ACCURACY_FILE, AccuracyRecord)
+        whole = record.log_sha256 == log and (folder / ACCURACY_TEXT).is_file()
+        return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)} if whole else None
+
+    return _of_file(folder / ACCURACY_FILE, _digest(_content(run), log, env.get("CM_NLTK_DATA", "")), known, exports)
+
+
+def _verdict(env: Mapping[str, str], known: str) -> Found:
+    folder = Path(env["CM_MLPERF_COMPLIANCE_RESULTS_DIR"]).absolute()
+    run = read_record(folder / RUN_FILE, RunRecord)
+    log = run.files[ACCURACY_LOG]
+
+    def exports() -> dict[str, str] | None:
+        record = read_record(folder / COMPLIANCE_FILE, ComplianceRecord)
+        whole = record.passed and record.log_sha256 == log and (folder / record.file).is_file()
+        return {"CM_MLPERF_COMPLIANCE_RECORD": str(folder / COMPLIANCE_FILE)} if whole else None
+
+    return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)
+
+
+_KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
+    Product.RUN: _run, Product.SEARCH: _search, Product.SCORES: _scores, Product.VERDICT: _verdict,
+}
+
+
+def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str, str] | None]) -> Found:
+    """Return what is left of a product in one file, which counts if it was made from the same inputs."""
+    if not path.exists():
+        return Found(digest)
+    if digest != known:
+        return Found(digest, None, _CHANGED if known else "the ledger does not say what it was made from")
+    try:
+        made = exports()
+    except CmError as error:
+        return Found(digest, None, error.what)
+    return Found(digest, made, "" if made else f"{path.name} is not of the run that is there now, or not whole")
+
+
+def _content(run: RunRecord) -> tuple[object, ...]:
+    """Return what the scores of a run depend on beside its log."""
+    settings = run.settings
+    return msgspec.to_builtins(settings.terms), settings.model.sha256, settings.dataset.sha256, __version__
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()

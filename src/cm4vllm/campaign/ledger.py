@@ -1,0 +1,272 @@
+"""ledger.jsonl: what became of each step of a job, over all commands that worked in a results folder.
+
+Each line is one change of one step's state. Lines are appended, each with one write, and synced: a command that is
+killed leaves at most a torn last line, which the next command sets aside. Reading needs no lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm.campaign.steps import Duration
+from cm4vllm.common.errors import DiskFull, translated_os_errors
+from cm4vllm.common.files import opened
+from cm4vllm.common.records import Record
+from cm4vllm.common.redaction import vault
+
+__all__ = ["ATTEMPTS", "LEDGER_FILE", "LOCK_FILE", "Entry", "Ledger", "LedgerFile", "State", "StepState", "free_name",
+           "is_under_way", "read_ledger"]
+
+#: The ledger, in the folder of a job's results.
+LEDGER_FILE = "ledger.jsonl"
+#: The file that keeps a second run out of a results folder.
+LOCK_FILE = ".lock"
+#: The folder beside the ledger for what failed and aborted attempts left. No result is read from it.
+ATTEMPTS = "attempts"
+
+_SCHEMA = "schema"
+
+
+class State(StrEnum):
+    """What has become of a step."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    DONE = "done"
+    KEPT = "kept"
+    LEFT_OUT = "left out"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the step's result is there."""
+        return self in (State.DONE, State.KEPT)
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """One change of a step's state.
+
+    `run` names the command that made it, by when it began and its process; `at` is when, in UTC. `digest` is that of
+    the step's inputs, `inputs` those of the schedule with all values filled in. `attempt` counts how often the step has
+    been begun in this folder, 0 where it was not. `why` says why it failed, was aborted, was left out or redone, or how
+    its result was recognised; `left` is the folder with what a failed or aborted attempt left.
+    """
+
+    run: str
+    at: str
+    step: str
+    state: State
+    tags: str = ""
+    digest: str = ""
+    inputs: dict[str, str] = {}
+    attempt: int = 0
+    took_s: float | None = None
+    why: str = ""
+    left: str = ""
+
+
+@dataclass(frozen=True)
+class StepState:
+    """A step as its entries leave it: the last one, and what those before say.
+
+    `begun_at` is when the last attempt began. `digest` and `took_s` are those of the last time that it was done, `good`
+    whether there was one.
+    """
+
+    last: Entry
+    attempts: int = 0
+    begun_at: str = ""
+    good: bool = False
+    digest: str = ""
+    took_s: float | None = None
+    done_at: str = ""
+
+    def after(self, entry: Entry) -> StepState:
+        """Return the state once `entry` is known, too."""
+        begun = entry.state is State.RUNNING
+        done = entry if entry.state is State.DONE else None
+        return StepState(
+            last=replace(entry, inputs=entry.inputs or self.last.inputs, tags=entry.tags or self.last.tags),
+            attempts=max(self.attempts, entry.attempt), begun_at=entry.at if begun else self.begun_at,
+            good=self.good or entry.state.is_good, digest=entry.digest if entry.state.is_good else self.digest,
+            took_s=done.took_s if done else self.took_s, done_at=done.at if done else self.done_at)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All steps by name, those of the last command in the order of its schedule.
+
+    `run` is the last command, `unreadable` the number of lines that are not entries.
+    """
+
+    states: Mapping[str, StepState] = field(default_factory=dict)
+    run: str = ""
+    unreadable: int = 0
+
+    @property
+    def of_last_run(self) -> list[StepState]:
+        return [state for state in self.states.values() if state.last.run == self.run]
+
+    def attempts(self, step: str) -> int:
+        return self.states[step].attempts if step in self.states else 0
+
+    def digest(self, step: str) -> str:
+        """Return the digest of the inputs with which a step was last done or kept, empty where it never was."""
+        return self.states[step].digest if step in self.states else ""
+
+    def durations(self) -> dict[str, Duration]:
+        """Return how long each step took when it was last done, by its name."""
+        return {name: Duration(seconds=state.took_s, source=f"as on {state.done_at[:10]}")
+                for name, state in self.states.items() if state.took_s is not None}
+
+
+def read_ledger(out: Path) -> Ledger:
+    """Read the ledger of a results folder; an empty one where there is none. Raises OSError where it cannot be read.
+
+    A last line without its end is not counted: it may be in the making.
+    """
+    states: dict[str, StepState] = {}
+    run, unreadable = "", 0
+    for line in _whole_lines(out / LEDGER_FILE):
+        entry = _entry(line)
+        if entry is None:
+            unreadable += 1
+            continue
+        run = entry.run
+        _take(states, entry)
+    return Ledger(states, run, unreadable)
+
+
+def _take(states: dict[str, StepState], entry: Entry) -> None:
+    before = states.get(entry.step, StepState(entry))
+    if entry.state is State.PLANNED:
+        states.pop(entry.step, None)  # to stand in the order of the present schedule
+    states[entry.step] = before.after(entry)
+
+
+def is_under_way(out: Path) -> bool:
+    """Say whether a command works in a results folder at this moment."""
+    try:
+        with opened(out / LOCK_FILE) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class LedgerFile:
+    """The ledger of a results folder, open for appending by the one command that holds the folder's lock."""
+
+    def __init__(self, out: Path, run: str) -> None:
+        self.out = out
+        self._path = out / LEDGER_FILE
+        self._run = run
+        with translated_os_errors("read", self._path, "--output_dir"):
+            self.torn = self._set_aside_torn_line()
+            self.ledger = read_ledger(out)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Append entries in one write, and sync. Raises DiskFull, NotWritable; nothing is appended then."""
+        made = [replace(entry, run=self._run) for entry in entries]
+        data = b"".join(_line(entry) for entry in made)
+        with translated_os_errors("write", self._path, "--output_dir"):
+            new = not self._path.exists()
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._write(handle, data)
+            finally:
+                os.close(handle)
+            if new:
+                _sync_folder(self.out)
+        states = dict(self.ledger.states)
+        for entry in made:
+            _take(states, entry)
+        self.ledger = Ledger(states, self._run, self.ledger.unreadable)
+
+    def _write(self, handle: int, data: bytes) -> None:
+        size = os.fstat(handle).st_size
+        try:
+            written = os.write(handle, data)
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+        if written < len(data):
+            os.ftruncate(handle, size)
+            raise DiskFull(f"cannot write {self._path}", cause=f"only {written} of {len(data)} bytes were written",
+                           remedy="free space there, or choose another folder with --output_dir")
+
+    def _set_aside_torn_line(self) -> Path | None:
+        """Move a last line without its end to a file among the attempts, and return it."""
+        try:
+            with opened(self._path) as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        whole = data.rfind(b"\n") + 1
+        if whole == len(data):
+            return None
+        torn = free_name(self.out / ATTEMPTS, "torn-line-of-ledger")
+        torn.parent.mkdir(exist_ok=True)
+        torn.write_bytes(data[whole:])
+        os.truncate(self._path, whole)
+        return torn
+
+
+def free_name(folder: Path, name: str) -> Path:
+    """Return the first of folder/name-1, folder/name-2, … that does not exist."""
+    number = 1
+    while os.path.lexists(path := folder / f"{name}-{number}"):
+        number += 1
+    return path
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    try:
+        with opened(path) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return
+    yield from data[:data.rfind(b"\n") + 1].splitlines()
+
+
+def _line(entry: Entry) -> bytes:
+    fields: dict[str, Any] = msgspec.to_builtins(entry)
+    said = {name: value for name, value in fields.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+    return msgspec.json.encode(vault().cleaned({_SCHEMA: Entry.SCHEMA, **said}, by_name=False)) + b"\n"
+
+
+#: What a line leaves out.
+_DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="", state=State.PLANNED)) | {
+    "run": None, "at": None, "step": None, "state": None}
+
+
+def _entry(line: bytes) -> Entry | None:
+    """Return the entry of a line, None for one that is none, or of another version."""
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+        if fields.pop(_SCHEMA, None) != Entry.SCHEMA:
+            return None
+        return msgspec.convert(fields, Entry)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

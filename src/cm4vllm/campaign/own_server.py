@@ -1,0 +1,71 @@
+"""The server that the job starts: as late as a step needs it, and again where it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Protocol
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.campaign.steps import Step
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.identity import serves_alike
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import SERVER_FILE, stop
+
+__all__ = ["OwnServer"]
+
+#: The recipe of the server, asked for the record of what it would start.
+_DESCRIBE = "run,vllm-server,_describe"
+_FOLDER, _RECORD, _PLANNED = "CM_VLLM_SERVER_DIR", "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
+
+
+class _Recipes(Protocol):
+    def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
+
+
+class OwnServer:
+    """`take` takes the step that starts it, once."""
+
+    def __init__(self, step: Step, inputs: Mapping[str, str], take: Callable[[Step, Mapping[str, str]], None]) -> None:
+        self.step = step
+        self.was_needed = False
+        self._inputs = inputs
+        self._take = take
+        self._waits = False
+
+    def can_wait(self, recipes: _Recipes, env: MutableMapping[str, str]) -> bool:
+        """Say whether the server of an earlier command was the same, so that its record tells all before a start.
+
+        `env` then gets what the step would export.
+        """
+        path = Path(self._inputs[_FOLDER]) / SERVER_FILE
+        if not path.exists():
+            self.was_needed = True
+            return False
+        planned = recipes(_DESCRIBE, {**env, **self._inputs}).get(_PLANNED, "")
+        try:
+            record = read_record(path, ServerRecord)
+            model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
+            self._waits = bool(planned) and serves_alike(read_record(Path(planned), ServerRecord), record, model.path)
+        except CmError:
+            self._waits = False
+        if self._waits:
+            say("server: not started until a step needs it: the one of an earlier command was the same")
+            env.update({_RECORD: str(path), "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+                        "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder})
+        self.was_needed = not self._waits
+        return self._waits
+
+    def need(self) -> None:
+        """Start it, unless it runs. Raises CmError."""
+        if self._waits:
+            self._waits, self.was_needed = False, True
+            self._take(self.step, self._inputs)
+
+    def replace(self, env: Mapping[str, str]) -> None:
+        """End what is left of it, so that the next step that needs it starts another."""
+        stop(read_record(Path(env[_RECORD]), ServerRecord))
+        self._waits = True

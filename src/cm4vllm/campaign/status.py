@@ -1,0 +1,88 @@
+"""The ledger of a results folder for people, as a table, and for programs, as plain objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
+from cm4vllm.common.errors import UsageError, translated_os_errors
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.progress import say_text, warn
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+from cm4vllm.rules import ExecutionMode
+
+__all__ = ["StatusSettings", "report_status"]
+
+_HEADINGS = ("step", "state", "attempts", "since", "s", "")
+#: Characters of the last column.
+_WHY = 100
+_KILLED = "its command has ended without reporting it"
+
+
+class StatusSettings(Record, frozen=True, kw_only=True):
+    """Whose status is shown: that of all jobs in `output_dir`, or of the one in that very folder."""
+
+    output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
+
+
+def report_status(settings: StatusSettings) -> dict[str, object]:
+    """Print the steps of each job in the folder, and return them as plain objects. Raises UsageError for none."""
+    base = typed_path(settings.output_dir).absolute()
+    folders = [one for one in (base, *(base / mode for mode in ExecutionMode)) if (one / LEDGER_FILE).is_file()]
+    if not folders:
+        raise UsageError(f"no job has worked in {base}", cause=f"neither it nor its folders test and valid hold a "
+                         f"{LEDGER_FILE}", remedy="name the --output_dir of the job")
+    return {"jobs": [_reported(folder) for folder in folders]}
+
+
+def _reported(out: Path) -> dict[str, object]:
+    with translated_os_errors("read", out / LEDGER_FILE, "--output_dir"):
+        under_way, ledger = is_under_way(out), read_ledger(out)
+    steps = ledger.of_last_run
+    say_text(f"{out}: {_heading(ledger, steps, under_way=under_way)}")
+    for line in _table([_row(state, under_way=under_way) for state in steps]):
+        say_text(line)
+    if ledger.unreadable:
+        warn(f"{ledger.unreadable} lines of {out / LEDGER_FILE} are not entries of this version of cm4vllm")
+    return {"folder": str(out), "under_way": under_way, "run": ledger.run, "unreadable_lines": ledger.unreadable,
+            "steps": [_as_object(state, under_way=under_way) for state in steps]}
+
+
+def _heading(ledger: Ledger, steps: Sequence[StepState], *, under_way: bool) -> str:
+    began, _, pid = ledger.run.partition(" ")
+    done = sum(state.last.state.is_good or state.last.state is State.LEFT_OUT for state in steps)
+    words = f"under way, process {pid}" if under_way else "no command is at work"
+    return f"{words}; the last one began {began}; {done} of {len(steps)} steps are done"
+
+
+def _state(state: StepState, *, under_way: bool) -> State:
+    """Return the state; a step that no process works on is aborted, whatever its last entry says."""
+    running = state.last.state is State.RUNNING
+    return State.ABORTED if running and not under_way else state.last.state
+
+
+def _row(state: StepState, *, under_way: bool) -> tuple[str, ...]:
+    now, last = _state(state, under_way=under_way), state.last
+    why = last.why.splitlines()[0] if last.why else _KILLED if now is not last.state else ""
+    why = "; ".join(filter(None, (why, f"left in {last.left}" if last.left else "")))
+    took = "" if last.took_s is None else f"{last.took_s:,.1f}"
+    at = "" if now is State.PLANNED else (state.begun_at if now is State.RUNNING else last.at)
+    return (last.step, str(now), str(state.attempts or ""), at, took, why if len(why) <= _WHY else f"{why[:_WHY]}…")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    table = [_HEADINGS, *rows]
+    widths = [max(len(row[place]) for row in table) for place in range(len(_HEADINGS))]
+    for row in table:
+        yield "  ".join(cell.rjust(width) if place in (2, 4) else cell.ljust(width)
+                        for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+
+
+def _as_object(state: StepState, *, under_way: bool) -> dict[str, object]:
+    last = state.last
+    return {"step": last.step, "state": str(_state(state, under_way=under_way)), "tags": last.tags,
+            "attempts": state.attempts, "digest": last.digest, "inputs": last.inputs, "begun_at": state.begun_at,
+            "at": last.at, "took_s": last.took_s, "why": last.why, "left": last.left}

@@ -1,0 +1,119 @@
+"""What only the run can tell of a schedule: the values that steps take from those before, and which conditions hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cm4vllm.campaign.schedule import FOLDER, TARGET_SOURCE, common_inputs
+from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
+from cm4vllm.campaign.settings import Job
+from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step
+from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import OtherSchema, read_record
+from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.rules import Mode
+
+__all__ = ["Values"]
+
+_EXPORTED = re.compile(r"<<<(\w+)>>>")
+
+
+class Values:
+    """`env` holds the inputs of the whole job and what the steps taken so far have exported.
+
+    `good` are the names of the steps that have ended well.
+    """
+
+    def __init__(self, job: Job, steps: Mapping[str, Step]) -> None:
+        self.job = job
+        self.env = common_inputs(job)
+        self.good: set[str] = set()
+        self._steps = steps
+
+    def inputs(self, step: Step) -> dict[str, str]:
+        """Return a step's inputs with every value filled in."""
+        inputs: dict[str, str] = {}
+        for key, value in step.inputs.items():
+            if isinstance(value, MeasuredTarget):
+                target = self.target(value)
+                inputs |= {key: str(target.value), TARGET_SOURCE: target.source}
+            else:
+                inputs[key] = self._filled(value)
+        return inputs
+
+    def holds(self, condition: Condition) -> bool:
+        return any(_NEEDS[condition.need](self, one) for one in condition.of)
+
+    def target(self, wanted: MeasuredTarget) -> TargetQps:
+        earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
+        if earlier is None and wanted.found:
+            return self._found_target(wanted)
+        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
+
+    def _filled(self, value: str) -> str:
+        return _EXPORTED.sub(lambda found: self.env.get(found[1], ""), value)
+
+    def _found_target(self, wanted: MeasuredTarget) -> TargetQps:
+        found = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
+        rate = found.lowered(wanted.lowered)
+        below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
+        return TargetQps(rate, f"{wanted.step}: {found.words}{below}")
+
+    def _folder(self, name: str) -> Path:
+        """Return the folder of the LoadGen run that the step `name` makes."""
+        return Path(self._filled(str(self._steps[name].inputs[FOLDER])))
+
+    def _rate(self, name: str) -> SamplesPerSecond:
+        """Return the samples/s that a step measured."""
+        folder = self._folder(name)
+        record = read_record(folder / RUN_FILE, RunRecord)
+        performance = record.settings.mode is Mode.PERFORMANCE
+        return read_performance(folder).samples_per_second if performance else measured_rate(record)
+
+    def _earlier_target(self, place: str) -> TargetQps | None:
+        """Return the target of a valid result of an earlier run in a folder below the results."""
+        folder = self.job.out / self._filled(place)
+        if not (folder / RUN_FILE).exists():
+            return None
+        try:
+            settings = read_record(folder / RUN_FILE, RunRecord).settings
+        except OtherSchema:  # the run that follows says so, and measures again
+            return None
+        return TargetQps(settings.target_qps, settings.target_qps_source) if read_performance(folder).valid else None
+
+    def has_ended_well(self, name: str) -> bool:
+        return name in self.good
+
+    def was_too_short(self, name: str) -> bool:
+        """Say whether a performance run ended before the duration that the rules ask, and if so tell the user."""
+        result = read_performance(self._folder(name))
+        if result.duration >= result.min_duration:
+            return False
+        say(f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
+            "server was faster than in the run before. It is repeated, sized by the rate just measured")
+        return True
+
+    def missed_limits(self, name: str) -> bool:
+        """Say whether a performance run went on for long enough and is invalid, and if so report it."""
+        result = read_performance(self._folder(name))
+        if result.valid or result.duration < result.min_duration:
+            return False
+        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
+            "the next lower rate that the search can distinguish from it")
+        return True
+
+    def has_no_earlier_result(self, place: str) -> bool:
+        return self._earlier_target(place) is None
+
+
+_NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {
+    Need.ENDED_WELL: Values.has_ended_well,
+    Need.TOO_SHORT: Values.was_too_short,
+    Need.MISSED_LIMITS: Values.missed_limits,
+    Need.NO_EARLIER_RESULT: Values.has_no_earlier_result,
+}
