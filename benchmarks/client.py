@@ -10,6 +10,7 @@ another. The groups, each with its cases in turn:
     alone    the same work without LoadGen, one token an answer, beside wrk and the floor client
     paced    CPU time per token: 500 streams, a token each 20 ms, spread over them
     latency  what a Server run of LoadGen at 51,200 tokens/s adds to the server's own TTFT and TPOT
+    watching what status.json and the view on a terminal cost in such a run
     open     4,000 streams at a time, a token each 100 ms: time and memory
     workers  two worker processes beside one, where there are cores for it
     vllm     the real vLLM: Offline through LoadGen beside its in-process generate (with --vllm and --model)
@@ -174,6 +175,15 @@ def latency(bench: Bench) -> Iterator[Figure]:
     yield figure("error of TPOT p50: ours", [added.tpot for added in measured["ours"]], "%", at_most=2)
 
 
+def watching(bench: Bench) -> Iterator[Figure]:
+    """What it costs to watch a Server run at 51,200 tokens/s, beside the processor time of the client."""
+    task = Task(port=0, queries=bench.queries(800 * 24), tokens=64, streamed=True, in_flight=1, qps=800.0)
+    cases = {name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))
+             for name in ("watched", "watched on a terminal")}
+    for name, results in interleaved(cases, bench.rounds).items():
+        yield figure(f"{name}: of the client's CPU", [100 * r.watching_s / r.cpu_s for r in results], "%", at_most=1)
+
+
 def open_streams(bench: Bench) -> Iterator[Figure]:
     """Thousands of streams at a time on one core."""
     streams, tokens, pace_ms = bench.queries(4_000), 32, 100.0
@@ -287,8 +297,9 @@ def _real(bench: Bench) -> RealVllm | None:
     return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
 
 
-GROUPS: dict[str, Group] = {"offline": offline, "alone": alone, "paced": paced, "latency": latency,
-                            "open": open_streams, "workers": workers, "vllm": vllm, "ways": ways}
+GROUPS: dict[str, Group] = {
+    "offline": offline, "alone": alone, "paced": paced, "latency": latency, "watching": watching, "open": open_streams,
+    "workers": workers, "vllm": vllm, "ways": ways}
 
 
 def _case(bench: Bench, name: str, way: str, task: Task, pace: Pace = AT_ONCE) -> Case:

@@ -35,6 +35,10 @@ def _client(name: str, task: Task, first: First, done: Done) -> Client:
 def _perform(name: str, way: str, task: Task) -> Result:
     if way == "alone":
         return measure(task, lambda first, done: _client(name, task, first, done))
+    if name.startswith("watched"):
+        from clients.watched import watched_run
+
+        return watched_run(task, drawn=name == "watched on a terminal")
     from clients import through_loadgen
 
     if name == "ours":

@@ -55,6 +55,8 @@ class Task:
 class Result:
     """What a contestant measured: wall and CPU time in s, memory in KiB gained, and what LoadGen says (times in ms).
 
+    `watching_s` is the CPU time that it cost to watch the run, which is not all part of `cpu_s`.
+
     What was not measured is 0.
     """
 
@@ -66,6 +68,7 @@ class Result:
     ttft_p50: float = 0.0
     ttft_p99: float = 0.0
     tpot_p50: float = 0.0
+    watching_s: float = 0.0
 
     @property
     def qps(self) -> float:

@@ -27,13 +27,13 @@ from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import Api, ServerRecord
 
-__all__ = ["ours", "peer"]
+__all__ = ["ours", "peer", "settings_of"]
 
 
 def ours(task: Task) -> Result:
     """Make a run with the shipped client."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = _settings(task, Path(folder))
+        settings = settings_of(task, Path(folder))
         record = run(settings, Path(folder) / "run")
         return _result(Path(folder) / "run", record.client.completion_tokens)
 
@@ -55,7 +55,7 @@ def peer(task: Task, make: Callable[[First, Done], Client]) -> Result:
     client = make(first, done)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = _settings(task, folder)
+        settings = settings_of(task, folder)
         _test(settings, folder, lambda samples: client.submit([(sample.id, sample.index) for sample in samples]))
         client.close()
         return _result(folder, counted.tokens)
@@ -71,7 +71,8 @@ class _Counted:
             self.tokens += count
 
 
-def _settings(task: Task, folder: Path) -> RunSettings:
+def settings_of(task: Task, folder: Path) -> RunSettings:
+    """Return the settings of a run that does the task; its dataset is written to `folder`."""
     dataset = folder / "dataset.json"
     rows = [{"input": "", "tok_input": prompt(index, task.prompt_tokens, task.vocabulary), "output": ""}
             for index in range(PROMPTS)]

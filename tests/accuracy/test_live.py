@@ -65,7 +65,8 @@ def test_once_all_are_in_the_means_are_the_final_scores_and_the_bounds_are_close
     assert count == 200
     assert means == pytest.approx([100 * np.mean(final.fmeasures[t]) for t in TYPES])
     assert halves.tolist() == [0.0] * 4
-    assert shown.startswith(f"partial scores of 200 answers: ROUGE-1 {means[0]:.1f} ± 0.0, -2 ")
+    assert shown.words.startswith(f"partial scores of 200 answers: ROUGE-1 {means[0]:.1f} ± 0.0, ROUGE-2 ")
+    assert [one.mean for one in shown.scores] == pytest.approx(means, abs=1e-3)
 
 
 def test_the_bounds_are_students_for_a_part_of_the_run(model_folder, encode):
@@ -134,8 +135,8 @@ def test_few_answers_are_not_shown(model_folder, encode):
     predictions, references, time = texts(20, 1), texts(20, 2), Time(model_folder)
     scores = live_of(time, references, range(20), 20)
     time.now = 1.0
-    assert scores([(i, encode(predictions[i])) for i in range(9)]) == ""
-    assert scores([(9, encode(predictions[9]))]).startswith("partial scores of 10 answers")
+    assert scores([(i, encode(predictions[i])) for i in range(9)]).words == ""
+    assert scores([(9, encode(predictions[9]))]).words.startswith("partial scores of 10 answers")
 
 
 def test_a_sample_counts_once_and_only_if_it_was_drawn(model_folder, encode):
@@ -153,7 +154,7 @@ def test_what_breaks_in_scoring_does_not_break_the_run(model_folder, encode):
     time.decode = None
     time.now = 1.0
     for _ in range(2):
-        assert scores([(0, encode("salt"))]) == "no partial scores: TypeError: 'NoneType' object is not callable"
+        assert scores([(0, encode("salt"))]).words == "no partial scores: TypeError: 'NoneType' object is not callable"
 
 
 def test_live_scores_of_a_run_are_its_scores(accuracy_run, encode):

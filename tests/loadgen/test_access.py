@@ -64,7 +64,6 @@ def test_no_command_line_holds_the_key(tmp_path, secured):
     def look(_):
         for child in psutil.Process().children(recursive=True):
             seen.append(" ".join(child.cmdline()))
-        return ""
 
     with FakeVllm(Behaviour(token_delay_s=0.02)) as server, Gateway(
             server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway:

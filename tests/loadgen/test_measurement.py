@@ -17,6 +17,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.run_status import PartialScores
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
 
@@ -51,14 +52,14 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
 
     def note(answers):
         seen.update(answers)
-        return "as seen by the test"
+        return PartialScores(problem="as seen by the test")
 
     with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
         serve(tmp_path, server)
         record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
         measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
     assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
-    assert "tokens/s so far; as seen by the test\n" in capsys.readouterr().out
+    assert "tokens/s so far; no partial scores: as seen by the test\n" in capsys.readouterr().out
 
 
 def test_the_records_become_a_run(env, tmp_path):

@@ -48,7 +48,7 @@ def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_p
     with FakeVllm() as server:
         settings = replace(settings, server=replace(settings.server, endpoint=server.endpoint),
                            user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"))
-        run(settings, tmp_path / "run", on_answers=lambda answers: given.extend(answers) or "")
+        run(settings, tmp_path / "run", on_answers=given.extend)
     assert {index: list(tokens) for index, tokens in given} == SENT
     assert len(given) == len(SENT)
 

@@ -18,6 +18,7 @@ from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.run_status import PartialScore, PartialScores
 
 __all__ = ["LiveScores", "live_scores"]
 
@@ -30,7 +31,7 @@ BATCH, BACKLOG = 16, 64
 #: Fewer answers are not shown: a spread seen in so few says little.
 FEWEST = 10
 
-_NAMES = ("ROUGE-1", "-2", "-L", "-Lsum")
+_NAMES = ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum")
 
 
 class LiveScores:
@@ -60,8 +61,8 @@ class LiveScores:
         self._begin, self._cost = clock(), 0.0
         self._broken = ""
 
-    def __call__(self, answers: Sequence[tuple[int, Sequence[int]]]) -> str:
-        """Take answers, each the index of its sample and its token ids; return what to show.
+    def __call__(self, answers: Sequence[tuple[int, Sequence[int]]]) -> PartialScores:
+        """Take answers, each the index of its sample and its token ids; return what is known of the scores.
 
         It never raises: the run goes on, and its answers are scored when it has ended.
         """
@@ -69,10 +70,10 @@ class LiveScores:
             try:
                 return self._take(answers)
             except Exception as error:
-                self._broken = f"no partial scores: {type(error).__name__}: {error}"
-        return self._broken
+                self._broken = f"{type(error).__name__}: {error}"
+        return PartialScores(problem=self._broken)
 
-    def _take(self, answers: Sequence[tuple[int, Sequence[int]]]) -> str:
+    def _take(self, answers: Sequence[tuple[int, Sequence[int]]]) -> PartialScores:
         begin = self._spent()
         for index, tokens in answers:
             place = self._places.pop(index, None)
@@ -83,9 +84,9 @@ class LiveScores:
         while len(self._waiting) > BACKLOG:
             self._kept = self._kept * 3 // 4
             self._waiting = deque(answer for answer in self._waiting if answer[0] < self._kept)
-        text = self._text()
+        scores = self._partial()
         self._cost += self._spent() - begin
-        return text
+        return scores
 
     def means(self) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return how many samples count, the mean of each type in percent, and half the width of its 95 % bounds."""
@@ -104,13 +105,13 @@ class LiveScores:
         scored = self._scorer.score(predictions, [self._references[place] for place in places])
         self._scores[places] = np.column_stack([scored.fmeasures[type_] for type_ in TYPES])
 
-    def _text(self) -> str:
+    def _partial(self) -> PartialScores:
         count, means, halves = self.means()
         if count < FEWEST:
-            return ""
-        shown = ", ".join(f"{name} {mean:.1f} ± {half:.1f}" for name, mean, half in
-                          zip(_NAMES, means.tolist(), halves.tolist(), strict=True))
-        return f"partial scores of {count:,} answers: {shown}"
+            return PartialScores(answers=count)
+        scores = zip(_NAMES, means.tolist(), halves.tolist(), strict=True)
+        return PartialScores(answers=count, scores=tuple(
+            PartialScore(name=name, mean=round(mean, 3), half=round(half, 3)) for name, mean, half in scores))
 
 
 def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores:

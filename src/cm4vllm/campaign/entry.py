@@ -19,8 +19,9 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
 from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, warn
 from cm4vllm.common.settings import read_settings
+from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import benchmark_terms, round_terms
 
 __all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
@@ -53,7 +54,7 @@ def _require_steps(job: Job) -> None:
 def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job, changed = prepared(env)
-    for note in job.notes:
+    for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
     steps = with_durations(schedule(job), _durations(job.out))
     return {"env": {**changed, **common_inputs(job), **_results(job)},
@@ -76,6 +77,8 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
     Raises CmError.
     """
     job, changed = prepared(env)
+    for finding in unready(load=load_sample()):
+        warn(f"this machine: {finding.words}")
     run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
     return _results(job)
 

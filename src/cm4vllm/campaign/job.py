@@ -16,11 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from cm4vllm import __version__
+from cm4vllm import REHEARSAL_NOTICE, __version__
 from cm4vllm.campaign.attempts import set_aside
 from cm4vllm.campaign.checks import CHECKS
 from cm4vllm.campaign.keeping import Found, found
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.live.monitor import watched
+from cm4vllm.campaign.live.status import JobStatus, steps_of
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.schedule import FOLDER, schedule
@@ -63,11 +65,15 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
     writable_folder(job.out)
     with _only_one(job.out):
         execution = _Execution(job, recipes, command, given or {})
+        steps = steps_of(tuple(execution.steps.values()), execution.file)
         execution.begin()
-        for step in execution.steps.values():
-            execution.take(step)
-        execution.end()
-        return _report(job, execution)
+        status = JobStatus(job.title, [REHEARSAL_NOTICE] if job.rehearsal else [], steps)
+        with watched(status, job.out, job.serve) as monitor:
+            with monitor.drawn():
+                for step in execution.steps.values():
+                    execution.take(step)
+                execution.end()
+            return _report(job, execution)
 
 
 class _Execution:

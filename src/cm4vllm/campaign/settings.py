@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cm4vllm import NO_SUBMITTER
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
+from cm4vllm.campaign.live.address import Address
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import key_of
 from cm4vllm.common.errors import UsageError, nearest
@@ -89,6 +90,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
     rerun: Annotated[str, Key("CM_RERUN")] = "no"
     attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
+    serve: Annotated[str, Key("CM_MLPERF_SERVE")] = ""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,17 @@ class Job:
     quantisation: str = ""
     rerun: frozenset[str] = frozenset()
     rerun_all: bool = False
+    serve: Address | None = None
     notes: tuple[str, ...] = ()
 
     def reruns(self, step: str) -> bool:
         """Say whether a step is to be taken again whatever an earlier command left of it."""
         return self.rerun_all or key_of(step) in self.rerun
+
+    @property
+    def title(self) -> str:
+        """The job in a few words."""
+        return f"{self.benchmark.name} {self.round.name}, {', '.join(self.scenarios)}, {self.division}"
 
     @property
     def rehearsal(self) -> bool:
@@ -162,6 +170,7 @@ class Job:
             rerun=frozenset() if word in (*_ALL, *_NONE) else frozenset(
                 one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
+            serve=Address.parse(settings.serve) if settings.serve else None,
             notes=tuple(_notes(settings)),
         )
 

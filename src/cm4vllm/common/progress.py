@@ -1,10 +1,16 @@
-"""What is being done and how far it is: a live line on a terminal, plain lines elsewhere."""
+"""What is being done and how far it is: a live line on a terminal, plain lines elsewhere.
+
+What is in progress can be read at any time: `under_way` gives the steps that have begun and not ended, each with what
+it last said of itself in words and as data, and `warnings` what the user was warned of. A view that shows them draws
+instead of the live line (`drawn_by_a_view`).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,12 +18,17 @@ from typing import Any, TextIO
 
 from cm4vllm.common.plain_text import one_line, printable
 
-__all__ = ["Step", "page", "say", "say_facts", "say_text", "step", "warn"]
+__all__ = ["Step", "drawn_by_a_view", "page", "say", "say_facts", "say_text", "step", "under_way", "warn", "warnings"]
 
 #: Seconds between two plain lines of one step.
-PLAIN_INTERVAL_S = 15.0
+PLAIN_INTERVAL_S = 10.0
+#: Warnings that are kept for who asks; older ones stand in the output alone.
+_MOST_WARNINGS = 50
 
 _STARTED = time.monotonic()
+_under_way: list[Step] = []
+_warnings: deque[str] = deque(maxlen=_MOST_WARNINGS)
+_views = 0
 
 
 def say(text: str) -> None:
@@ -44,18 +55,45 @@ def say_facts(subject: str, *lines: str) -> None:
 
 def warn(text: str) -> None:
     """Print one line that the user should not overlook."""
+    _warnings.append(one_line(text))
     say(f"WARNING: {text}")
 
 
+def warnings() -> tuple[str, ...]:
+    """Return what this process has warned of, oldest first; of many the newest."""
+    return tuple(_warnings)
+
+
+def under_way() -> tuple[Step, ...]:
+    """Return the steps that have begun and not ended, the outermost first."""
+    return tuple(_under_way)
+
+
+@contextmanager
+def drawn_by_a_view() -> Iterator[None]:
+    """Inside the block a view draws what is under way on the terminal: steps draw no live line of their own."""
+    global _views
+    _views += 1
+    try:
+        yield
+    finally:
+        _views -= 1
+
+
 class Step:
-    """One piece of work in progress; `update` sets how far it is, `note` is shown with it."""
+    """One piece of work in progress; `update` sets how far it is, `note` is shown with it.
+
+    `facts` is the same as data, for a view: a record of the package that does the work. None where there is none.
+    """
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self.title = title
-        self.note = ""
-        self._last = time.monotonic()
+        self.note = self.text = ""
+        self.facts: object = None
+        self.began = self._last = time.monotonic()
         self._status: Any = None
-        if stream.isatty():
+        self._is_drawn = bool(_views)
+        if stream.isatty() and not self._is_drawn:
             try:
                 from rich.console import Console
             except ImportError:
@@ -64,12 +102,13 @@ class Step:
             self._status.start()
 
     def update(self, text: str) -> None:
-        """Show `text` beside the title: at once on a terminal, at most every 15 s elsewhere."""
+        """Show `text` beside the title: at once on a terminal, at most every 10 s elsewhere."""
         if self.note:
             text = f"{text}; {self.note}"
+        self.text = text
         if self._status is not None:
             self._status.update(_literal(f"{self.title}: {text}"))
-        elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
+        elif not self._is_drawn and time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
             say(f"{self.title}: {text}")
 
@@ -91,9 +130,11 @@ def step(title: str) -> Iterator[Step]:
     say(title)
     begin = time.monotonic()
     current = Step(title, sys.stdout)
+    _under_way.append(current)
     try:
         yield current
     finally:
+        _under_way.remove(current)
         current.stop()
     say(f"{title}: done in {time.monotonic() - begin:.1f} s")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord
+from cm4vllm.hardware.throttling import TIMES
+from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
-__all__ = ["client_doubts", "headroom"]
+__all__ = ["client_doubts", "headroom", "slowed", "times_the_load"]
 
 #: The parts of the machine that others and the hypervisor may take during a run.
 OTHERS, STOLEN = 0.05, 0.10
@@ -20,10 +21,16 @@ def headroom(run: RunRecord) -> float | None:
     self-check.
     """
     check, client = run.client.self_check, run.client
-    if check is None or not run.duration_s:
+    if check is None:
         return None
-    came = max(client.completed, client.completion_tokens / check.tokens) / run.duration_s
-    load = max(came, run.settings.expected_qps)
+    return times_the_load(check, run.settings, client.completed, client.completion_tokens, run.duration_s)
+
+
+def times_the_load(check: SelfCheck, settings: RunSettings, done: int, tokens: int, seconds: float) -> float | None:
+    """Return how many times the load the client can carry, where `done` samples with `tokens` took so many seconds."""
+    if seconds <= 0:
+        return None
+    load = max(max(done, tokens / check.tokens) / seconds, settings.expected_qps)
     return check.capacity_qps / load if load else None
 
 
@@ -68,6 +75,16 @@ def _machine_doubts(run: RunRecord) -> Iterator[str]:
     if load.stolen > STOLEN:
         yield (f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines: "
                "run on one that is not shared")
+    for what, amount in load.throttled.items():
+        if "temperature" in what:
+            yield f"{slowed(what, amount)}: the machine was too hot to run as fast as it can. See to its cooling"
+
+
+def slowed(what: str, amount: float) -> str:
+    """Return in words that a processor or GPU was slowed down."""
+    where, _, cause = what.removesuffix(TIMES).partition(": ")
+    how = f"{amount:,.0f} times" if what.endswith(TIMES) else f"for {amount:,.1f} s"
+    return f"during the run {where} was slowed down by {cause} {how}"
 
 
 def _late_ms(client: ClientRecord) -> float:

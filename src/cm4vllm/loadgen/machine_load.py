@@ -1,4 +1,4 @@
-"""How busy the machine was during a run: how much of it the server and the client used, and how much others took."""
+"""How busy the machine was during a run: what server, client and others used of it, and whether it was slowed down."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from cm4vllm.hardware.throttling import throttled, throttling
 from cm4vllm.loadgen.records import MachineLoad
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
@@ -28,6 +29,7 @@ class MachineMeter:
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here.
         self._knows_server = server.owned and "ray" not in server.argv
+        self._throttling = throttling()
         self._begin = time.monotonic()
         self._machine = _machine_s()
         self._own = self._own_s()
@@ -40,7 +42,8 @@ class MachineMeter:
         return MachineLoad(
             processors=os.cpu_count() or 1, wall_s=round(time.monotonic() - self._begin, 3),
             busy_s=round(after[0] - before[0], 2), stolen_s=round(after[1] - before[1], 2),
-            own_s=round(max(0.0, self._own_s() - self._own), 2) if self._knows_server else None)
+            own_s=round(max(0.0, self._own_s() - self._own), 2) if self._knows_server else None,
+            throttled=throttled(self._throttling, throttling()))
 
     def _own_s(self) -> float:
         mine = os.times()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from cm4vllm.loadgen.records import ClientRecord
+from cm4vllm.loadgen.records import ClientRecord, SelfCheck
+from cm4vllm.loadgen.run_status import LatencyStatus
 
-__all__ = ["Answers", "Ended", "Failed", "FirstFailure", "Latencies", "Message", "Note", "Progress", "Timed"]
+__all__ = ["Answers", "Checked", "Ended", "Failed", "FirstFailure", "Latencies", "Message", "Note", "Progress", "Timed"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
     """How far the run is: samples answered, of a total where it is known, seconds since the test began, tokens.
 
-    `waiting` samples were issued and have no answer yet.
+    `waiting` samples were issued and have no answer yet. `latencies` are those of a performance run whose first tokens
+    are reported.
     """
 
     done: int
@@ -20,6 +22,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
     total: int | None
     elapsed_s: float
     tokens: int
+    latencies: tuple[LatencyStatus, ...] = ()
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="checked"):
+    """The self-check of the client, and the same in words, for the user."""
+
+    check: SelfCheck
+    text: str
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="note"):
@@ -85,4 +95,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Note | Answers | Latencies | FirstFailure | Ended | Failed
+Message = Progress | Checked | Note | Answers | Latencies | FirstFailure | Ended | Failed

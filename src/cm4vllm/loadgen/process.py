@@ -29,7 +29,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.limits import require_files, require_ports
 from cm4vllm.loadgen.logs import AUDIT_CONFIG
-from cm4vllm.loadgen.messages import Ended, Failed, Message, Note
+from cm4vllm.loadgen.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.selfcheck import in_words, self_check
@@ -76,7 +76,7 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latenc
     library, changed = _library(settings, rows)
     checked = self_check(settings, library) if settings.self_check else None
     if checked:
-        _send(Note(text=in_words(checked, settings)))
+        _send(Checked(check=checked, text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
     with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers,
                        show_latencies=show_latencies) as system:

@@ -124,7 +124,8 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
 
     `issue_lag` is the time between LoadGen's call and the moment a query is written to its connection, in the Server
     scenario; `loop_lag` how late a worker's event loop ran what was due. The garbage collector is off: `gc_pauses` is 0
-    unless something turned it on.
+    unless something turned it on. `watching_s` is the part of `cpu_s` in which LoadGen's process
+    reported how far it is.
     """
 
     name: str
@@ -135,6 +136,7 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
     gc_longest_ms: float = 0.0
     loop_lag: Spread | None = None
     issue_lag: Spread | None = None
+    watching_s: float = 0.0
 
     @property
     def cpu_share(self) -> float:
@@ -223,7 +225,8 @@ class MachineLoad(Record, frozen=True, kw_only=True):
     """What this machine did during a run, in processor-seconds of all its processors (proc(5), /proc/stat).
 
     `busy_s` is all work, `own_s` that of the client's processes and of the server's, None where those are not known.
-    `stolen_s` is what the hypervisor gave to others while this machine had work.
+    `stolen_s` is what the hypervisor gave to others while this machine had work. `throttled` says which processors and
+    GPUs were slowed down and why, each with its seconds, or how often where the kernel counts no time.
     """
 
     processors: int
@@ -231,6 +234,7 @@ class MachineLoad(Record, frozen=True, kw_only=True):
     busy_s: float
     stolen_s: float
     own_s: float | None = None
+    throttled: dict[str, float] = {}
 
     @property
     def busy(self) -> float:

@@ -19,11 +19,11 @@ from cm4vllm.common.files import sha256_of, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
-from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.live_status import LiveStatus
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.machine_load import MachineMeter
-from cm4vllm.loadgen.messages import Answers, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
+from cm4vllm.loadgen.messages import Answers, Checked, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
 from cm4vllm.loadgen.records import (
     FAILURE_FILE,
     RUN_FILE,
@@ -33,6 +33,8 @@ from cm4vllm.loadgen.records import (
     RunRecord,
     RunSettings,
 )
+from cm4vllm.loadgen.run_status import PartialScores
+from cm4vllm.loadgen.run_warnings import run_warnings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
@@ -56,7 +58,7 @@ DYING_S = 3.0
 Alive = Callable[[], str | None]
 #: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer. What it
 #: returns is shown beside the progress.
-OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], str]
+OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], PartialScores | None]
 #: Called with the latencies of a Server run as they come; returns whether the run is to be ended at once.
 OnLatencies = Callable[[Latencies], bool]
 
@@ -92,7 +94,8 @@ def run(
         try:
             meter = MachineMeter(settings.server)
             with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
-                attended = _Attended(settings, alive or (lambda: None), watch, shown, on_answers, on_latencies)
+                attended = _Attended(settings, alive or (lambda: None), watch, shown,
+                                     LiveStatus(settings, staging, watch), on_answers, on_latencies)
                 outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
@@ -107,8 +110,8 @@ def run(
                 remedy=error.remedy, exit_code=error.exit_code, client=client))
             raise
         write_record(staging / RUN_FILE, record)
-    for doubt in client_doubts(record):
-        warn(f"{title}: {doubt}")
+    for warning in run_warnings(record):
+        warn(f"{title}: {warning}")
     return record
 
 
@@ -120,6 +123,7 @@ class _Attended:
     alive: Alive
     watch: MetricsWatch
     shown: Step
+    live: LiveStatus
     on_answers: OnAnswers | None
     on_latencies: OnLatencies | None = None
 
@@ -202,10 +206,11 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
         os.write(log, line + b"\n")
         return None
     if isinstance(message, Progress):
-        total = f" of {message.total:,}" if message.total else ""
-        rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
-        run.shown.update(f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far")
-        run.watch.heartbeat.open_requests, run.watch.heartbeat.tokens = message.waiting, message.tokens
+        _show(message, run)
+        return None
+    if isinstance(message, Checked):
+        run.shown.facts = run.live.checked(message.check)
+        say(message.text)
         return None
     if isinstance(message, Note):
         (warn if message.loud else say)(message.text)
@@ -216,9 +221,22 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
         return None
     if isinstance(message, Answers):
         if run.on_answers is not None:
-            run.shown.note = run.on_answers(message.answers)
+            run.live.scores = scores = run.on_answers(message.answers)
+            run.shown.note = scores.words if scores else ""
         return None
     return message
+
+
+def _show(message: Progress, run: _Attended) -> None:
+    """Show how far the run is, and pass on what the heartbeat needs."""
+    run.watch.heartbeat.open_requests, run.watch.heartbeat.tokens = message.waiting, message.tokens
+    status = run.live.take(message)
+    run.shown.facts = status
+    total = f" of {status.total:,}" if status.total else ""
+    rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
+    limits = [f"{one.name} p99 {one.p99_ms:,.0f} of {one.limit_ms:,.0f} ms" for one in status.latencies
+              if one.limit_ms is not None]
+    run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *limits]))
 
 
 def _record(

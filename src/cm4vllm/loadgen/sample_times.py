@@ -1,7 +1,8 @@
 """The client's own record of each sample: when it was issued, its first token, its end, its tokens and why it ended.
 
 While the test runs, each event is packed into memory that was allocated before; rows are made of the events, and
-written as SAMPLES_FILE beside run.json, when the test is over. LoadGen's clock and this one are the same
+written as SAMPLES_FILE beside run.json, when the test is over. Until then another thread may read what has been added
+(`new`). LoadGen's clock and this one are the same
 (CLOCK_MONOTONIC), so that both can be held against each other.
 """
 
@@ -40,6 +41,9 @@ _PIECE = 1 << 15
 _ISSUED = struct.Struct("=Qqii")
 _FIRST = struct.Struct("=Qq")
 _ENDED = struct.Struct("=QqiB")
+_ISSUED_FIELDS = [("key", "=u8"), ("at", "=i8"), ("index", "=i4"), ("prompt", "=i4")]
+_FIRST_FIELDS = [("key", "=u8"), ("at", "=i8")]
+_ENDED_FIELDS = [("key", "=u8"), ("at", "=i8"), ("tokens", "=i4"), ("end", "u1")]
 
 
 class SampleTimes:
@@ -66,6 +70,14 @@ class SampleTimes:
         for key, _, tokens, at_length in answers:
             add(key, now_ns, tokens, at_length)
 
+    def new(self) -> tuple[Rows, Rows, Rows]:
+        """Return the events since the last call: issued, first tokens, ends. For one thread, beside those that add.
+
+        A first token that is noted before an end is returned with it, or before it; an issue may come later.
+        """
+        ended, first = self._ended.new(_ENDED_FIELDS), self._first.new(_FIRST_FIELDS)
+        return self._issued.new(_ISSUED_FIELDS), first, ended
+
     def write(self, folder: Path) -> None:
         """Write the rows of a run in which every sample was answered to SAMPLES_FILE in `folder`."""
         import io
@@ -80,9 +92,8 @@ class SampleTimes:
         """Put the events of each sample together. LoadGen may use a key again once it has ended."""
         import numpy as np
 
-        issued = self._issued.array([("key", "=u8"), ("at", "=i8"), ("index", "=i4"), ("prompt", "=i4")])
-        first = self._first.array([("key", "=u8"), ("at", "=i8")])
-        ended = self._ended.array([("key", "=u8"), ("at", "=i8"), ("tokens", "=i4"), ("end", "u1")])
+        issued, first = self._issued.array(_ISSUED_FIELDS), self._first.array(_FIRST_FIELDS)
+        ended = self._ended.array(_ENDED_FIELDS)
         order = np.argsort(issued["key"], kind="stable")
         ends = ended[np.argsort(ended["key"], kind="stable")]
         if not np.array_equal(issued["key"][order], ends["key"]):
@@ -111,14 +122,27 @@ class _Events:
         self._record = record
         self._bytes = _PIECE * record.size
         self._pieces = [bytearray(self._bytes)]
-        self._at = 0
+        self._at = self._read = 0
 
     def add(self, *values: int) -> None:
         if self._at == self._bytes:
+            self._at = 0  # before there is another piece: whoever reads must never find it longer than it is
             self._pieces.append(bytearray(self._bytes))
-            self._at = 0
         self._record.pack_into(self._pieces[-1], self._at, *values)
         self._at += self._record.size
+
+    def new(self, fields: list[tuple[str, str]]) -> Any:
+        """Return the records since the last call; another thread may be adding some."""
+        import numpy as np
+
+        pieces = len(self._pieces)
+        begin, end = self._read, (pieces - 1) * self._bytes + self._at
+        if end <= begin:  # nothing, or a piece that is just being added
+            return np.empty(0, np.dtype(fields))
+        self._read = end
+        first, last = begin // self._bytes, (end - 1) // self._bytes
+        data = b"".join(self._pieces[first:last + 1])
+        return np.frombuffer(data, np.dtype(fields), (end - begin) // self._record.size, begin - first * self._bytes)
 
     def array(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records as an array with these fields."""

@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
 from cm4vllm.loadgen.reporter import Reporter
+from cm4vllm.loadgen.run_status import LatencyStatus
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.sample_times import SampleTimes
 from cm4vllm.loadgen.texts import added_up
@@ -42,15 +45,18 @@ class SystemUnderTest:
         self._settings = settings
         self._library = library
         self._send = send
-        limits = settings.terms.limits
-        self._live = LiveLatencies(limits.ttft_ms if limits else None) if show_latencies else None
-        self.times = self._live or SampleTimes()
+        self.times = SampleTimes()
+        terms = settings.terms
+        self._live = (LiveLatencies(self.times, terms.limits)
+                      if terms.first_token and settings.mode is Mode.PERFORMANCE else None)
+        self._shows_latencies = show_latencies
         self._indices: dict[int, int] | None = {} if show_answers else None
         self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices)
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
         self._issued = 0
         self._begin = time.monotonic()
+        self._watching_s = 0.0
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._progress_thread = threading.Thread(target=self._send_progress, name="progress", daemon=True)
@@ -67,8 +73,7 @@ class SystemUnderTest:
         with self._ending:
             self._workers.close()
         self._send_answers()
-        if self._live is not None:
-            self._send(self._live.take())
+        self._latencies()
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
             raise self._failure()
@@ -102,14 +107,14 @@ class SystemUnderTest:
             at_once=sum(c.at_once for c in counts),
             reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
-            processes=[self._process, *(each.process for each in stats)],
+            processes=[replace(self._process, watching_s=round(self._watching_s, 4)),
+                       *(each.process for each in stats)],
         )
 
     def _send_progress(self) -> None:
         while not self._over.wait(PROGRESS_INTERVAL_S):
             self._send_answers()
-            if self._live is not None:
-                self._send(self._live.take())
+            latencies = self._latencies()
             reporter = self._reporter
             # How many queries a paced performance run will issue only LoadGen knows.
             known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY
@@ -117,7 +122,18 @@ class SystemUnderTest:
             self._send(Progress(
                 done=done, waiting=self._issued - done,
                 total=max(self._issued, self._settings.samples) if known else None,
-                elapsed_s=round(time.monotonic() - self._begin, 3), tokens=reporter.token_count))
+                elapsed_s=round(time.monotonic() - self._begin, 3) if self._issued else 0.0,
+                tokens=reporter.token_count, latencies=latencies))
+            self._watching_s = time.thread_time()
+
+    def _latencies(self) -> tuple[LatencyStatus, ...]:
+        """Return what is known of the latencies so far; each new answer's are sent where they were asked for."""
+        if self._live is None:
+            return ()
+        news = self._live.take()
+        if self._shows_latencies:
+            self._send(news.message())
+        return self._live.status()
 
     def _send_answers(self) -> None:
         if answers := self._reporter.take():

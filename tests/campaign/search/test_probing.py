@@ -16,7 +16,6 @@ from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.early_stopping import percentile
-from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
@@ -154,28 +153,3 @@ def one_run(prober, start, plan, seen):
 
 def short_plan(settings):
     return SearchPlan(settings.terms.limits, probes_s=(2.0,), approach_s=1.0, runs=0.0, budget_s=16.0)
-
-
-# --- the times of open samples ---------------------------------------------------------------------------------------
-
-
-def test_events_that_come_before_their_issue_wait_for_it():
-    live = LiveLatencies(100.0)
-    live.first_tokens(3_000_000, [(7, 0, 1)])
-    live.completed(13_000_000, [(7, 0, 11, 0)])
-    assert live.take().answers == []
-    live.issued(1_000_000, [(7, 0, 5)])
-    (answer,) = live.take().answers
-    assert (answer.issued_s, answer.ttft_ms, answer.tpot_ms, answer.latency_ms) == (0, 2, 1, 12)
-
-
-def test_what_waits_for_longer_than_the_limit_is_overdue():
-    live = LiveLatencies(0.001)
-    live.issued(1, [(1, 0, 5), (2, 0, 5)])
-    live.first_tokens(1_000_000, [(2, 0, 1)])
-    news = live.take()
-    assert (news.issued, news.overdue, news.oldest_open_s) == (2, 1, 0)
-    live.completed(2_000_000, [(1, 0, 1, 0), (2, 0, 1, 0)])
-    news = live.take()
-    assert [one.tpot_ms for one in news.answers] == [None, None]
-    assert (news.overdue, news.oldest_open_s) == (0, None)

@@ -19,9 +19,10 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.campaign.search.status import LiveSearch
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
@@ -73,9 +74,17 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     _remove_earlier(folder)
     start = queueing_estimate(inputs.target_qps or 0.0, settings.terms.limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
-    prober = LoadGenProber(settings, folder, lambda rate: _full_length(inputs, rate),
-                           pythonpath=inputs.pythonpath)
-    found = search(prober, start, plan_of(settings), _say)
+    plan = plan_of(settings)
+    with step(f"search for the {settings.scenario} rate") as shown:
+        live = LiveSearch(str(settings.scenario), shown)
+
+        def seen(probe: ProbeRecord) -> None:
+            live.ended(probe)
+            _say(probe)
+
+        prober = LoadGenProber(settings, folder, lambda rate: _full_length(inputs, rate),
+                               pythonpath=inputs.pythonpath, begun=live.begun)
+        found = search(prober, start, plan, seen)
     result = _hand_over(folder / _probe_folder(found.run), inputs) if found.run and not settings.rehearsal else ""
     record = _record(found, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}",
                      result=result)
@@ -87,16 +96,18 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
 class LoadGenProber:
     """Makes probes with the settings of a run, at other rates and lengths; each leaves a folder below `folder`.
 
-    `at` gives the settings of a full-length run at a rate.
+    `at` gives the settings of a full-length run at a rate. `begun` is called with each probe before it begins.
     """
 
     def __init__(self, settings: RunSettings, folder: Path, at: Callable[[float], RunSettings], *,
-                 pythonpath: str = "", alive: Callable[[], str | None] | None = None) -> None:
+                 pythonpath: str = "", alive: Callable[[], str | None] | None = None,
+                 begun: Callable[[int, float, ProbePlan], None] = lambda number, rate, plan: None) -> None:
         self._settings = settings
         self._folder = folder
         self._at = at
         self._pythonpath = pythonpath
         self._alive = alive or partial(death_reason, settings.server)
+        self._begun = begun
         self._number = 0
         seconds = REHEARSAL_DURATION_S if settings.rehearsal else settings.terms.min_duration_ms / 1000
         self.full = FullLength(seconds, settings.terms.seeds.schedule)
@@ -104,6 +115,7 @@ class LoadGenProber:
     def probe(self, rate: float, plan: ProbePlan) -> tuple[ProbeRecord, Window]:
         """Make one probe. Raises ServerDied, ServerStuck, RunFailed and the other errors of a run."""
         self._number += 1
+        self._begun(self._number, rate, plan)
         folder = self._folder / _probe_folder(self._number)
         judge = Judge(_limits(self._settings), rate, plan)
         settings = self._at(rate) if plan.sure else _at_rate(self._settings, rate, plan, self._number)

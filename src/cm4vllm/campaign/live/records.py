@@ -1,0 +1,68 @@
+"""status.json: how far a job is, written about once a second while it runs. docs/status.md describes every field."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cm4vllm.campaign.ledger import State
+from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.common.records import Record
+from cm4vllm.loadgen.run_status import RunStatus, TimeLeft
+
+__all__ = ["INTERVAL_S", "STATUS_FILE", "JobState", "StatusRecord", "StepStatus"]
+
+#: The name of the record's file in the folder of a job's results.
+STATUS_FILE = "status.json"
+#: Seconds between two writings of it.
+INTERVAL_S = 1.0
+
+
+class JobState(StrEnum):
+    """What has become of the job. One that was killed still says that it is running."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class StepStatus(Record, frozen=True, kw_only=True):
+    """One step of the schedule: `took_s` until now, or in all; `why` says why it was left out, kept or failed.
+
+    `expected_s` is how long it takes by the rules, or took before; `at_least` says that it may take longer. None where
+    that is not known.
+    """
+
+    name: str
+    state: State
+    took_s: float | None = None
+    expected_s: float | None = None
+    at_least: bool = False
+    why: str = ""
+
+
+class StatusRecord(Record, frozen=True, kw_only=True):
+    """A job at `updated_at`, `elapsed_s` after its start; process `pid` writes this record every `interval_s`.
+
+    `doing` is the innermost piece of work under way and `progress` how far it is, in words. `run` is the LoadGen run
+    under way, `search` the search. `left` is the time to the end of the job as far as it is known; `left_is_least` says
+    that for some of its steps no time is known, or only the least. `cause` says why the job failed.
+    """
+
+    title: str
+    notices: tuple[str, ...]
+    state: JobState
+    pid: int
+    started_at: str
+    updated_at: str
+    elapsed_s: float
+    interval_s: float = INTERVAL_S
+    steps: tuple[StepStatus, ...] = ()
+    doing: str = ""
+    progress: str = ""
+    run: RunStatus | None = None
+    search: SearchStatus | None = None
+    left: TimeLeft | None = None
+    left_is_least: bool = False
+    warnings: tuple[str, ...] = ()
+    cause: str = ""

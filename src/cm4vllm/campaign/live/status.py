@@ -1,0 +1,95 @@
+"""The status of a job, put together from its steps and from what is under way in this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from cm4vllm.campaign.ledger import LedgerFile, State, StepState
+from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.schedule import with_durations
+from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.campaign.steps import Step
+from cm4vllm.common import progress
+from cm4vllm.common.progress import under_way, warnings
+from cm4vllm.common.records import now
+from cm4vllm.loadgen.run_status import RunStatus, TimeLeft
+
+__all__ = ["JobStatus", "Steps", "job_left", "steps_of"]
+
+T = TypeVar("T")
+
+#: Returns the steps of the job as they are now, in the order of the schedule.
+Steps = Callable[[], Sequence[StepStatus]]
+#: Warnings that are shown.
+_WARNINGS = 20
+
+
+class JobStatus:
+    """Gives the status of a job from its start on; `state` and `cause` are set when it has ended."""
+
+    def __init__(self, title: str, notices: Sequence[str], steps: Steps) -> None:
+        self.state = JobState.RUNNING
+        self.cause = ""
+        self._title, self._notices = title, tuple(notices)
+        self._steps = steps
+        self._started_at, self._began = now(), time.monotonic()
+
+    def read(self) -> StatusRecord:
+        """Return the status now."""
+        steps = tuple(self._steps())
+        works = under_way() if self.state is JobState.RUNNING else ()
+        run = _facts(works, RunStatus)
+        left, least = job_left(steps, run) if self.state is JobState.RUNNING else (None, False)
+        innermost = works[-1] if works else None
+        return StatusRecord(
+            title=self._title, notices=self._notices, state=self.state, pid=os.getpid(), started_at=self._started_at,
+            updated_at=now(), elapsed_s=round(time.monotonic() - self._began, 1), steps=steps,
+            doing=innermost.title if innermost else "", progress=innermost.text if innermost else "", run=run,
+            search=_facts(works, SearchStatus), left=left, left_is_least=least,
+            warnings=warnings()[-_WARNINGS:], cause=self.cause)
+
+
+def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:
+    """Return what gives the steps of a job as its ledger has them, with how long they took before this command."""
+    planned = with_durations(tuple(steps), file.ledger.durations())
+    return lambda: [_step_status(step, file.ledger.states.get(step.name)) for step in planned]
+
+
+def _step_status(step: Step, entered: StepState | None) -> StepStatus:
+    seconds, at_least = (step.duration.seconds, step.duration.at_least) if step.duration else (None, False)
+    state, last = (entered.last.state, entered.last) if entered else (State.PLANNED, None)
+    if entered is not None and state is State.RUNNING:
+        took = max(0.0, time.time() - datetime.fromisoformat(entered.begun_at).timestamp())
+        return StepStatus(name=step.name, state=state, took_s=round(took, 1), expected_s=seconds, at_least=at_least)
+    if last is None or state is State.PLANNED:
+        return StepStatus(name=step.name, state=state, expected_s=seconds, at_least=at_least)
+    return StepStatus(name=step.name, state=state, took_s=last.took_s, why=last.why)
+
+
+def _facts(works: Sequence[progress.Step], kind: type[T]) -> T | None:
+    """Return what the innermost work of this kind says of itself."""
+    return next((work.facts for work in reversed(works) if isinstance(work.facts, kind)), None)
+
+
+def job_left(steps: Sequence[StepStatus], run: RunStatus | None) -> tuple[TimeLeft | None, bool]:
+    """Return the time to the end of the steps as far as it is known, and whether it is only the least that it can be.
+
+    The uncertainty is that of the run under way.
+    """
+    known, low, high, least = 0.0, 0.0, 0.0, False
+    anything = False
+    for step in steps:
+        if step.state is State.RUNNING and run is not None and run.left is not None:
+            known, low, high, anything = known + run.left.seconds, low + run.left.low, high + run.left.high, True
+        elif step.state in (State.PLANNED, State.RUNNING):
+            least = least or step.expected_s is None or step.at_least
+            if step.expected_s is not None:
+                seconds = max(0.0, step.expected_s - (step.took_s or 0.0))
+                known, low, high, anything = known + seconds, low + seconds, high + seconds, True
+    if not anything:
+        return None, True
+    return TimeLeft(seconds=round(known, 1), low=round(low, 1), high=round(high, 1)), least

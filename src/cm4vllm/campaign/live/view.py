@@ -1,0 +1,195 @@
+"""What is shown of a status: panels of lines, in words. The terminal and the page draw the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from cm4vllm.campaign.ledger import State
+from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.common.records import Record
+from cm4vllm.loadgen.records import HEADROOM
+from cm4vllm.loadgen.run_status import LatencyStatus, RunStatus, TimeLeft
+
+__all__ = ["Line", "Panel", "Tone", "View", "view_of"]
+
+#: Steps shown before the one that runs, and after it; warnings shown.
+_BEFORE, _AFTER, _WARNINGS = 2, 2, 2
+#: A status that was not written for so many times its interval is that of a process that has ended, or was stopped.
+_SILENT = 10
+_ENDED = (State.DONE, State.KEPT, State.LEFT_OUT, State.FAILED, State.ABORTED)
+
+
+class Tone(StrEnum):
+    """How a line is meant."""
+
+    PLAIN = "plain"
+    MUTED = "muted"
+    STRONG = "strong"
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Line(Record, frozen=True, kw_only=True):
+    """A line: what it is about, what is said of it, and at its end a time. `part` is how much is done, in [0..1]."""
+
+    label: str
+    text: str
+    end: str = ""
+    tone: Tone = Tone.PLAIN
+    part: float | None = None
+
+
+class Panel(Record, frozen=True, kw_only=True):
+    title: str
+    lines: tuple[Line, ...]
+
+
+class View(Record, frozen=True, kw_only=True):
+    """All that is shown. `ended` says that nothing more will come."""
+
+    title: str
+    state: str
+    tone: Tone
+    ended: bool
+    notices: tuple[str, ...]
+    panels: tuple[Panel, ...]
+
+
+def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
+    """Return what to show of a status that was written `age_s` seconds ago."""
+    state, tone = str(status.state), Tone.STRONG
+    silent = status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s
+    if silent:
+        state, tone = f"no sign of life for {duration(age_s)}: stopped or killed", Tone.BAD
+    elif status.state is not JobState.RUNNING:
+        tone = Tone.GOOD if status.state is JobState.DONE else Tone.BAD
+    panels = (Panel(title=_heading(status), lines=tuple(_steps(status.steps))), *_run_panels(status),
+              Panel(title="warnings", lines=tuple(_warnings(status))))
+    return View(title=status.title, state=f"{state}, {duration(status.elapsed_s)}", tone=tone,
+                ended=status.state is not JobState.RUNNING, notices=status.notices,
+                panels=tuple(panel for panel in panels if panel.lines))
+
+
+def duration(seconds: float) -> str:
+    """Return a time as 4:07, or 1:04:07."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def left_words(left: TimeLeft | None, *, least: bool = False) -> str:
+    """Return the time left with its bounds where they differ from it; empty where it is not known."""
+    if left is None:
+        return ""
+    words = f"{'at least ' if least else ''}{duration(left.seconds)} left"
+    low, high = duration(left.low), duration(left.high)
+    return words if low == high else f"{words} ({low} to {high})"
+
+
+# --- the steps -------------------------------------------------------------------------------------------------------
+
+
+def _heading(status: StatusRecord) -> str:
+    ended = sum(step.state in _ENDED for step in status.steps)
+    left = left_words(status.left, least=status.left_is_least)
+    return ", ".join(filter(None, (f"{ended} of {len(status.steps)} steps", left)))
+
+
+def _steps(steps: Sequence[StepStatus]) -> Iterator[Line]:
+    """Give the steps around the one that runs, and say how many others there are."""
+    ended = [step for step in steps if step.state in _ENDED]
+    running = [step for step in steps if step.state is State.RUNNING]
+    planned = [step for step in steps if step.state is State.PLANNED]
+    failed = [step for step in ended[:-_BEFORE] if step.state in (State.FAILED, State.ABORTED)]
+    if len(ended) - _BEFORE - len(failed) > 0:
+        yield Line(label="", text=f"{len(ended) - _BEFORE - len(failed)} steps before", tone=Tone.MUTED)
+    for step in (*failed, *ended[-_BEFORE:], *running, *planned[:_AFTER]):
+        yield _step(step)
+    if len(planned) > _AFTER:
+        yield Line(label="", text=f"{len(planned) - _AFTER} steps after", tone=Tone.MUTED)
+
+
+_TONES = {State.PLANNED: Tone.MUTED, State.RUNNING: Tone.STRONG, State.DONE: Tone.GOOD,
+          State.KEPT: Tone.GOOD, State.LEFT_OUT: Tone.MUTED, State.FAILED: Tone.BAD,
+          State.ABORTED: Tone.BAD}
+
+
+def _step(step: StepStatus) -> Line:
+    text = f"{step.name}: {step.why}" if step.why and step.state is not State.LEFT_OUT else step.name
+    end = duration(step.took_s) if step.took_s is not None and step.state is not State.LEFT_OUT else ""
+    if step.state is State.PLANNED and step.expected_s is not None:
+        end = f"{'at least' if step.at_least else 'about'} {duration(step.expected_s)}"
+    return Line(label=str(step.state), text=text, end=end, tone=_TONES[step.state])
+
+
+# --- what is under way -----------------------------------------------------------------------------------------------
+
+
+def _run_panels(status: StatusRecord) -> Iterator[Panel]:
+    if status.search is not None:
+        yield Panel(title=f"search for the {status.search.scenario} rate", lines=tuple(_search(status.search)))
+    if status.run is not None:
+        yield Panel(title=f"{status.run.title} run", lines=tuple(_run(status.run)))
+    elif status.doing:
+        yield Panel(title="now", lines=(Line(label="", text=status.doing),
+                                        *([Line(label="", text=status.progress)] if status.progress else [])))
+
+
+def _run(run: RunStatus) -> Iterator[Line]:
+    if run.elapsed_s:
+        of = f" of {run.total:,}" if run.total else ""
+        yield Line(label="samples", text=f"{run.done:,}{of}", end=left_words(run.left),
+                   part=min(1.0, run.done / run.total) if run.total else None)
+        yield Line(label="rate", text=f"{run.samples_per_second:,.4g} samples/s, {run.tokens_per_second:,.0f} "
+                   f"tokens/s, {run.in_flight:,} in flight")
+    else:
+        yield Line(label="", text="being prepared: dataset, client")
+    for one in run.latencies:
+        yield _latency(one)
+    if (server := run.server) is not None:
+        cached = f", {server.cached_prompt_tokens:,} prompt tokens cached" if server.cached_prompt_tokens else ""
+        yield Line(label="server", text=f"{server.running:,} running, {server.waiting:,} waiting, KV cache "
+                   f"{server.kv_cache_usage:.0%}, {server.preemptions:,} preemptions{cached}",
+                   tone=Tone.BAD if cached else Tone.PLAIN)
+    if (client := run.client) is not None and client.headroom is not None:
+        enough = client.headroom >= HEADROOM
+        yield Line(label="client", text=f"can carry {client.headroom:,.1f} times the load"
+                   + ("" if enough else f"; {HEADROOM} are needed"), tone=Tone.PLAIN if enough else Tone.BAD)
+    if run.scores is not None and run.scores.words:
+        yield Line(label="scores", text=run.scores.words)
+
+
+def _latency(one: LatencyStatus) -> Line:
+    text = f"p50 {_ms(one.p50_ms)}, p99 {_ms(one.p99_ms)}"
+    if one.limit_ms is None:
+        return Line(label=one.name, text=f"{text} ms")
+    text += f" of {one.limit_ms:,.0f} ms"
+    if one.missing:
+        return Line(label=one.name, text=f"{text}; {one.over:,} over it, {one.missing:,} more needed within it",
+                    tone=Tone.BAD if one.p99_ms > one.limit_ms else Tone.PLAIN)
+    bound = f", at most {_ms(one.p99_at_most_ms)}" if one.p99_at_most_ms is not None else ""
+    return Line(label=one.name, text=f"{text}{bound}; passes so far", tone=Tone.GOOD)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _search(search: SearchStatus) -> Iterator[Line]:
+    kind = "full-length run" if search.full_length else "probe"
+    yield Line(label="probe", text=f"{search.number}: {search.rate:g} queries/s, a {kind} of "
+               f"{duration(search.planned_s)}", end=f"{duration(search.spent_s)} spent")
+    passing = f"{search.passing:g} passes" if search.passing is not None else "none passes yet"
+    failing = f"{search.failing:g} fails" if search.failing is not None else "none fails yet"
+    yield Line(label="bracket", text=f"{passing}, {failing} (queries/s)")
+
+
+def _warnings(status: StatusRecord) -> Iterator[Line]:
+    if status.cause:
+        yield Line(label="failed", text=status.cause, tone=Tone.BAD)
+    if len(status.warnings) > _WARNINGS:
+        yield Line(label="", text=f"{len(status.warnings) - _WARNINGS} before these", tone=Tone.MUTED)
+    for one in status.warnings[-_WARNINGS:]:
+        yield Line(label="", text=one, tone=Tone.BAD)

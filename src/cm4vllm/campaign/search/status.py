@@ -1,0 +1,59 @@
+"""A search for a target rate while it goes on, as data: its bracket, and the probe under way."""
+
+from __future__ import annotations
+
+from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.records import ProbeRecord, Verdict
+from cm4vllm.common.progress import Step
+from cm4vllm.common.records import Record
+
+__all__ = ["LiveSearch", "SearchStatus", "TriedRate"]
+
+
+class TriedRate(Record, frozen=True, kw_only=True):
+    """A probe that has ended: its rate in queries/s, and its verdict."""
+
+    rate: float
+    verdict: Verdict
+    full_length: bool
+
+
+class SearchStatus(Record, frozen=True, kw_only=True):
+    """The bracket: the highest rate that passed, and the lowest one above it that failed; None where there is none.
+
+    `number`, `rate` and `planned_s` are those of the probe under way. `spent_s` is the time of the probes before it.
+    """
+
+    scenario: str
+    number: int
+    rate: float
+    planned_s: float
+    full_length: bool
+    passing: float | None = None
+    failing: float | None = None
+    spent_s: float = 0.0
+    probes: tuple[TriedRate, ...] = ()
+
+
+class LiveSearch:
+    """Keeps the status of a search in the `facts` of its step."""
+
+    def __init__(self, scenario: str, shown: Step) -> None:
+        self._scenario = scenario
+        self._shown = shown
+        self._ended: list[ProbeRecord] = []
+
+    def begun(self, number: int, rate: float, plan: ProbePlan) -> None:
+        """Note that a probe begins."""
+        passing = max((one.rate for one in self._ended if one.verdict is Verdict.PASSES), default=None)
+        failing = min((one.rate for one in self._ended
+                       if one.verdict is Verdict.FAILS and (passing is None or one.rate > passing)), default=None)
+        self._shown.facts = SearchStatus(
+            scenario=self._scenario, number=number, rate=rate, planned_s=round(plan.seconds, 1),
+            full_length=plan.sure, passing=passing, failing=failing,
+            spent_s=round(sum(one.took_s for one in self._ended), 1),
+            probes=tuple(TriedRate(rate=one.rate, verdict=one.verdict, full_length=one.sure) for one in self._ended))
+
+    def ended(self, probe: ProbeRecord) -> None:
+        """Note that a probe has ended."""
+        self._ended.append(probe)

@@ -1,0 +1,134 @@
+"""What of this machine disturbs a measurement, read before it begins, with the command that changes it.
+
+Read from the kernel: proc(5), sysfs, getrlimit(2). What the kernel does not show is not judged.
+"""
+
+from __future__ import annotations
+
+import resource
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cm4vllm.hardware.kernel_files import fields, text
+
+__all__ = ["Finding", "LoadSample", "load_sample", "unready"]
+
+#: Local ports and open files that a run of thousands of requests at a time needs: each has its own connection.
+LEAST_PORTS, LEAST_FILES = 16_384, 16_384
+#: Swap in use that is worth a word, in bytes: what a machine has put away once and never asks for is less.
+LEAST_SWAPPED = 256 * 2**20
+#: The part of the processors that others may use before a run, and how long it is measured, in s.
+OTHERS, SAMPLE_S = 0.05, 0.5
+#: Clock sources whose reading is a system call, or an access to a device: each query reads the clock several times.
+_SLOW_CLOCKS = ("hpet", "acpi_pm", "refined-jiffies", "jiffies", "pit")
+_CLOCKS = "sys/devices/system/clocksource/clocksource0"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that disturbs a measurement: what it is, why it matters, and the command that mends it."""
+
+    what: str
+    why: str
+    command: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.what}: {self.why}; {self.command}"
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """The part of the processors that was in use over a moment, in [0..1], and the process that used most of it."""
+
+    busy: float
+    name: str = ""
+    pid: int = 0
+    share: float = 0.0
+
+
+def unready(root: Path = Path("/"), *, files: int | None = None, load: LoadSample | None = None) -> list[Finding]:
+    """Return what should be changed before a measurement on this machine.
+
+    `files` is how many files a process may open at most, None asks the system; `load` is what others use now.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if files is None else files
+    return [*_ports(root), *_files(hard), *_clock(root), *_governor(root), *_swap(root), *_load(load)]
+
+
+def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
+    """Measure for a moment who uses the processors; this process does not count."""
+    own = psutil.Process().pid
+    before = _times()
+    psutil.cpu_percent(None)
+    began = time.monotonic()
+    time.sleep(seconds)
+    wall = (time.monotonic() - began) * (psutil.cpu_count() or 1)
+    used = {one: after - before.get(one, after) for one, after in _times().items() if one[0] != own}
+    (pid, name), most = max(used.items(), key=lambda one: one[1], default=((0, ""), 0.0))
+    return LoadSample(psutil.cpu_percent(None) / 100, name, pid, most / wall if wall else 0.0)
+
+
+def _times() -> dict[tuple[int, str], float]:
+    """Return the processor time of each process so far, by its number and name."""
+    found = {}
+    for process in psutil.process_iter(["pid", "name", "cpu_times"]):
+        if (times := process.info["cpu_times"]) is not None:
+            found[process.info["pid"], str(process.info["name"])] = times.user + times.system
+    return found
+
+
+def _ports(root: Path) -> Iterator[Finding]:
+    words = text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    if len(words) == 2 and all(map(str.isdecimal, words)):
+        first, last = map(int, words)
+        if last - first + 1 < LEAST_PORTS:
+            yield Finding(f"{max(0, last - first + 1):,} local ports", "each request in flight has its own connection",
+                          "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'")
+
+
+def _files(hard: int) -> Iterator[Finding]:
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        yield Finding(f"a process may open {hard:,} files", "each request in flight has its own connection",
+                      f"raise the limit of this shell: sudo prlimit --pid $$ --nofile={LEAST_FILES}:{LEAST_FILES}")
+
+
+def _clock(root: Path) -> Iterator[Finding]:
+    source = text(root / _CLOCKS / "current_clocksource")
+    if source not in _SLOW_CLOCKS:
+        return
+    others = [one for one in text(root / _CLOCKS / "available_clocksource").split() if one not in _SLOW_CLOCKS]
+    mend = (f"echo {shlex.quote(others[0])} | sudo tee /{_CLOCKS}/current_clocksource" if others else
+            "no faster one is available: see why with: sudo dmesg | grep -i clocksource")
+    yield Finding(f"the clock source is {source}", "to read it takes about 1 µs, and each token reads it", mend)
+
+
+def _governor(root: Path) -> Iterator[Finding]:
+    found = sorted({name for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+                    if (name := text(path))})
+    if any(name != "performance" for name in found):
+        yield Finding(f"the CPU governor is {', '.join(found)}", "processors slow down between queries, and a first "
+                      "token waits until they are fast again",
+                      "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+
+
+def _swap(root: Path) -> Iterator[Finding]:
+    memory = {name: int(value.split()[0]) * 1024 for name, value in fields(text(root / "proc/meminfo")).items()
+              if value.split()[:1] and value.split()[0].isdecimal()}
+    used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
+    if used >= LEAST_SWAPPED:
+        yield Finding(f"{used / 2**30:.1f} GiB are swapped out", "memory of server or client may come from disk",
+                      "take it back, where there is room: sudo swapoff -a")
+
+
+def _load(load: LoadSample | None) -> Iterator[Finding]:
+    if load is None or load.busy <= OTHERS:
+        return
+    most = f", most of it {load.name} ({load.pid}) with {load.share:.0%}" if load.share > OTHERS / 2 else ""
+    yield Finding(f"{load.busy:.0%} of the processors are in use{most}", "server and client lack them",
+                  "end what is not needed; see it with: top -o %CPU")

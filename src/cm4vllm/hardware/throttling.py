@@ -1,0 +1,67 @@
+"""How long processors and GPUs were slowed down during a run: counters of the kernel and of NVML, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.hardware.kernel_files import number
+from cm4vllm.hardware.nvml import opened
+
+__all__ = ["TIMES", "Throttling", "throttled", "throttling"]
+
+#: The end of a counter's name that counts how often, and not for how many seconds.
+TIMES = " (times)"
+#: What slows down and why -> s, or how many times.
+Throttling = Mapping[str, float]
+
+#: nvmlPerfPolicyType_t: the reasons for lower clocks that say something about the machine.
+_POLICIES = {"NVML_PERF_POLICY_POWER": "its power limit", "NVML_PERF_POLICY_THERMAL": "its temperature",
+             "NVML_PERF_POLICY_BOARD_LIMIT": "its board's limit",
+             "NVML_PERF_POLICY_RELIABILITY": "its reliability limit"}
+#: Seconds, and times, below which it is noise.
+_LEAST_S, _LEAST_TIMES = 0.5, 1
+
+
+def throttling(root: Path = Path("/")) -> dict[str, float]:
+    """Return the counters now; those of what this machine does not count are missing."""
+    found = _processors(root)
+    with opened() as nvml:
+        if nvml is not None:
+            found |= _gpus(nvml)
+    return found
+
+
+def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
+    """Return what was slowed down between two readings, and for how many seconds, or how often."""
+    found = {name: after[name] - before[name] for name in after if name in before}
+    return {name: round(value, 3) for name, value in found.items()
+            if value >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)}
+
+
+def _processors(root: Path) -> dict[str, float]:
+    """Return the greatest counter of all processors: Intel's thermal_throttle (the kernel's therm_throt.c)."""
+    times_ms, counts = [], []
+    for folder in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle"):
+        for kind in ("core", "package"):
+            if (total := number(folder / f"{kind}_throttle_total_time_ms")) is not None:
+                times_ms.append(total)
+            elif (count := number(folder / f"{kind}_throttle_count")) is not None:
+                counts.append(count)
+    if times_ms:
+        return {"a processor: its temperature": max(times_ms) / 1000}
+    return {f"a processor: its temperature{TIMES}": float(max(counts))} if counts else {}
+
+
+def _gpus(nvml: Any) -> dict[str, float]:
+    found = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for policy, words in _POLICIES.items():
+            try:
+                status = nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy))
+            except nvml.NVMLError:  # a GPU that does not count it
+                continue
+            found[f"GPU {index}: {words}"] = status.violationTime / 1e9
+    return found

@@ -1,0 +1,105 @@
+"""A LoadGen run while it goes on, as data: what the live view shows and status.json holds."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+
+__all__ = ["ClientStatus", "LatencyStatus", "PartialScore", "PartialScores", "RunStatus", "ServerStatus", "TimeLeft"]
+
+
+class TimeLeft(Record, frozen=True, kw_only=True):
+    """Seconds to the end, with what they come to at least and at most.
+
+    The bounds are those of 95 %, as far as the rate goes on as it varied until now.
+    """
+
+    seconds: float
+    low: float
+    high: float
+
+
+class LatencyStatus(Record, frozen=True, kw_only=True):
+    """TTFT or TPOT of the answers so far, in ms; percentiles are exact to 1 %.
+
+    `over` of `queries` were over `limit_ms`. `missing` is LoadGen's early-stopping test so far: so many more queries,
+    all of them within the limit, make the run pass it; 0 says that it passes. `p99_at_most_ms` is the bound that this
+    test gives for the 99th percentile; None where there are too few queries for one. Without a limit both are None.
+    """
+
+    name: str
+    queries: int
+    p50_ms: float
+    p99_ms: float
+    limit_ms: float | None = None
+    over: int = 0
+    missing: int | None = None
+    p99_at_most_ms: float | None = None
+
+
+class ServerStatus(Record, frozen=True, kw_only=True):
+    """What the server's metrics last said: requests now, and what it counted since the run began.
+
+    `kv_cache_usage` is in [0..1].
+    """
+
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    preemptions: int
+    cached_prompt_tokens: int
+
+
+class ClientStatus(Record, frozen=True, kw_only=True):
+    """The self-check of the client, and how many times the load so far it could carry; None before the first answer."""
+
+    workers: int
+    capacity_qps: float
+    headroom: float | None
+
+
+class PartialScore(Record, frozen=True, kw_only=True):
+    """One score in percent, with half the width of its 95 % bounds."""
+
+    name: str
+    mean: float
+    half: float
+
+
+class PartialScores(Record, frozen=True, kw_only=True):
+    """The scores of `answers` answers of an accuracy run; `problem` says why there are none."""
+
+    answers: int = 0
+    scores: tuple[PartialScore, ...] = ()
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        """The scores in one line; empty as long as there are too few answers."""
+        if self.problem:
+            return f"no partial scores: {self.problem}"
+        if not self.scores:
+            return ""
+        shown = ", ".join(f"{one.name} {one.mean:.1f} ± {one.half:.1f}" for one in self.scores)
+        return f"partial scores of {self.answers:,} answers: {shown}"
+
+
+class RunStatus(Record, frozen=True, kw_only=True):
+    """A LoadGen run under way. `elapsed_s` counts from the first query: 0 while the run is prepared.
+
+    `total` is the number of samples, None while LoadGen alone knows it. `tokens_per_second` and `samples_per_second`
+    are those of the last ten seconds.
+    """
+
+    title: str
+    elapsed_s: float = 0.0
+    done: int = 0
+    total: int | None = None
+    in_flight: int = 0
+    tokens: int = 0
+    samples_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    left: TimeLeft | None = None
+    latencies: tuple[LatencyStatus, ...] = ()
+    server: ServerStatus | None = None
+    client: ClientStatus | None = None
+    scores: PartialScores | None = None

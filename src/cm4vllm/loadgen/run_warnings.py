@@ -1,0 +1,48 @@
+"""What a user should know of a run that has just ended: each warning with its cause, from the record of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm.loadgen.client_doubts import client_doubts, slowed
+from cm4vllm.loadgen.records import RunRecord
+
+__all__ = ["run_warnings"]
+
+
+def run_warnings(run: RunRecord) -> list[str]:
+    """Return the warnings, one sentence each; empty where all is as it should be."""
+    return [*run.faults, *client_doubts(run), *_limited(run), *_preemptions(run), *_finish_reasons(run)]
+
+
+def _limited(run: RunRecord) -> Iterator[str]:
+    """Say what was slowed down for other reasons than heat, which makes a measurement doubtful."""
+    for what, amount in (run.machine_load.throttled if run.machine_load else {}).items():
+        if "temperature" not in what:
+            yield f"{slowed(what, amount)}; nvidia-smi -q -d POWER shows the limit"
+
+
+def _preemptions(run: RunRecord) -> Iterator[str]:
+    metrics = run.server_metrics
+    if metrics is not None and metrics.preemptions:
+        yield (f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice: its KV cache "
+               f"was up to {metrics.kv_cache_usage_max:.0%} full. Give it a larger KV cache (--gpu_memory_utilization, "
+               "--kv_cache_space) or fewer sequences at a time (--max_num_seqs)")
+
+
+def _finish_reasons(run: RunRecord) -> Iterator[str]:
+    """Say when more answers were cut off at the greatest length than the benchmark's mean length allows.
+
+    Were a share p of the answers as long as they may be, their mean length would be p times that at least.
+    """
+    reasons = run.client.finish_reasons
+    target = next((one for one in run.settings.terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    if reasons is None or target is None or not (answers := reasons.stop + reasons.length):
+        return
+    most = (target.upper or target.reference) / run.settings.max_tokens
+    share = reasons.length / answers
+    if share > most:
+        yield (f"{reasons.length:,} of {answers:,} answers ended at their greatest length of "
+               f"{run.settings.max_tokens:,} tokens (finish_reason length), more than the {most:.0%} that the "
+               f"benchmark's {target.reference:,.0f} tokens per sample allow: does the model know the tokens that end "
+               "an answer (generation_config.json)?")

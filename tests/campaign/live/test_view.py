@@ -1,0 +1,247 @@
+"""What is shown of a state, and how it is drawn: as text, and on a terminal of 80 columns."""
+
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from states import ACCURACY_RUN, SEARCH, SERVER_RUN, STEPS, status, step
+
+from cm4vllm.campaign.live import monitor as module
+from cm4vllm.campaign.live.monitor import watched
+from cm4vllm.campaign.live.reading import status_text
+from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.live.status import JobStatus, job_left
+from cm4vllm.campaign.live.terminal import plain_text
+from cm4vllm.campaign.live.view import Tone, view_of
+from cm4vllm.campaign.search.status import SearchStatus, TriedRate
+from cm4vllm.common import progress
+from cm4vllm.common.errors import CmError, ModelError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.run_status import (
+    ClientStatus,
+    LatencyStatus,
+    PartialScore,
+    PartialScores,
+    RunStatus,
+    ServerStatus,
+    TimeLeft,
+)
+
+STATES = {
+    "server run": status(),
+    "accuracy run": status(run=ACCURACY_RUN),
+    "search": status(search=SEARCH),
+    "first step": status(steps=tuple(step(one.name, "running" if one is STEPS[0] else "planned") for one in STEPS),
+                         run=None, doing="cloning", progress="", left=None, warnings=()),
+    "preparing": status(run=replace(SERVER_RUN, elapsed_s=0.0, latencies=(), server=None)),
+    "failed": status(state=JobState.FAILED, run=None, left=None, cause="the server ended during the Server run"),
+    "many warnings": status(warnings=tuple(f"warning {n}" for n in range(9))),
+    "long words": status(run=None, doing="downloading " + "x" * 200, progress="12 of 99 GB " * 12),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_every_state_fits_80_columns_and_24_lines(name):
+    lines = plain_text(view_of(STATES[name])).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+
+
+def test_a_server_run_is_shown_with_all_that_is_known_of_it():
+    text = plain_text(view_of(status()))
+    for part in ("llama3.1-8b v6.1", "running, 6:45", "REHEARSAL", "11 of 18 steps, at least 7:20 left (7:16 to 7:22)",
+                 "running   Server performance", "4:07", "planned   Server accuracy", "about 1:20", "4 steps after",
+                 "[#####.......] 41%  12,340 of 30,012", "5:57 left (5:53 to 5:59)",
+                 "50.1 samples/s, 6,413 tokens/s, 214 in flight",
+                 "TTFT      p50 61.2, p99 812 of 2,000 ms, at most 903; passes so far",
+                 "TPOT      p50 31.0, p99 104 of 100 ms; 180 over it, 5,660 more needed within it",
+                 "server    198 running, 12 waiting, KV cache 87%, 4 preemptions",
+                 "client    can carry 26.2 times the load", "31% of the processors are in use"):
+        assert part in text, part
+
+
+def test_an_accuracy_run_shows_its_scores_and_a_search_its_bracket():
+    text = plain_text(view_of(status(run=ACCURACY_RUN, search=SEARCH)))
+    assert "partial scores of 640 answers: ROUGE-1 38.8 ± 0.4, ROUGE-2" in text
+    assert "can carry 1.2 times the load; 1.5 are needed" in text
+    assert "5: 285.4 queries/s, a probe of 1:15" in text
+    assert "271 passes, 301.2 fails (queries/s)" in text
+
+
+def test_a_status_that_is_no_longer_written_is_of_a_process_that_has_ended():
+    assert view_of(status(), age_s=9).state == "running, 6:45"
+    shown = view_of(status(), age_s=75)
+    assert "no sign of life for 1:15" in shown.state
+    assert shown.tone is Tone.BAD and not shown.ended
+    assert view_of(status(state=JobState.DONE), age_s=1e6).state == "done, 6:45"
+
+
+def test_another_process_reads_the_same(tmp_path):
+    with pytest.raises(CmError, match="no job has begun in"):
+        status_text(tmp_path)
+    write_record(tmp_path / STATUS_FILE, status())
+    assert status_text(tmp_path) == plain_text(view_of(status()))
+    os.utime(tmp_path / STATUS_FILE, (1e9, 1e9))
+    assert "no sign of life for" in status_text(tmp_path)
+
+
+def test_every_field_is_documented():
+    page = (Path(__file__).parents[3] / "docs/status.md").read_text()
+    kinds = [StatusRecord, StepStatus, RunStatus, TimeLeft, LatencyStatus, ServerStatus, ClientStatus, PartialScores,
+             PartialScore, SearchStatus, TriedRate]
+    names = {name for kind in kinds for name in kind.__struct_fields__}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+# --- the time left ---------------------------------------------------------------------------------------------------
+
+
+def test_the_time_left_is_that_of_the_run_and_of_the_steps_after_it():
+    left, least = job_left(STEPS, SERVER_RUN)
+    assert left == TimeLeft(seconds=440.0, low=436.0, high=442.1)
+    assert least  # of some steps nothing is known
+    left, least = job_left([step("a", "running", 5.0, expected_s=8.0), step("b", "planned", expected_s=2.0)], None)
+    assert (left.seconds, least) == (5.0, False)
+    assert job_left([step("a", "running", 5.0)], None) == (None, True)
+    assert job_left([step("a", "planned", expected_s=600.0, at_least=True)], None)[1]
+
+
+# --- a job that runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_writes_its_status_and_says_at_the_end_how_it_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "INTERVAL_S", 0.05)
+    job = JobStatus("a job", ["a notice"], lambda: STEPS)
+    with pytest.raises(ModelError), watched(job, tmp_path):
+        with progress.step("running") as shown:
+            shown.facts = SERVER_RUN
+            shown.update("12,340 samples")
+            deadline = time.monotonic() + 10
+            while (seen := read_record(tmp_path / STATUS_FILE, StatusRecord)).run is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        raise ModelError("no such model")
+    assert seen.state is JobState.RUNNING
+    assert (seen.run, seen.doing, seen.progress, seen.steps) == (SERVER_RUN, "running", "12,340 samples", STEPS)
+    last = read_record(tmp_path / STATUS_FILE, StatusRecord)
+    assert (last.state, last.cause, last.run) == (JobState.FAILED, "no such model", None)
+    assert [path.name for path in tmp_path.iterdir()] == [STATUS_FILE]
+
+
+def test_a_folder_that_vanishes_is_not_made_again_and_does_not_end_the_job(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with watched(JobStatus("a job", [], lambda: STEPS), folder):
+        (folder / STATUS_FILE).unlink()
+        folder.rmdir()
+    assert not folder.exists()
+
+
+def test_no_secret_of_the_run_is_in_the_status(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz012345")
+    job = JobStatus("a job", [], lambda: [step("a", "failed", why="with hf_abcdefghijklmnopqrstuvwxyz012345")])
+    with watched(job, tmp_path):
+        pass
+    assert "hf_abc" not in (tmp_path / STATUS_FILE).read_text()
+
+
+# --- on a terminal ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def terminal():
+    """Have standard output be a terminal of 80 x 24; give a function that returns what was written to it."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    received = []
+
+    def read():
+        try:
+            while data := os.read(reader, 65536):
+                received.append(data)
+        except OSError:  # the terminal was closed
+            pass
+
+    def written() -> str:
+        stream.flush()
+        time.sleep(0.1)
+        return b"".join(received).decode()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    with os.fdopen(writer, "w") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+            patch.delenv(name, raising=False)
+        patch.setattr(sys, "stdout", stream)
+        yield written
+    thread.join(5)
+    os.close(reader)
+
+
+def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_their_own(tmp_path):
+    with terminal() as written:
+        with watched(JobStatus("a job", [], lambda: STEPS), tmp_path) as monitor:
+            with monitor.drawn():
+                with progress.step("measuring [x]") as shown:
+                    shown.facts = SERVER_RUN
+                    shown.update("1 of 2")
+                    monitor._pass_on()
+                    progress.warn("too hot [/y]")
+                    monitor._pass_on()
+                progress.say("a line")
+            print("the table")
+        output = written()
+    screen = [line for line in screen_of(output) if line]
+    assert screen[-2].endswith("a line") and screen[-1] == "the table"
+    assert any("WARNING: too hot [/y]" in line for line in screen)
+    assert not any("samples/s" in line for line in screen), "the view is still on the screen"
+    assert "12,340 of 30,012" in output
+    assert "measuring [x]: 1 of 2" not in output
+
+
+def test_what_is_drawn_is_what_the_text_says(tmp_path):
+    with (terminal() as written, watched(JobStatus("a job", ["NOTICE"], lambda: STEPS), tmp_path) as monitor,
+          monitor.drawn(), progress.step("measuring") as shown):
+        shown.facts = SERVER_RUN
+        monitor._pass_on()
+        screen = screen_of(written())
+    assert any(line.startswith("running   Server performance") and line.endswith("4:07") for line in screen)
+    assert any(line.startswith("server    198 running, 12 waiting") for line in screen)
+
+
+def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:
+    """Return the lines of a terminal after `output`: what rich uses of the control sequences of ECMA-48."""
+    lines, row, column, at = [[" "] * columns for _ in range(rows)], 0, 0, 0
+    while at < len(output):
+        if output[at] == "\x1b":
+            end = at + 2
+            while not output[end].isalpha():
+                end += 1
+            number = output[at + 2:end]
+            if output[end] == "A":
+                row = max(0, row - int(number or 1))
+            elif output[end] == "K" and number == "2":
+                lines[row] = [" "] * columns
+            at = end + 1
+            continue
+        if output[at] == "\n":
+            row += 1
+            if row == rows:
+                lines, row = [*lines[1:], [" "] * columns], rows - 1
+        elif output[at] == "\r":
+            column = 0
+        elif column < columns:
+            lines[row][column] = output[at]
+            column += 1
+        at += 1
+    return ["".join(line).rstrip() for line in lines]
