@@ -44,7 +44,7 @@ CLOCK = "sys/devices/system/clocksource/clocksource0/"
 @pytest.mark.parametrize(("changes", "more", "words", "command"), [
     ({"proc/sys/net/ipv4/ip_local_port_range": "50000 60000"}, {}, "10,001 local ports",
      "sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'"),
-    ({}, {"files": 4096}, "a process may open 4,096 files", "sudo prlimit --pid $$ --nofile=16384:16384"),
+    ({}, {"files": 4096}, "a process may open 4,096 files", "ulimit -Hn 16384"),
     ({CLOCK + "current_clocksource": "hpet"}, {}, "the clock source is hpet",
      f"echo tsc | sudo tee /{CLOCK}current_clocksource"),
     ({CLOCK + "current_clocksource": "acpi_pm", CLOCK + "available_clocksource": "acpi_pm"}, {},

@@ -1,4 +1,4 @@
-"""What of this machine disturbs a measurement, read before it begins, with the command that changes it.
+"""Properties of this machine that disturb a measurement, read before it begins, with the command that changes each.
 
 Read from the kernel: proc(5), sysfs, getrlimit(2). What the kernel does not show is not judged.
 """
@@ -95,7 +95,7 @@ def _ports(root: Path) -> Iterator[Finding]:
 def _files(hard: int) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
         yield Finding(f"a process may open {hard:,} files", "each request in flight has its own connection",
-                      f"raise the limit of this shell: sudo prlimit --pid $$ --nofile={LEAST_FILES}:{LEAST_FILES}")
+                      f"raise the limit of this shell, as root: ulimit -Hn {LEAST_FILES}")
 
 
 def _clock(root: Path) -> Iterator[Finding]:

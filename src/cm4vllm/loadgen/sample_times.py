@@ -140,9 +140,13 @@ class _Events:
         if end <= begin:  # nothing, or a piece that is just being added
             return np.empty(0, np.dtype(fields))
         self._read = end
-        first, last = begin // self._bytes, (end - 1) // self._bytes
-        data = b"".join(self._pieces[first:last + 1])
-        return np.frombuffer(data, np.dtype(fields), (end - begin) // self._record.size, begin - first * self._bytes)
+        parts = []
+        while begin < end:
+            piece, at = divmod(begin, self._bytes)
+            count = min(end - begin, self._bytes - at) // self._record.size
+            parts.append(np.frombuffer(self._pieces[piece], np.dtype(fields), count, at))
+            begin += count * self._record.size
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def array(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records as an array with these fields."""

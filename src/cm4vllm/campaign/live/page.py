@@ -1,4 +1,4 @@
-"""The live view as a page: a small HTTP server, on loopback unless told otherwise, and nothing from outside.
+"""The live view as a page: a small HTTP server, on loopback unless another address is given, and nothing from outside.
 
 It serves four files: the page with its script and its style, the view that the script asks for every second, and
 status.json. Requests under another name than the one it serves are refused, so that a page of another site cannot read
