@@ -188,7 +188,8 @@ def terminal():
     os.close(reader)
 
 
-def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_their_own(tmp_path):
+def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0)
     with terminal() as written:
         with watched(JobStatus("a job", [], lambda: STEPS), tmp_path) as monitor:
             with monitor.drawn():
