@@ -1,11 +1,14 @@
 """Which steps the job takes, in which order, seen from the function through which it reaches the recipes."""
 
 import fcntl
+import time
 
 import pytest
 
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign import job as module
 from cm4vllm.campaign.ledger import State, read_ledger
+from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, SearchRecord
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -13,7 +16,7 @@ from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.campaign.targets import target_of
 from cm4vllm.campaign.values import Values
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
-from cm4vllm.common.records import write_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.serving.records import ServerRecord
 
@@ -42,6 +45,27 @@ def test_a_result_is_not_begun_when_nobody_could_check_it(tmp_path):
     with pytest.raises(SourceUnavailable):
         run(recipes, tmp_path, execution_mode="valid")
     assert recipes.tags == ["get,mlperf,inference,src"]
+
+
+def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
+    class Slow(Recipes):
+        def __call__(self, tags, env):
+            if tags.startswith("get,ml-model"):
+                time.sleep(1.2)  # the status is written once a second
+                (self.seen,) = [one for one in status().steps if one.state is State.RUNNING]
+            return super().__call__(tags, env)
+
+    def status():
+        return read_record(tmp_path / "test" / STATUS_FILE, StatusRecord)
+
+    recipes = Slow(ml_model=ModelError("stop here"))
+    with pytest.raises(ModelError):
+        run(recipes, tmp_path, run_checker=False)
+    assert recipes.seen.name == "model" and recipes.seen.took_s >= 0
+    last = status()
+    assert (last.state, last.cause, last.notices) == (JobState.FAILED, "stop here", (REHEARSAL_NOTICE,))
+    assert [(one.name, one.state) for one in last.steps[:3]] == [
+        ("LoadGen", State.DONE), ("model", State.FAILED), ("dataset", State.PLANNED)]
 
 
 def test_a_rehearsal_goes_on_without_the_official_checker(tmp_path, capsys):

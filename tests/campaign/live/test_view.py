@@ -221,8 +221,11 @@ def test_what_is_drawn_is_what_the_text_says(tmp_path):
 
 
 def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:
-    """Return the lines of a terminal after `output`: what rich uses of the control sequences of ECMA-48."""
-    lines, row, column, at = [[" "] * columns for _ in range(rows)], 0, 0, 0
+    """Return the lines of a terminal after `output`, those that have left it at the top included.
+
+    It follows what rich uses of the control sequences of ECMA-48.
+    """
+    lines, row, column, at, gone = [[" "] * columns for _ in range(rows)], 0, 0, 0, []
     while at < len(output):
         if output[at] == "\x1b":
             end = at + 2
@@ -238,6 +241,7 @@ def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:
         if output[at] == "\n":
             row += 1
             if row == rows:
+                gone.append(lines[0])
                 lines, row = [*lines[1:], [" "] * columns], rows - 1
         elif output[at] == "\r":
             column = 0
@@ -245,4 +249,4 @@ def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:
             lines[row][column] = output[at]
             column += 1
         at += 1
-    return ["".join(line).rstrip() for line in lines]
+    return ["".join(line).rstrip() for line in (*gone, *lines)]
