@@ -117,3 +117,16 @@ def neural_magic():
     if found is None:
         pytest.skip("the published v4.1 submission is not on this machine")
     return found
+
+
+@pytest.fixture(scope="session")
+def vllm_python(tmp_path_factory):
+    """The Python of vLLM's environment, from the CM home that `make setup` prepared; installed there if need be."""
+    if not os.environ.get("CM_REPOS"):
+        pytest.skip("CM_REPOS names no CM home: run by `make test`")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("cm"), "run", "script", "--tags=get,vllm,_cpu", "--quiet", "--out=json"],
+        cwd=tmp_path_factory.mktemp("cm"), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout[done.stdout.index("{"):])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]

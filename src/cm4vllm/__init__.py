@@ -8,5 +8,8 @@ REHEARSAL_NOTICE = "REHEARSAL, NOT A RESULT"
 #: The line that every page and every record of a run with the tiny model carries, whatever name it is served under.
 STAND_IN_NOTICE = "STAND-IN WEIGHTS"
 
+#: The line that every page and every record of a run with random weights carries.
+DUMMY_NOTICE = "DUMMY WEIGHTS"
+
 #: The submitter's folder where the user named none: the tree must have one, and no name may be made up.
 NO_SUBMITTER = "not-stated"

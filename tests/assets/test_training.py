@@ -1,10 +1,7 @@
 """The training with the real torch, cut short: whole models, and the same bytes each time."""
 
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +11,6 @@ from cm4vllm.assets.tiny_model import training_stages
 from cm4vllm.common.files import sha256_of_tree
 
 PAIRS = 160
-
-
-@pytest.fixture(scope="module")
-def vllm_python(tmp_path_factory):
-    """The Python of vLLM's environment, from the CM home that `make setup` prepared; installed there if need be."""
-    if not os.environ.get("CM_REPOS"):
-        pytest.skip("CM_REPOS names no CM home: run by `make test`")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("cm"), "run", "script", "--tags=get,vllm,_cpu", "--quiet", "--out=json"],
-        cwd=tmp_path_factory.mktemp("cm"), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout[done.stdout.index("{"):])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]
 
 
 @pytest.mark.e2e

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.campaign.published import published_env, published_notes, published_page, published_run, published_runs
+from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, read_settings
@@ -83,6 +84,50 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
         assert scores == [one.rouge1, one.rouge2, one.rougeL]
         if one.scenario is not Scenario.OFFLINE:
             assert result.performance.target_qps == run.settings["server_target_qps"]
+
+
+def test_the_plan_shows_the_advisors_layout_beside_the_published_one_and_why_they_differ():
+    notes = published_notes({**DEFAULTS, "CM_MLPERF_PUBLISHED": H100})
+    advised = next(note for note in notes if note.startswith("fit advisor"))
+    assert "4 x 80 GiB" in advised and "tensor 2 x data 2, 133 sequences each" in advised
+    own = next(note for note in notes if note.startswith("published: tensor 4, at most 1,024 sequences"))
+    assert "371 requests of full length, or 1,024 of 743 tokens" in own
+    assert {LAYOUTS_DIFFER, SEQUENCES_DIFFER} <= set(notes)
+
+
+def test_a_layout_that_the_advisor_gives_too_has_nothing_to_explain():
+    settings = {"vllm_model_name": "nm-testing/Llama-2-70b-chat-hf-FP8", "tp_size": 2, "max_model_len": 2048,
+                "gpu_memory_utilization": 0.95, "max_num_seqs": 133}
+    lines = list(fit_lines(settings, "NVIDIA H100-SXM-80GB", 4))
+    assert len(lines) == 2 and "tensor 2 x data 2, at most 133 sequences" in lines[1]
+    assert list(fit_lines({**settings, "max_num_seqs": 1024}, "NVIDIA H100-SXM-80GB", 4))[2:] == [SEQUENCES_DIFFER]
+    assert list(fit_lines({**settings, "tp_size": 4}, "NVIDIA H100-SXM-80GB", 4))[2:] == [
+        LAYOUTS_DIFFER, SEQUENCES_DIFFER]
+
+
+def test_what_the_advisor_cannot_say_is_named():
+    settings = {"vllm_model_name": "nm-testing/Llama-2-70b-chat-hf-FP8"}
+    (unknown,) = fit_lines(settings, "Unheard Of", 4)
+    assert "the memory of Unheard Of is not in the table" in unknown
+    (unknown,) = fit_lines({"vllm_model_name": "a/b"}, "NVIDIA L40S", 1)
+    assert "a/b is not in the catalogue" in unknown
+    assert list(fit_lines(settings, "NVIDIA L40S", 4))[1] == "the layout of the published run is not known"
+    assert list(fit_lines(settings, "2 x Intel Xeon", 0)) == []
+
+
+def test_a_release_that_is_not_stated_is_not_asked_for():
+    name = "v6.1-intel-llama3.1-8b-int8-2xxeon6980p-offline"
+    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": name})
+    assert "CM_VLLM_WANTED_VERSION" not in given and given["CM_MLPERF_DEVICE"] == "cpu"
+    assert "vLLM of a release that is not stated" in published_notes({"CM_MLPERF_PUBLISHED": name})[0]
+
+
+def test_random_weights_take_the_place_of_a_published_model():
+    name = "v6.1-intel-llama3.1-8b-int8-2xxeon6980p-offline"
+    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": name, "CM_ML_MODEL_SOURCE": "_dummy"})
+    assert not {"CM_VLLM_SERVER_MODEL_NAME", "CM_ML_MODEL_QUANTIZATION"} & set(given)
+    job = Job.of(read_settings(CampaignSettings, {**DEFAULTS, "CM_ML_MODEL_SOURCE": "_dummy", **given}))
+    assert job.sources.model == "_dummy.llama3.1-8b"
 
 
 def test_the_page_is_that_of_the_files():

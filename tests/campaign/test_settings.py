@@ -119,3 +119,19 @@ def test_a_scenario_of_other_benchmarks_is_refused():
     with pytest.raises(UsageError, match="has no scenario SingleStream") as refused:
         job(scenario="SingleStream")
     assert refused.value.remedy == "run one of Offline, Server, Interactive"
+
+
+def test_random_weights_are_measured_for_their_performance_alone():
+    dummy = job(model_source="_dummy", model="llama2-70b-99.9")
+    assert dummy.modes == (Mode.PERFORMANCE,)
+    assert dummy.sources.model == "_dummy.llama2-70b-99.9"
+    assert any(note.startswith("DUMMY WEIGHTS") for note in dummy.notes)
+
+
+@pytest.mark.parametrize("fields", [
+    {"execution_mode": "valid"}, {"modes": "accuracy"}, {"compliance": "TEST06"}, {"quantize": "int8"},
+])
+def test_what_needs_real_weights_is_refused_with_random_ones(fields):
+    with pytest.raises(UsageError, match="cannot be given with random weights") as caught:
+        job(model_source="_dummy", **fields)
+    assert caught.value.cause and "--vllm_model_name" in caught.value.remedy

@@ -22,6 +22,10 @@ BENCHMARK = "llama3.1-8b"
     ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_mlcommons"),
     ({"model_source": "_tiny", "dataset_path": "/d.json"}, "_tiny", "_path./d.json", "_tiny"),
     ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_tiny"),
+    # Random weights take any prompt; the stand-in's need no network.
+    ({"model_source": "_dummy"}, "_dummy.llama3.1-8b", "_tiny", "_mlcommons"),
+    ({"model_source": "_dummy.gpt-oss-120b"}, "_dummy.gpt-oss-120b", "_tiny", "_mlcommons"),
+    ({"model_source": "_dummy", "dataset": "benchmark"}, "_dummy.llama3.1-8b", "_mlcommons", "_mlcommons"),
     # With a server that runs, the name is the server's.
     ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
     ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
@@ -62,6 +66,7 @@ def test_what_a_download_needs_is_said_before():
     assert "CF_ACCESS_TOKEN" in members.model_notes[0]
     assert members.model_brings[0].disk_bytes > 10**10
     assert sources(BENCHMARK).model_notes == ()
+    assert sources(BENCHMARK, model_source="_dummy.llama-3.1-8b-instruct").model_notes == ()
     (brought,) = gated.dataset_brings
     assert ("cnn_eval.json" in brought.what, brought.disk_bytes) == (True, 267_000_000)
     assert "calibration" in gated.calibration_brings[0].what

@@ -22,6 +22,15 @@ def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, flags, tags, want
     assert "the tiny model" not in done.output
 
 
+def test_the_plan_of_random_weights_measures_performance_and_downloads_nothing(cm):
+    done = cm.main_job("--plan", "--model=llama2-70b-99.9", "--dummy_layers=2", tags=",_dummy")
+    assert done.code == 0, done.output
+    for word in ("get,ml-model,_dummy.llama2-70b-99.9", "DUMMY WEIGHTS", "get,dataset,_tiny"):
+        assert word in done.output
+    for word in ("generate,mlperf,inference,submission", "process,mlperf,accuracy", "from its hub"):
+        assert word not in done.output
+
+
 @pytest.mark.parametrize(("flags", "tags", "error", "word"), [
     (["--model=llama9"], "", UsageError, "llama9"),
     (["--division=closed"], "", UsageError, "closed division"),
@@ -31,6 +40,7 @@ def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, flags, tags, want
     (["--dataset_path=gone.json"], "", DatasetError, "gone.json"),
     (["--quantize=_int8,_fp8"], "", UsageError, "_int8,_fp8"),
     (["--preset=fastest"], "", UsageError, "fastest"),
+    (["--execution_mode=valid"], ",_dummy", UsageError, "random weights"),
 ])
 def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
     planned, done = cm.main_job("--plan", *flags, tags=tags), cm.main_job(*flags, tags=tags)

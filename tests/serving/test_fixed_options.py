@@ -58,3 +58,11 @@ def test_all_other_options_of_vllm_may_be_given():
 def test_other_words_are_no_fixed_option(word):
     refuse_fixed([word])
     assert written_in_full(word, ["--max"]) == ""
+
+
+@pytest.mark.parametrize("extra", ["--load-format dummy", "--load_format=dummy", "--load-f dummy"])
+def test_random_weights_are_not_asked_for_past_their_notice(extra):
+    with pytest.raises(UsageError, match="--load-format dummy cannot be given") as caught:
+        server_argv(Path("python"), ServerSettings(model="/m", name="n", extra=extra))
+    assert "_dummy" in caught.value.remedy
+    refuse_fixed(["--load-format", "pt"])

@@ -218,3 +218,12 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
     assert process.returncode == 0, rest
     assert "stopping the server" in rest
     assert death_reason(record) is not None
+
+
+def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
+    provide(ModelSettings(source="dummy", location="llama3.1-8b", layers=1), tmp_path)
+    settings = LaunchSettings(python=python, model_record=str(tmp_path / MODEL_FILE), folder=str(tmp_path / "server"))
+    record, path = launch(settings, {})
+    end(str(path))
+    assert record.argv[record.argv.index("--load-format") + 1] == "dummy"
+    assert record.model_name == "llama-3.1-8b-instruct-dummy-1-layers"

@@ -36,7 +36,7 @@ from pathlib import Path
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.server import start
 start(Path(sys.argv[1]), ServerSettings(model=sys.argv[2], name="m", enforce_eager=True,
-      max_num_seqs=4, max_model_len=64, extra="--load-format dummy"), Path(sys.argv[3]))
+      max_num_seqs=4, max_model_len=64, load_format="dummy"), Path(sys.argv[3]))
 print("READY", flush=True)
 time.sleep(600)
 """

@@ -10,7 +10,7 @@ import pytest
 
 import cm4vllm
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
-from cm4vllm.assets.records import STAND_IN_SOURCE
+from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.results.findings import Severity
@@ -88,6 +88,14 @@ def test_stand_in_weights_are_named_as_such_wherever_a_rehearsal_is(campaign, re
         assert (REHEARSAL_NOTICE in text) is rehearsal, path
     system = json.loads(files[-1].read_text())
     assert all(system[key].count(STAND_IN_NOTICE) == 1 for key in ("hw_notes", "sw_notes"))
+
+
+def test_no_tree_is_made_of_random_weights(campaign):
+    asked = campaign(rehearsal=True, source=DUMMY_SOURCE)
+    with pytest.raises(SubmissionError) as caught:
+        build_tree(asked)
+    assert "WEIGHTS-DUMMY" in str(caught.value) and "DUMMY WEIGHTS" in str(caught.value)
+    assert not (asked.out / "submission").exists()
 
 
 def test_measurements_state_the_five_keys_and_no_path_of_the_machine(campaign):

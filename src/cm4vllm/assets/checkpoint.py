@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import json_of
 
-__all__ = ["Checkpoint", "fingerprint", "quantised_to", "read_checkpoint", "unset_scales"]
+__all__ = ["DUMMY_MARK", "Checkpoint", "fingerprint", "quantised_to", "read_checkpoint", "unset_scales"]
 
+#: The key of config.json that says that a folder has no weights, and is served with random ones.
+DUMMY_MARK = "cm4vllm_dummy"
 #: safetensors' names of data types, in the words of MLPerf's measurements.json.
 _DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8",
                "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
+_TORCH_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 #: Tensors of these types are packed or are indices, not parameters.
 _NOT_PARAMETERS = ("I32", "I64", "U8", "BOOL")
 #: A header longer than this is none: safetensors itself allows 100 MB.
@@ -33,7 +37,7 @@ _SMALLEST_SCALE, _GREATEST_SCALE = 1e-12, 1e4
 class Checkpoint:
     """A model folder as its files describe it. `parameters` is None for packed weights, which do not tell it.
 
-    `stand_in` says that the weights are those of the tiny model, or were made from them.
+    `stand_in` says that the weights are those of the tiny model, or were made from them, `dummy` that there are none.
     """
 
     architecture: str
@@ -43,6 +47,7 @@ class Checkpoint:
     weight_data_types: str
     quantised: bool = False
     stand_in: bool = False
+    dummy: bool = False
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -58,6 +63,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ModelError(f"{folder} has no tokenizer.json", cause="prompts are sent and scored as tokens",
                          remedy="save the model's fast tokenizer there: AutoTokenizer.from_pretrained(...)"
                                 ".save_pretrained(folder)")
+    if config.get(DUMMY_MARK):
+        return _without_weights(config)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.gguf"))]
@@ -81,6 +88,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         stand_in=bool(config.get("cm4vllm_stand_in")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
+
+
+def _without_weights(config: Mapping[str, Any]) -> Checkpoint:
+    """Describe a dummy by its configuration alone."""
+    sizes, quantised = read_architecture(config), _quantised(section(config, "quantization_config"))
+    return Checkpoint(
+        architecture=", ".join(words(config, "architectures")), vocabulary=sizes.vocabulary,
+        max_positions=sizes.max_positions, parameters=sizes.parameters, quantised=bool(quantised), dummy=True,
+        weight_data_types=quantised or _TORCH_TYPES.get(str(config.get("torch_dtype")), ""))
 
 
 def quantised_to(folder: Path) -> str:

@@ -38,7 +38,8 @@ _CHUNK = 512
 class DatasetSettings(Record, frozen=True, kw_only=True):
     """Which dataset: `source` is tiny, path or mlcommons; `benchmark` says which, and how many samples it must have.
 
-    Without a source it is that of the stand-in for the stand-in model alone, and the benchmark's own for any other.
+    Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own
+    for any other.
     `calibration` asks for the benchmark's calibration set, whose size is not prescribed.
     """
 
@@ -54,12 +55,12 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
-    source = settings.source or ("tiny" if model is None or model.is_stand_in else "mlcommons")
+    source = settings.source or ("tiny" if model is None or model.is_stand_in or model.is_dummy else "mlcommons")
     if source == "tiny":
         if model is None:
             raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="make it: cm run script "
                                "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>")
-        record = _tiny(Path(model.path) / "tokenizer.json", settings, benchmark, folder)
+        record = _tiny(model, settings, benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
         record = _converted(path, f"local file {path.name}", settings, benchmark, model, folder)
@@ -71,7 +72,8 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     return record
 
 
-def _tiny(tokenizer_json: Path, settings: DatasetSettings, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
+def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
+    tokenizer_json = Path(model.path) / "tokenizer.json"
     require_space(folder, _SPACE_BYTES, "the tiny dataset")
     split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, benchmark.samples, _TINY_NAME
     if settings.calibration:
@@ -85,7 +87,8 @@ def _tiny(tokenizer_json: Path, settings: DatasetSettings, benchmark: BenchmarkT
         name=name, path=str(path), source="made here from a seed (cm4vllm.assets.tiny_dataset)",
         sha256=sha256_of(path), samples=len(rows), max_input_tokens=max(len(row["tok_input"]) for row in rows),
         tokenizer_sha256=sha256_of(tokenizer_json), sentences="punkt-untrained",
-        recipe={"seed": str(seed), "split": split, **_length_factor(rows, benchmark, tokenizer_json)},
+        recipe={"seed": str(seed), "split": split,
+                **({} if model.is_dummy else _length_factor(rows, benchmark, tokenizer_json))},
     )  # fmt: skip
 
 

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from cm4vllm.assets import hub, mlcommons, tiny_model
+from cm4vllm.assets import dummy, hub, mlcommons, tiny_model
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
-from cm4vllm.assets.records import STAND_IN_SOURCE, ModelRecord
+from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say
@@ -36,12 +36,12 @@ _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pd
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Which model: `source` is tiny, path, hf, catalogue, mlcommons or served.
+    """Which model: `source` is tiny, dummy, path, hf, catalogue, mlcommons or served.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
     name of the catalogue, which goes before all others. With `verify` files that were proved before are read again.
-    `python` is one that has torch, to train the tiny model with.
+    `python` is one that has torch, to train the tiny model with. `layers` are those of a dummy, None for all.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
@@ -51,6 +51,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
+    layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
@@ -61,6 +62,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
     sources: dict[str, Callable[[], ModelRecord]] = {
         "tiny": lambda: _tiny(settings.python, folder / TINY_NAME),
+        "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
         "catalogue": lambda: _catalogued(where, settings.revision),
@@ -76,16 +78,23 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
-    check_source(f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}")
+    check_source(f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}",
+                 settings.layers)
 
 
-def check_source(variation: str) -> None:
+def check_source(variation: str, layers: int | None = None) -> None:
     """Raise what `provide` raises for a variation of get,ml-model (`_path.FOLDER`, ...) before it asks any network.
 
     Raises ModelError, UsageError.
     """
     source, _, where = variation.removeprefix("_").partition(".")
-    if source == "path":
+    if layers is not None and source != "dummy":
+        raise UsageError(f"--dummy_layers={layers} needs a dummy model",
+                         cause="the layers of other models are those of their files",
+                         remedy="add _dummy.NAME to the tags, or leave it out")
+    if source == "dummy":
+        dummy.require_layers(dummy.known_model(where), layers)
+    elif source == "path":
         read_checkpoint(given_path(where))
     elif source in ("hf", "served"):
         _require_hub_name(where)
@@ -132,6 +141,15 @@ def _tiny(python: str, folder: Path) -> ModelRecord:
         )
     tiny_model.train(Path(python), folder)
     return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
+
+
+def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
+    model = dummy.known_model(name)
+    dummy.require_layers(model, layers)
+    place = folder / dummy.dummy_name(model, layers)
+    dummy.make(model, layers, place)
+    return _described(place, place.name, f"{DUMMY_SOURCE}; {dummy.words_of(model, layers)}",
+                      recipe={"catalogue": model, "tokenizer": dummy.TOKENIZER})
 
 
 def _local(folder: Path) -> ModelRecord:
@@ -195,6 +213,8 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) 
     checkpoint = read_checkpoint(folder)
     if checkpoint.stand_in and STAND_IN_SOURCE not in source:
         source += f"; {STAND_IN_SOURCE}"
+    if checkpoint.dummy and DUMMY_SOURCE not in source:
+        source += f"; {DUMMY_SOURCE}"
     min_tokens = 2 if checkpoint.stand_in else 1
     return ModelRecord(
         name=name, path=str(folder), source=source, sha256=sha256_of_tree(folder), parameters=checkpoint.parameters,

@@ -73,6 +73,9 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     scheme = schemes()[settings.scheme]
     base = read_record(Path(settings.model_record), ModelRecord)
     check_unchanged(base)
+    if base.is_dummy:
+        raise ModelError(f"{base.name} has no weights to quantise", cause="vLLM makes random ones when it starts",
+                         remedy="have vLLM quantise those: --quantization=fp8 of run,vllm-server")
     if read_checkpoint(Path(base.path)).quantised:
         raise ModelError(f"{base.name} is quantised already", cause=f"its weights are {base.weight_data_types}",
                          remedy="give the model that it was made from")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
+__all__ = ["DUMMY_SOURCE", "STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
 
 #: Where the tiny model comes from, in the words of its record.
 STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
+#: Where a model without weights comes from, in the words of its record.
+DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):
@@ -60,6 +62,11 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     def is_stand_in(self) -> bool:
         """Whether it is the tiny model that is trained here, quantised or not."""
         return STAND_IN_SOURCE in self.source
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether its weights are random: its answers mean nothing, and each has the length that it is asked for."""
+        return DUMMY_SOURCE in self.source
 
 
 class DatasetRecord(Record, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, wi
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
 from cm4vllm.common.command_lines import stored_command
-from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.readiness import load_sample, unready
@@ -30,7 +30,8 @@ __all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
 def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     """Return the job that the environment asks for, checked, and the keys that have another value from now on.
 
-    All that can be refused before a step is taken is refused here, for the plan and for the run. Raises CmError.
+    All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
+    the result that is asked for is then said before. Raises CmError.
     """
     changed = published_env(env)
     changed |= absolute_paths({**env, **changed})
@@ -39,7 +40,12 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     job = Job.of(read_settings(CampaignSettings, env))
     job = replace(job, notes=(*published_notes(env), *job.notes))
     _require_steps(job)
-    preflight(env, job)
+    try:
+        preflight(env, job)
+    except CmError:
+        for note in job.notes:
+            say(f"note: {note}")
+        raise
     return job, changed
 
 

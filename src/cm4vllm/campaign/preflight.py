@@ -63,7 +63,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
         check_file(Path(name), job.benchmark)
     if name := env.get(_CALIBRATION):
         check_file(Path(name), None)
-    check_source(job.sources.model)
+    check_source(job.sources.model, job.settings.dummy_layers)
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
         open_source(Path(name))
     if (name := env.get(_NLTK)) and job.sources.needs_sentence_model:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import msgspec
 
+from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
@@ -52,6 +54,8 @@ class PublishedRun(Record, frozen=True, kw_only=True):
     """A published result. `settings` are fields of CampaignSettings and ServerSettings, as it was measured with.
 
     `differences` say what a run with these settings cannot have in common with it, and what its files do not state.
+    `accelerators` is 0 for a run on processors, which `accelerator` then names. `vllm` is empty where the release is
+    not stated.
     """
 
     source: str
@@ -65,6 +69,19 @@ class PublishedRun(Record, frozen=True, kw_only=True):
     settings: dict[str, bool | int | float | str]
     results: list[PublishedResult]
     differences: list[str] = []
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.accelerators} x {self.accelerator}" if self.accelerators else self.accelerator
+
+    @property
+    def software(self) -> str:
+        return f"vLLM {self.vllm}" if self.vllm else "vLLM of a release that is not stated"
+
+    @property
+    def fit(self) -> tuple[str, ...]:
+        """What the fit advisor says of the model on these GPUs, beside what was published."""
+        return tuple(fit_lines(self.settings, self.accelerator, self.accelerators))
 
 
 @cache
@@ -93,6 +110,10 @@ def published_env(env: Mapping[str, Any]) -> dict[str, str]:
     defaults = {key: str(getattr(CampaignSettings(), field)) for field, key in campaign.items()}
     values = {_ROUND: run.round, **{campaign.get(field) or server[field]: _text(value)
                                     for field, value in run.settings.items()}}
+    if source := str(env.get(campaign["model_source"]) or ""):  # another model in its place
+        values.pop(campaign["vllm_model_name"], None)
+        if source.startswith("_dummy"):  # which has no weights to quantise
+            values.pop(campaign["quantize"], None)
     if env.get(_SERVER):
         # It has its release and its options already.
         values = {key: value for key, value in values.items()
@@ -108,10 +129,10 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     if not (name := str(env.get(_NAME) or "")):
         return ()
     run = published_run(name)
-    return (f"published: {run.submitter}, {run.accelerators} x {run.accelerator}, vLLM {run.vllm}, {run.round}, "
+    return (f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
             f"{run.division} division ({run.source})",
             *(f"published: {result.words}" for result in run.results),
-            *_differences(run),
+            *_differences(run), *run.fit,
             *(["published in the closed division; here it is run in the open one"]
               if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open") else []))
 
@@ -123,7 +144,8 @@ def published_page() -> str:
 
 _INTRODUCTION = """\
 `--published=NAME` sets benchmark, round, model, rates, the release of vLLM and the server's options as they were
-published. Your own flags override them; a value that is the default (`_r6.1`, `--model=llama3.1-8b`) cannot be
+published. Your own flags override them, and so does a model among the tags: with `_dummy` the benchmark's model is
+rehearsed with random weights. A value that is the default (`_r6.1`, `--model=llama3.1-8b`) cannot be
 distinguished from one that is not given. With `--api_server` the release and the options of the server are left out: it
 has them already. The plan and the run say what was published. No number below was measured here.
 """.splitlines()
@@ -137,11 +159,14 @@ def _lines() -> Iterator[str]:
     yield "    cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan"
     yield ""
     yield from _INTRODUCTION
+    for why in (LAYOUTS_DIFFER, SEQUENCES_DIFFER):
+        yield ""
+        yield from wrap(f"{why[0].upper()}{why[1:]}.", 120)
     for name, run in published_runs().items():
         yield ""
         yield f"## {name}"
         yield ""
-        yield f"{run.submitter}, {run.accelerators} x {run.accelerator}, vLLM {run.vllm}, {run.round}, {run.division}"
+        yield f"{run.submitter}, {run.hardware}, {run.software}, {run.round}, {run.division}"
         yield f"division. Source: {run.source}."
         yield ""
         yield "| setting | value |"
@@ -156,16 +181,17 @@ def _lines() -> Iterator[str]:
             yield (f"| {one.scenario} | {one.tokens_per_second:,} | {one.samples_per_second} | {latencies} | "
                    f"{one.rouge1} | {one.rouge2} | {one.rougeL} |")
         yield ""
-        yield from (f"- {difference}" for difference in _differences(run))
+        yield from (f"- {line}" for line in (*_differences(run), *run.fit)
+                    if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER))
 
 
 def _can_be_measured(release: str) -> bool:
-    return tuple(map(int, release.split("."))) >= OLDEST_RELEASE
+    return bool(release) and tuple(map(int, release.split("."))) >= OLDEST_RELEASE
 
 
 def _differences(run: PublishedRun) -> Iterator[str]:
     yield from run.differences
-    if not _can_be_measured(run.vllm):
+    if run.vllm and not _can_be_measured(run.vllm):
         oldest = ".".join(map(str, OLDEST_RELEASE))
         yield (f"vLLM {run.vllm} does not return the ids of its tokens and cannot be measured; the default release "
                f"serves, or the nearest one that can be: --vllm_version={oldest}")

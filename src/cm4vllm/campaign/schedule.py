@@ -60,7 +60,7 @@ def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tu
 
 def _before(job: Job) -> Iterator[Step]:
     """Give the steps before hours are spent: a result that cannot be checked is not begun."""
-    if job.settings.run_checker:
+    if job.settings.run_checker and _makes_tree(job):
         yield Step(name="checker source", tags="get,mlperf,inference,src", gives="the official checkers' files",
                    without="the official checker will not run on this rehearsal" if job.rehearsal else "")
 
@@ -325,9 +325,14 @@ def _duration(job: Job, scenario: Scenario) -> Duration | None:
 # --- the submission --------------------------------------------------------------------------------------------------
 
 
+def _makes_tree(job: Job) -> bool:
+    """Say whether a tree is made of the runs: it needs both modes."""
+    return set(job.modes) == set(Mode)
+
+
 def _submission(job: Job) -> Iterator[Step]:
-    """Give the steps that build the tree and check it; it needs both modes."""
-    if set(job.modes) != set(Mode):
+    """Give the steps that build the tree and check it."""
+    if not _makes_tree(job):
         return
     yield Step(name="submission", tags="generate,mlperf,inference,submission", gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cm4vllm import NO_SUBMITTER
+from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
 from cm4vllm.campaign.live.address import Address
@@ -68,6 +68,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
     vllm_model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
     model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = ""
+    dummy_layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
     dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
@@ -150,29 +151,62 @@ class Job:
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _one_rate(settings)
-        word = settings.rerun.lower()
+        word, found = settings.rerun.lower(), _sources(settings, benchmark)
         return cls(
             settings=settings,
             round=round_,
             benchmark=benchmark,
             category=category,
             scenarios=scenarios,
-            modes=tuple(Mode.parse(mode) for mode in settings.modes.split(",")),
+            modes=_modes(settings, found, execution_mode),
             execution_mode=execution_mode,
             division=division,
             tests=compliance_tests(settings.compliance, benchmark, division),
-            sources=sources(
-                benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
-                served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
-                calibration_path=settings.calibration_path),
+            sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=_quantisation(settings),
             rerun=frozenset() if word in (*_ALL, *_NONE) else frozenset(
                 one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
-            notes=tuple(_notes(settings)),
+            notes=(*_notes(settings), *(_DUMMY_NOTES if found.dummy else ())),
         )
+
+
+def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
+    return sources(
+        benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
+        served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
+        calibration_path=settings.calibration_path)
+
+
+#: What a job with random weights does otherwise.
+_DUMMY_NOTES = (
+    f"{DUMMY_NOTICE}: the model has random weights, and each answer one fixed length; only the performance is "
+    "measured, and no submission can be made of it",
+)
+
+
+def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
+    """Return the modes that were asked for, of random weights the performance alone.
+
+    Raises UsageError for what cannot be done with those.
+    """
+    modes = tuple(Mode.parse(mode) for mode in settings.modes.split(","))
+    if not found.dummy:
+        return modes
+    refused = {
+        "--execution_mode=valid": (style is ExecutionMode.VALID, "a result is of a model's own weights"),
+        "_accuracy-only": (Mode.PERFORMANCE not in modes, "the answers of random weights have no accuracy"),
+        "--compliance": (bool(settings.compliance), "compliance tests read a model's answers"),
+        "--quantize": (bool(settings.quantize), "there are no weights to quantise; --quantization=fp8 has vLLM "
+                                                "quantise its random ones"),
+    }
+    for what, (asked, why) in refused.items():
+        if asked:
+            raise UsageError(f"{what} cannot be given with random weights (_dummy)", cause=why,
+                             remedy="leave it out, or name a model with weights by --vllm_model_name")
+    return (Mode.PERFORMANCE,)
 
 
 def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category:

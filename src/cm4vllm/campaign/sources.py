@@ -2,6 +2,8 @@
 
 The stand-ins, a tiny model and its own dataset, are used where nothing else was asked for, and only together: a real
 model would be measured on prompts that the benchmark does not have, the tiny model on prompts that it cannot answer.
+Random weights answer any prompt alike: they have the stand-in's dataset, which needs no network, unless another is
+asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from cm4vllm.common.files import typed_path
 
 __all__ = ["Sources", "sources"]
 
-_TINY, _BENCHMARK = "_tiny", "_mlcommons"
+_TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Sources:
     dataset: str
     calibration: str
     named: bool
+
+    @property
+    def dummy(self) -> bool:
+        """Whether the model has random weights."""
+        return self.model.startswith(_DUMMY)
 
     @property
     def needs_sentence_model(self) -> bool:
@@ -74,7 +81,7 @@ class Sources:
     def _entry(self) -> CatalogueModel | None:
         """Return what the catalogue says of the model, also of one that is named by its hub id."""
         known = catalogue().models
-        found = known.get(self._location) if not self.model.startswith("_path.") else None
+        found = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
         return found or next((entry for entry in known.values()
                               if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None)
 
@@ -96,6 +103,8 @@ def sources(
     the given server has for it. `dataset` is "tiny" or "benchmark" where the user says which.
     """
     asked = model_source or (_TINY if name == TINY_NAME else "")
+    if asked == _DUMMY:
+        asked = f"{_DUMMY}.{benchmark}"
     model = asked or (_of_name(name, served=served) if name else _TINY)
     if asked and name and not served and name not in (TINY_NAME, asked.partition(".")[2]):
         raise UsageError(f"two models are named: {asked} and --vllm_model_name={name}",
@@ -109,7 +118,7 @@ def sources(
                          remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
                                 "explicitly, "
                          "with _tiny among the tags")
-    tiny_data = dataset == "tiny" or (stand_in and dataset != "benchmark")
+    tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
     return Sources(
         benchmark=benchmark, model=model, named=bool(asked or name),
         dataset=f"_path.{dataset_path}" if dataset_path else _TINY if tiny_data else _BENCHMARK,

@@ -8,6 +8,7 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.rules import Terms
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["in_flight_of", "require_room", "require_workers", "run_settings"]
@@ -55,7 +56,7 @@ def run_settings(
                          cause="LoadGen needs the time of the first token", remedy="use 1 or more")
     settings = RunSettings(
         rehearsal=conf.rehearsal, terms=terms, user_conf=user_conf_text or conf.text, samples=conf.samples,
-        max_tokens=terms.generation.max_tokens, min_tokens=max(terms.generation.min_tokens, model.min_tokens),
+        **_lengths(terms, model),
         max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
         stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
         target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
@@ -64,6 +65,19 @@ def run_settings(
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
+
+
+def _lengths(terms: Terms, model: ModelRecord) -> dict[str, int]:
+    """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length.
+
+    It is the mean length that the rules publish of the benchmark's own model, and the longest where they have none.
+    """
+    if model.is_dummy:
+        published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+        fixed = min(terms.generation.max_tokens, round(published or terms.generation.max_tokens))
+        return {"max_tokens": fixed, "min_tokens": fixed}
+    return {"max_tokens": terms.generation.max_tokens,
+            "min_tokens": max(terms.generation.min_tokens, model.min_tokens)}
 
 
 def require_workers(count: int | None) -> None:

@@ -33,7 +33,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     What is not set is left to the preset, and to vLLM where the preset does not set it. `kv_cache_gib` and
     `cpu_binding` are settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds
     none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With
-    `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked.
+    `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked. `load_format` dummy fills
+    the weights with random numbers.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -42,6 +43,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
+    load_format: str = ""
     max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
     max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
     max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
@@ -136,6 +138,7 @@ def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | s
     """Return the options that the settings set, by name; a preset's option that is switched off is False."""
     valued: dict[str, bool | int | float | str | None] = {
         "dtype": settings.dtype,
+        "load-format": settings.load_format,
         "max-model-len": settings.max_model_len,
         "max-num-seqs": settings.max_num_seqs,
         "max-num-batched-tokens": settings.max_num_batched_tokens,

@@ -35,14 +35,22 @@ _FIXED: Mapping[str, str] = {
     "--uds": "the server listens at --host and --port",
 }  # fmt: skip
 
+#: Options that may be given, but not with this value.
+_FIXED_VALUES: Mapping[str, str] = {"--load-format": "dummy"}
+
 
 def refuse_fixed(words: Iterable[str]) -> None:
-    """Raise UsageError for the first word that gives a fixed option, in whatever form."""
-    for word in words:
-        name = written_in_full(word, _FIXED)
-        if name:
+    """Raise UsageError for the first word that gives a fixed option, in whatever form, or a value that is refused."""
+    given = list(words)
+    for word, after in zip(given, [*given[1:], ""], strict=False):
+        if name := written_in_full(word, _FIXED):
             raise UsageError(f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name],
                              remedy="remove it")
+        name = written_in_full(word, _FIXED_VALUES)
+        if name and (word.partition("=")[2] or after) == _FIXED_VALUES[name]:
+            raise UsageError(f"{name} {_FIXED_VALUES[name]} cannot be given in --extra_args",
+                             cause="random weights would be recorded as the model's own",
+                             remedy="name the model as a dummy: _dummy.NAME among the tags; every page then says so")
 
 
 def written_in_full(word: str, names: Iterable[str]) -> str:

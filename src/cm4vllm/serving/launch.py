@@ -315,6 +315,8 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
         raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
     server_settings = read_settings(arguments.ServerSettings, given)
+    if model is not None and model.is_dummy and server_settings.model == model.path:
+        server_settings = replace(server_settings, load_format="dummy")
     if settings.device not in ("", server_settings.device):
         raise UsageError(f"--device={settings.device}, but the vLLM that is installed computes on "
                          f"{server_settings.device}", remedy="leave --device out, or the --adr that chose this vLLM")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
@@ -17,6 +17,7 @@ from cm4vllm.rules import Mode
 __all__: list[str] = []
 
 _LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
+_MODELS = "docs/models.md"
 _AGAIN = "run it again with --rerun"
 _SCORE = "score the run again: --tags=process,mlperf,accuracy"
 
@@ -31,6 +32,16 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
                 yield Fault(f"no submission without {name}", name)
     if not submission.results:
         yield Fault(f"no recorded runs in {submission.root}", "", remedy="run the benchmark first")
+
+
+@check("WEIGHTS-DUMMY", "a submission is of a model with weights, not of random numbers", source=_MODELS,
+       remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
+       stage=Stage.SUBMITTED)
+def real_weights(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        if run.settings.model.is_dummy:
+            yield Fault(f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}", record_file(part),
+                        "settings.model.source", run.settings.model.source, "the source of real weights")
 
 
 @check("SCORES-MISSING", "each accuracy run is scored, over all of its samples", source=_LAYOUT, remedy=_SCORE,

@@ -65,12 +65,13 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
         architecture = read_architecture(config)
     except ModelError:
         return  # an architecture that we cannot size may well be one that vLLM can serve
-    longest = server.max_model_len or architecture.max_positions
+    longest, size = server.max_model_len or architecture.max_positions, _size(Path(model.path))
     if longest is None:
         return  # vLLM asks for a length, too
     asked = Asked(
-        name=model.name, architecture=architecture, precision=model.weight_data_types or "bf16", gpus=0,
-        memory_bytes=free_memory() // max(1, servers), weight_bytes=_size(Path(model.path)),
+        name=model.name, architecture=architecture, gpus=0,
+        precision=(model.weight_data_types or "bf16") if size else _stated(config),
+        memory_bytes=free_memory() // max(1, servers), weight_bytes=size,
         max_model_len=longest,
         kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB,
         max_num_seqs=server.max_num_seqs or 0,

@@ -1,0 +1,100 @@
+"""The layout of a published run beside what the fit advisor says of the same model and GPUs, and why they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from cm4vllm.assets.architecture import read_architecture
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.common.errors import ModelError
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked, Fit, advise
+
+__all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]
+
+LAYOUTS_DIFFER = (
+    f"why the layouts differ: the advisor takes the smallest group of GPUs whose cache holds {ENOUGH_REQUESTS} "
+    "requests of full length, and makes replicas of it, since GPUs of one group wait for each other; a larger group "
+    "leaves each GPU more memory for the cache, and shortens the time of a token")
+SEQUENCES_DIFFER = (
+    "why the sequences differ: the advisor counts requests of full length, which always fit; --max-num-seqs is an "
+    "upper limit, and shorter requests leave room for more. vLLM takes back (preempts) those for which the "
+    "cache has no room")
+
+#: A quantisation that the server makes when it starts, in place of the checkpoint's own precision.
+_AT_START = ("fp8",)
+
+Settings = Mapping[str, bool | int | float | str]
+
+
+def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
+    """Give what the advisor says of a published run, what the run's own layout holds, and why they differ.
+
+    `settings` are those of the published run, as fields of the campaign's and the server's settings. Nothing is given
+    for a run on processors.
+    """
+    if not gpus:
+        return
+    asked = _asked(settings, gpu, gpus)
+    if isinstance(asked, str):
+        yield f"the fit advisor is not asked: {asked}"
+        return
+    try:
+        advised = advise(asked)
+    except ModelError as error:
+        yield f"the fit advisor sees no room for it: {error.what}"
+        return
+    yield (f"fit advisor, for {gpus} x {asked.memory_bytes / GIB:g} GiB and requests of up to "
+           f"{asked.max_model_len:,} tokens: {_layout(advised)}, {advised.max_num_seqs:,} sequences each")
+    yield from _beside(settings, asked, advised)
+
+
+def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
+    """Return what the advisor is asked; in words what is missing for it."""
+    name = str(settings.get("vllm_model_name", ""))
+    found = next((key for key, one in catalogue().models.items() if name in (key, one.hub)), "")
+    if not found:
+        return f"the architecture of {name} is not in the catalogue"
+    known = accelerator(gpu)
+    if known is None or not known.memory_gb:
+        return f"the memory of {gpu} is not in the table of known accelerators"
+    architecture = read_architecture(catalogue().config(found))
+    quantised = str(settings.get("quantization", ""))
+    longest = architecture.max_positions or 0
+    return Asked(
+        name=found, architecture=architecture, gpus=gpus, memory_bytes=known.memory_gb[0] * GIB,
+        precision=quantised if quantised in _AT_START else catalogue().model(found).precision,
+        max_model_len=min(int(settings.get("max_model_len", longest)), longest),
+        kv_dtype="fp8" if str(settings.get("kv_cache_dtype", "")).startswith("fp8") else "bf16",
+        utilisation=float(settings.get("gpu_memory_utilization", UTILISATION)),
+        max_num_batched_tokens=int(settings.get("max_num_batched_tokens", 2048)),
+    )  # fmt: skip
+
+
+def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
+    """Say what the published layout holds, and explain each difference."""
+    layout = [key for key in ("tp_size", "pp_size", "dp_size", "replicas") if key in settings]
+    sequences = int(settings.get("max_num_seqs", 0))
+    if not layout and asked.gpus > 1:
+        yield "the layout of the published run is not known"
+        return
+    tensor, pipeline = int(settings.get("tp_size", 1)), int(settings.get("pp_size", 1))
+    try:
+        own = advise(replace(asked, tensor_parallel=tensor, pipeline_parallel=pipeline))
+    except ModelError as error:
+        yield f"the advisor sees no room for the published layout: {error.what}"
+        return
+    limit = f", at most {sequences:,} sequences each" if sequences else ", vLLM's own number of sequences"
+    yield (f"published: {_layout(own)}{limit}; by the advisor's sums the cache of each replica holds {own.kv_tokens:,} "
+           f"tokens: {own.kv_tokens // asked.max_model_len:,} requests of full length"
+           + (f", or {sequences:,} of {own.kv_tokens // sequences:,} tokens" if sequences else ""))
+    if (own.tensor_parallel, own.pipeline_parallel) != (advised.tensor_parallel, advised.pipeline_parallel):
+        yield LAYOUTS_DIFFER
+    if sequences and sequences != own.max_num_seqs:
+        yield SEQUENCES_DIFFER
+
+
+def _layout(fit: Fit) -> str:
+    parts = {"tensor": fit.tensor_parallel, "pipeline": fit.pipeline_parallel, "data": fit.data_parallel}
+    return " x ".join(f"{name} {size}" for name, size in parts.items() if size > 1) or "one GPU"

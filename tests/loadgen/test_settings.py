@@ -1,0 +1,29 @@
+"""The settings of a run with random weights: one length for all answers, and the notice of it."""
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
+from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
+from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.serving.records import ServerRecord
+
+
+@pytest.mark.parametrize(("round_name", "benchmark", "length"), [
+    ("v6.1", "llama3.1-8b", 128),  # the limit: the rules publish no mean length
+    ("v6.0", "llama2-70b-99", 294),
+    ("v6.0", "llama3.1-405b", 685),
+])
+def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(dataset, round_name, benchmark, length):
+    found = terms(round_name, benchmark, Scenario.OFFLINE, Mode.PERFORMANCE)
+    conf = user_conf(found, ExecutionMode.TEST, target_qps=1, test_query_count=8, dataset_samples=dataset.samples)
+    server = ServerRecord(endpoint="http://a:1", model_name="m", max_model_len=4096, version="0", owned=False)
+    model = ModelRecord(name="m", path="", source=DUMMY_SOURCE, sha256="", min_tokens=2)
+    settings = run_settings(conf, model=model, dataset=dataset, server=server)
+    assert (settings.min_tokens, settings.max_tokens) == (length, length)
+    assert settings.notice == f"{DUMMY_NOTICE}; {REHEARSAL_NOTICE}"
+    real = run_settings(conf, model=replace(model, source="elsewhere"), dataset=dataset, server=server)
+    assert (real.min_tokens, real.max_tokens) == (2, found.generation.max_tokens)
+    assert real.notice == REHEARSAL_NOTICE
