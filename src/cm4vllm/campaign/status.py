@@ -1,4 +1,4 @@
-"""The ledger of a results folder for people, as a table, and for programs, as plain objects."""
+"""The ledger of a results folder and how far its job is, for people as text, and for programs as plain objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+
 from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
+from cm4vllm.campaign.live.reading import read_status, status_text
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.progress import say_text, warn
@@ -45,9 +48,13 @@ def _reported(out: Path) -> dict[str, object]:
     say_text(f"{out}: {_heading(ledger, steps, under_way=under_way)}")
     for line in _table([_row(state, under_way=under_way) for state in steps]):
         say_text(line)
+    live = read_status(out)
+    if live is not None and under_way:
+        say_text(f"\n{status_text(*live)}")
     if ledger.unreadable:
         warn(f"{ledger.unreadable} lines of {out / LEDGER_FILE} are not entries of this version of cm4vllm")
     return {"folder": str(out), "under_way": under_way, "run": ledger.run, "unreadable_lines": ledger.unreadable,
+            "status": msgspec.to_builtins(live[0]) if live is not None else None,
             "steps": [_as_object(state, under_way=under_way) for state in steps]}
 
 

@@ -15,16 +15,18 @@ import pytest
 from msgspec.structs import replace
 from states import ACCURACY_RUN, SEARCH, SERVER_RUN, STEPS, status, step
 
+from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live import monitor as module
 from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.reading import status_text
+from cm4vllm.campaign.live.reading import read_status, status_text
 from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.live.status import JobStatus, job_left
 from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.campaign.live.view import Tone, view_of
 from cm4vllm.campaign.search.status import SearchStatus, TriedRate
+from cm4vllm.campaign.status import StatusSettings, report_status
 from cm4vllm.common import progress
-from cm4vllm.common.errors import CmError, ModelError
+from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.run_status import (
     ClientStatus,
@@ -86,12 +88,26 @@ def test_a_status_that_is_no_longer_written_is_of_a_process_that_has_ended():
 
 
 def test_another_process_reads_the_same(tmp_path):
-    with pytest.raises(CmError, match="no job has begun in"):
-        status_text(tmp_path)
+    assert read_status(tmp_path) is None
     write_record(tmp_path / STATUS_FILE, status())
-    assert status_text(tmp_path) == plain_text(view_of(status()))
+    assert status_text(*read_status(tmp_path)) == plain_text(view_of(status()))
     os.utime(tmp_path / STATUS_FILE, (1e9, 1e9))
-    assert "no sign of life for" in status_text(tmp_path)
+    assert "no sign of life for" in status_text(*read_status(tmp_path))
+    (tmp_path / STATUS_FILE).write_text('{"schema": 99}')
+    assert read_status(tmp_path) is None
+
+
+def test_status_mlperf_shows_the_view_while_a_command_goes_on(tmp_path, capsys):
+    LedgerFile(tmp_path, "2026-01-01T00:00:00+00:00 77").append(
+        [Entry(run="", at="", step="Server performance", state=State.RUNNING)])
+    write_record(tmp_path / STATUS_FILE, status())
+    with (tmp_path / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (job,) = report_status(StatusSettings(output_dir=str(tmp_path)))["jobs"]
+    assert "TTFT      p50 61.2, p99 812 of 2,000 ms, at most 903; passes so far" in capsys.readouterr().out
+    assert job["status"]["run"]["done"] == 12_340
+    report_status(StatusSettings(output_dir=str(tmp_path)))
+    assert "passes so far" not in capsys.readouterr().out
 
 
 def test_every_field_is_documented():
@@ -208,6 +224,13 @@ def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_th
     assert not any("samples/s" in line for line in screen), "the view is still on the screen"
     assert "12,340 of 30,012" in output
     assert "measuring [x]: 1 of 2" not in output
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with watched(JobStatus("a job", [], lambda: STEPS), tmp_path) as monitor, monitor.drawn():
+        monitor._pass_on()
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_drawn_is_what_the_text_says(tmp_path):

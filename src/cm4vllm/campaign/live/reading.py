@@ -11,18 +11,21 @@ from cm4vllm.campaign.live.view import view_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 
-__all__ = ["status_text"]
+__all__ = ["read_status", "status_text"]
 
 
-def status_text(out: Path, width: int = 80) -> str:
-    """Return the view of the job whose results come, or came, into the folder `out`.
+def read_status(out: Path) -> tuple[StatusRecord, float] | None:
+    """Return the status of the job whose results come into the folder `out`, and how many seconds old it is.
 
-    Raises CmError where no job has begun there, OtherSchema where another version of cm4vllm wrote the status.
+    None where there is none, or where another version of cm4vllm wrote it.
     """
     path = out / STATUS_FILE
     try:
-        age_s = time.time() - path.stat().st_mtime
-    except OSError as error:
-        raise CmError(f"no job has begun in {out}", cause=f"{STATUS_FILE}: {error.strerror}",
-                      remedy="name the folder of its results, which ends in test or valid") from error
-    return plain_text(view_of(read_record(path, StatusRecord), age_s), width)
+        return read_record(path, StatusRecord), max(0.0, time.time() - path.stat().st_mtime)
+    except (OSError, CmError):
+        return None
+
+
+def status_text(status: StatusRecord, age_s: float, width: int = 80) -> str:
+    """Return the view of a status that is so many seconds old."""
+    return plain_text(view_of(status, age_s), width)

@@ -38,7 +38,8 @@ def drawing() -> Iterator[Drawing]:
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal or console.is_dumb_terminal:
+    # What rich takes for a terminal may be a file, where FORCE_COLOR is set.
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
         yield lambda view: None
         return
     from rich.live import Live
