@@ -88,24 +88,29 @@ class LiveStatus:
         before = self._recent[0] if len(self._recent) > 1 else Progress(done=0, waiting=0, total=None, elapsed_s=0.0,
                                                                         tokens=0)
         took = news.elapsed_s - before.elapsed_s
-        rate = (news.done - before.done) / took if took > 0 else 0.0
+        rate = (news.done - before.done) / took if took > 0 else 0.0  # samples/s
         total = news.total or (self._plan.samples if self._plan else None)
         self.status = RunStatus(
             title=self._settings.title, elapsed_s=news.elapsed_s, done=news.done, total=total, in_flight=news.waiting,
             tokens=news.tokens, samples_per_second=round(rate, 3),
             tokens_per_second=round((news.tokens - before.tokens) / took if took > 0 else 0.0, 1),
-            left=self._left(news, total), latencies=news.latencies, server=self._server(),
+            left=self._left(news, total, rate), latencies=news.latencies, server=self._server(),
             client=self._client(news.elapsed_s, news), scores=self.scores)
         return self.status
 
-    def _left(self, news: Progress, total: int | None) -> TimeLeft | None:
+    def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
+        """Return the time left; of a run that goes on for a time, until what is then in flight is answered."""
         planned = self._plan.seconds if self._plan else 0.0
-        if planned:
-            whole = next((one for one in news.latencies if one.name == "answer"), None)
-            middle, most = (whole.p50_ms / 1000, whole.p99_ms / 1000) if whole else (0.0, 0.0)
-            left = max(0.0, planned - news.elapsed_s)
-            return TimeLeft(seconds=round(left + middle, 1), low=round(left, 1), high=round(left + most, 1))
-        return time_left(self._marks, total - news.done, news.elapsed_s) if total is not None else None
+        if not planned:
+            return time_left(self._marks, total - news.done, news.elapsed_s) if total is not None else None
+        if not rate:
+            return None
+        # Little's law: the mean time to an answer, and where requests pile up, the time that they take.
+        mean = news.waiting / rate
+        whole = next((one for one in news.latencies if one.name == "answer"), None)
+        left = max(0.0, planned - news.elapsed_s)
+        return TimeLeft(seconds=round(left + mean, 1), low=round(left, 1),
+                        high=round(left + max(2 * mean, whole.p99_ms / 1000 if whole else 0.0), 1))
 
     def _server(self) -> ServerStatus | None:
         samples = self._watch.samples

@@ -103,12 +103,16 @@ def _steps(steps: Sequence[StepStatus]) -> Iterator[Line]:
     running = [step for step in steps if step.state is State.RUNNING]
     planned = [step for step in steps if step.state is State.PLANNED]
     failed = [step for step in ended[:-_BEFORE] if step.state in (State.FAILED, State.ABORTED)]
-    if len(ended) - _BEFORE - len(failed) > 0:
-        yield Line(label="", text=f"{len(ended) - _BEFORE - len(failed)} steps before", tone=Tone.MUTED)
+    if (before := len(ended) - _BEFORE - len(failed)) > 0:
+        yield Line(label="", text=f"{_number(before, 'step')} before", tone=Tone.MUTED)
     for step in (*failed, *ended[-_BEFORE:], *running, *planned[:_AFTER]):
         yield _step(step)
     if len(planned) > _AFTER:
-        yield Line(label="", text=f"{len(planned) - _AFTER} steps after", tone=Tone.MUTED)
+        yield Line(label="", text=f"{_number(len(planned) - _AFTER, 'step')} after", tone=Tone.MUTED)
+
+
+def _number(count: int, of: str) -> str:
+    return f"{count} {of}{'s' if count > 1 else ''}"
 
 
 _TONES = {State.PLANNED: Tone.MUTED, State.RUNNING: Tone.STRONG, State.DONE: Tone.GOOD,
