@@ -65,7 +65,7 @@ def test_a_server_run_is_shown_with_all_that_is_known_of_it():
                  "[#####.......] 41%  12,340 of 30,012", "5:57 left (5:53 to 5:59)",
                  "50.1 samples/s, 6,413 tokens/s, 214 in flight",
                  "TTFT      p50 61.2, p99 812 of 2,000 ms, at most 903; passes so far",
-                 "TPOT      p50 31.0, p99 104 of 100 ms; 180 over it, 5,660 more needed within it",
+                 "TPOT      p50 31.0, p99 104 of 100 ms; 180 over, 5,660 more needed",
                  "server    198 running, 12 waiting, KV cache 87%, 4 preemptions",
                  "client    can carry 26.2 times the load", "31% of the processors are in use"):
         assert part in text, part

@@ -171,7 +171,7 @@ def _latency(one: LatencyStatus) -> Line:
         return Line(label=one.name, text=f"{text} ms")
     text += f" of {one.limit_ms:,.0f} ms"
     if one.missing:
-        return Line(label=one.name, text=f"{text}; {one.over:,} over it, {one.missing:,} more needed within it",
+        return Line(label=one.name, text=f"{text}; {one.over:,} over, {one.missing:,} more needed",
                     tone=Tone.BAD if one.p99_ms > one.limit_ms else Tone.PLAIN)
     bound = f", at most {_ms(one.p99_at_most_ms)}" if one.p99_at_most_ms is not None else ""
     return Line(label=one.name, text=f"{text}{bound}; passes so far", tone=Tone.GOOD)
