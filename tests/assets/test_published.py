@@ -36,6 +36,12 @@ def test_mixtral_keeps_the_columns_that_its_scorers_need(pandas_version):
                                                                                  ("MBXP", "pass", [1, 4])]
 
 
+@pytest.mark.parametrize(("value", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("007", "007")])
+def test_an_answer_that_is_a_number_becomes_text(tmp_path, value, text):
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "ground_truth": value}]))
+    assert read_published(tmp_path / "plain.pkl")[0]["output"] == text
+
+
 def test_token_ids_that_are_arrays_become_lists():
     rows = read_published(PUBLISHED / "llama3.1-405b.pandas2.pkl")
     assert [row["tok_input"] for row in rows] == [[1, 2, 3], [1, 4]]

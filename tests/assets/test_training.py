@@ -24,5 +24,5 @@ def test_training_twice_gives_the_same_whole_model(vllm_python, tmp_path):
     assert sha256_of_tree(tmp_path / "first") == sha256_of_tree(tmp_path / "second")
     found = read_checkpoint(tmp_path / "first")
     assert (found.architecture, found.weight_data_types) == ("LlamaForCausalLM", "fp32")
-    assert (found.vocabulary, found.max_positions) == (training.VOCABULARY, 4096)
+    assert (found.vocabulary, found.max_positions) == (training.VOCABULARY, 65536)
     assert found.parameters == 492_160

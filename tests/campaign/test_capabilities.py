@@ -4,9 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.campaign.capabilities import compliance_tests, require_runnable, runnable_benchmarks
+from cm4vllm.campaign.capabilities import (
+    compliance_tests,
+    require_runnable,
+    require_scored,
+    runnable_benchmarks,
+    unscored,
+)
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import Division, benchmark_names, benchmark_terms, round_names, round_terms
+from cm4vllm.rules import (
+    Division,
+    ExecutionMode,
+    Mode,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    round_terms,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "rules.md"
@@ -57,12 +71,6 @@ def test_the_readme_names_the_divisions_that_run_and_those_that_are_refused():
 
 @pytest.mark.parametrize(("round_name", "name", "words"), [
     ("v4.1", "gptj-99", "beam search"),
-    ("v6.1", "deepseek-r1", "prm800k"),
-    ("v6.1", "gpt-oss-120b", "drawn at temperature 1"),
-    ("v6.1", "gpt-oss-120b", "a dataset of their own, of 6,396 samples"),
-    ("v6.1", "gpt-oss-120b", "LiveCodeBench"),
-    ("v4.1", "mixtral-8x7b", "mxeval"),
-    ("v6.0", "mixtral-8x7b", "end at a sequence of tokens"),
     ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
 ])
 def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
@@ -71,6 +79,17 @@ def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
     with pytest.raises(UsageError, match="cannot be run yet") as refused:
         require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1], Division.OPEN)
     assert words in refused.value.cause
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-r1", "gpt-oss-120b"])
+def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(name):
+    benchmark = benchmark_terms("v6.0", name)
+    require_scored(benchmark, tuple(Mode), ExecutionMode.TEST)
+    require_scored(benchmark, (Mode.PERFORMANCE,), ExecutionMode.VALID)
+    with pytest.raises(UsageError, match="cannot be scored as a whole") as refused:
+        require_scored(benchmark, tuple(Mode), ExecutionMode.VALID)
+    assert all(why in refused.value.cause for why in unscored(benchmark).values())
+    assert "_performance-only" in refused.value.remedy
 
 
 @pytest.mark.parametrize("division", [Division.CLOSED, Division.NETWORK])

@@ -11,7 +11,8 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
 
 #: Which earlier steps export the keys that inputs refer to.
-EXPORTED_BY = {"CM_SUT_NAME": {"system"}, "CM_ML_MODEL_NAME": {"model", "quantisation"}}
+EXPORTED_BY = {"CM_SUT_NAME": {"system"}, "CM_ML_MODEL_NAME": {"model", "quantisation"},
+               "CM_PERFORMANCE_DATASET_RECORD": {"performance dataset"}}
 FIELDS = {
     "scenario": ["", "Offline", "Server"],
     "modes": ["accuracy,performance", "accuracy", "performance"],
@@ -28,6 +29,8 @@ def jobs():
     for values in itertools.product(*FIELDS.values()):
         yield Job.of(CampaignSettings(**dict(zip(FIELDS, values, strict=True))))
     yield Job.of(CampaignSettings(vllm_model_name="owner/name", quantize="int8"))
+    yield Job.of(CampaignSettings(model="gpt-oss-120b"))
+    yield Job.of(CampaignSettings(model="gpt-oss-120b", modes="performance", execution_mode="valid"))
 
 
 def test_what_a_step_needs_comes_of_steps_before_it():
@@ -43,6 +46,30 @@ def test_what_a_step_needs_comes_of_steps_before_it():
             if step.condition is not None:
                 assert all(one in before or "<<<" in one for one in step.condition.of), step.name
             before.add(step.name)
+
+
+def test_performance_runs_have_a_dataset_and_a_rate_of_their_own_where_the_rules_give_them_one():
+    job = Job.of(CampaignSettings(model="gpt-oss-120b", test_query_count=40, max_test_duration=5))
+    steps = {step.name: step for step in schedule(job)}
+    for name in ("Offline rate", "Offline performance", "Server performance"):
+        assert steps[name].inputs["CM_DATASET_RECORD"] == "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
+        assert steps[f"{name}: settings"].inputs == steps[name].inputs
+    for name in ("Offline accuracy", "Server accuracy"):
+        assert "CM_DATASET_RECORD" not in steps[name].inputs
+    assert steps["Offline performance"].inputs[TARGET].step == "Offline rate"
+    assert steps["Offline rate"].inputs["CM_TEST_QUERY_COUNT"] == "40"
+    assert steps["performance dataset"].tags == "get,dataset,_performance,_tiny"
+    alone = schedule(Job.of(CampaignSettings(model="gpt-oss-120b", modes="performance")))
+    assert "dataset" not in {step.name for step in alone}
+
+
+def test_sentences_are_split_only_for_scores_that_need_them():
+    def names(model, modes="accuracy,performance"):
+        fields = {"model": model, "modes": modes, "vllm_model_name": "owner/name", "round": "v6.0"}
+        return {step.name for step in schedule(Job.of(CampaignSettings(**fields)))}
+
+    assert "sentence model" in names("mixtral-8x7b")
+    assert "sentence model" not in names("deepseek-r1") | names("mixtral-8x7b", "performance")
 
 
 def test_a_schedule_is_plain_data():

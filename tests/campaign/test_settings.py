@@ -22,6 +22,14 @@ def test_the_default_is_a_rehearsal_of_both_scenarios_and_modes():
     assert default.out == Path.cwd() / "mlperf-results" / "test"
 
 
+def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
+    fields = {"model": "mixtral-8x7b", "round": "v6.0"}
+    assert [note for note in job(**fields).notes if "mbxp is not scored" in note]
+    assert job(**fields, modes="performance", execution_mode="valid").notes == ()
+    with pytest.raises(UsageError, match="cannot be scored as a whole"):
+        job(**fields, execution_mode="valid")
+
+
 def test_rehearsals_and_results_never_share_a_folder():
     assert job(execution_mode="valid").out != job(execution_mode="test").out
     assert job(execution_mode="valid").execution_mode is ExecutionMode.VALID

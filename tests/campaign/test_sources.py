@@ -38,6 +38,21 @@ def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
     assert found.needs_sentence_model is (dataset != "_tiny")
 
 
+@pytest.mark.parametrize(("given", "performance"), [
+    ({}, "_tiny"), ({"name": "owner/model"}, "_mlcommons"), ({"name": "owner/model", "dataset": "tiny"}, "_tiny"),
+    ({"name": "owner/model", "performance_dataset_path": "/p.parquet"}, "_path./p.parquet"),
+])
+def test_performance_runs_may_have_a_dataset_of_their_own(given, performance):
+    assert sources("gpt-oss-120b", **given).performance == performance
+
+
+@pytest.mark.parametrize(("benchmark", "given", "word"), [
+    (BENCHMARK, {"name": "owner/model"}, "has one dataset"), ("gpt-oss-120b", {}, "but no model")])
+def test_such_a_dataset_is_refused_where_it_has_no_place(benchmark, given, word):
+    with pytest.raises(UsageError, match=word):
+        sources(benchmark, performance_dataset_path="/p.parquet", **given)
+
+
 def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner").mkdir()

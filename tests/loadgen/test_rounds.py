@@ -18,7 +18,9 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, rou
 CELLS = [(round_name, "llama2-70b-99.9", scenario) for round_name in round_names()
          for scenario in (Scenario.OFFLINE, Scenario.SERVER)]
 CELLS += [("v6.1", "llama3.1-8b", Scenario.INTERACTIVE), ("v5.0", "llama3.1-405b", Scenario.SERVER),
-          ("v6.0", "llama3.1-405b", Scenario.INTERACTIVE), ("v5.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM)]
+          ("v6.0", "llama3.1-405b", Scenario.INTERACTIVE), ("v5.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM),
+          ("v4.1", "mixtral-8x7b", Scenario.OFFLINE), ("v4.1", "mixtral-8x7b", Scenario.SERVER),
+          ("v6.0", "mixtral-8x7b", Scenario.SERVER)]
 
 
 @pytest.fixture(scope="module")

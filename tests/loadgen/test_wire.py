@@ -16,6 +16,7 @@ from cm4vllm.loadgen.wire import (
     refusal_words,
     whole_answer,
 )
+from cm4vllm.serving.records import Api
 
 PROMPT = [5, 6, 7]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 400}
@@ -288,6 +289,21 @@ def test_a_whole_answer_is_asked_for_without_a_stream():
     body = json.loads(completion_body(Sampling("tiny", 128, 2, 0), PROMPT))
     assert "stream" not in body
     assert json.loads(completion_body(Sampling("tiny", 128, 2, 16), PROMPT))["stream_interval"] == 16
+
+
+def test_tokens_are_drawn_as_the_benchmark_has_it():
+    sampling = Sampling("tiny", 128, 2, 0, temperature=1, top_k=-1, seed=None)
+    body = json.loads(completion_body(sampling, PROMPT))
+    assert (body["temperature"], body["top_p"], body["top_k"]) == (1, 1, -1)
+    assert "seed" not in body and "stop" not in body
+
+
+@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.GENERATE])
+def test_a_text_that_ends_an_answer_is_asked_for_and_kept(api):
+    body = json.loads(completion_body(Sampling("tiny", 128, 2, 0, api, stop=("\n```\n",)), PROMPT))
+    asked = body if api is Api.COMPLETIONS else body["sampling_params"]
+    assert asked["stop"] == ["\n```\n"] and asked["include_stop_str_in_output"] is True
+    assert asked.get("detokenize", True) is True  # it is found in text
 
 
 def test_the_message_of_an_error_document_is_found():

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.model import load
+from cm4vllm.report.readme import measurement_readmes
+from cm4vllm.report.summary import write_summary
 from cm4vllm.report.table import final_table
+from cm4vllm.report.verdict import Kind, findings
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]
 
@@ -60,6 +67,24 @@ def test_an_invalid_result_says_why(out: Path, change: Change) -> None:
     change(path, RunRecord, client__failed=2)
     text = final_table(load(out), stream=io.StringIO())
     assert re.search(r"Server .* INVALID ", text) and "Server is INVALID: 2 of " in text
+
+
+def test_a_metric_that_is_not_scored_is_named_with_the_reason_on_every_page(out: Path, change: Change) -> None:
+    path = next(out.glob("runs/*/*/Offline/accuracy")) / ACCURACY_FILE
+    scores = read_record(path, AccuracyRecord).scores
+    change(path, AccuracyRecord, scores=scores[1:], unscored={"ROUGE1": "its <words> cannot be counted"})
+    report = load(out)
+    text = final_table(report, stream=io.StringIO())
+    assert "ROUGE1: not scored: its <words> cannot be counted" in text
+    assert re.search(r"Offline .* targets met, 1 not scored", text)
+    finding = next(one for one in findings(report) if one.subject == "Offline accuracy")
+    assert finding.kind is not Kind.GOOD and "ROUGE1 is not scored: its <words>" in finding.text
+    write_summary(report)
+    page = (out / "summary.html").read_text(encoding="utf-8")
+    assert "ROUGE1 is not scored: its &lt;words&gt; cannot be counted" in page
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["results"][0]["unscored"] == {"ROUGE1": "its <words> cannot be counted"}
+    assert "ROUGE1 | not scored" in measurement_readmes(out)[Scenario.OFFLINE]
 
 
 def test_a_terminal_gets_colour_and_the_same_words(real_runs: Path) -> None:

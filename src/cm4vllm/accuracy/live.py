@@ -114,15 +114,19 @@ class LiveScores:
             PartialScore(name=name, mean=round(mean, 3), half=round(half, 3)) for name, mean, half in scores))
 
 
-def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores:
-    """Return the live scores of a run. Raises what scoring it would raise, before the run: InstallError and others.
+def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores | None:
+    """Return the live scores of a run, None where none of them is ROUGE.
 
+    Raises what scoring it would raise, before the run: InstallError and others.
     `nltk_data` is the folder in which the sentence model lies, nltk's own folders without it.
     """
-    scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
+    wanted = scorer_of(settings.terms)
     require_tokenizer(settings)
-    by_rouge, rows = scorer_of(settings.terms).by_rouge, rows_of_samples(settings.dataset)[:settings.samples]
-    places = [place for place, row in enumerate(rows) if by_rouge(row)]
+    if not wanted.rouge:
+        return None
+    scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
+    rows = rows_of_samples(settings.dataset)[:settings.samples]
+    places = [place for place, row in enumerate(rows) if wanted.by_rouge(row)]
     drawn = random.Random(0).sample(places, min(DRAWN, len(places)))  # noqa: S311 - the same samples in every run
     references = {place: str(rows[place]["output"]) for place in drawn}
     return LiveScores(scorer, Detokenizer(Path(settings.model.path)), references, len(places))

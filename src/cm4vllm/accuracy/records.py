@@ -31,6 +31,7 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
 
     `verified` says how many of the samples were scored a second time by rouge-score itself, with the same result to the
     last bit. `sentences` is the way sentences were split (DatasetRecord), `sentences_sha256` the digest of its model.
+    `unscored` are the metrics that have no score, each with the reason.
     """
 
     notice: str
@@ -45,3 +46,4 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
     sentences_sha256: str
     log_sha256: str
     duration_s: float
+    unscored: dict[str, str] = {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.families import METRIC, Samples, Scored, rouge_and_exact_match, rouge_of_all
+from cm4vllm.accuracy.families import (
+    DATASET,
+    METRIC,
+    Samples,
+    Scored,
+    parts_of_deepseek,
+    parts_of_gpt_oss,
+    rouge_and_exact_match,
+    rouge_and_gsm8k,
+    rouge_of_all,
+)
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
-from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
@@ -30,7 +39,6 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
 __all__ = [
-    "MISSING",
     "SCORERS",
     "Scorer",
     "accuracy_text",
@@ -47,13 +55,17 @@ class Scorer:
 
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
     checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
-    the reference script.
+    the reference script. `lacks` are the metrics, by their labels, that cannot be scored, each with the reason. Without
+    `rouge` no sentences are split; `special_tokens` says that an answer's are a part of its text.
     """
 
     compute: Callable[[Samples], Scored]
     quoted: bool
     source: str
     by_rouge: Callable[[Mapping[str, Any]], bool] = lambda row: True
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    rouge: bool = True
+    special_tokens: bool = False
 
 
 #: The scorers by the name that the rules have for them.
@@ -63,17 +75,26 @@ SCORERS = {
     "rouge-exact-match": Scorer(compute=rouge_and_exact_match, quoted=False,
                                 by_rouge=lambda row: row[METRIC] == "rouge",
                                 source="language/llama3.1-405b/evaluate-accuracy.py"),
+    "rouge-gsm8k-mbxp": Scorer(
+        compute=rouge_and_gsm8k, quoted=False, by_rouge=lambda row: row[DATASET] == "OpenOrca",
+        source="language/mixtral-8x7b/evaluate-accuracy.py",
+        lacks={"mbxp": "mxeval has to compile and run the programs of MBXP, and neither it with its compilers nor a "
+                       "sandbox for such programs is part of cm4vllm yet"}),
+    "deepseek-r1": Scorer(
+        compute=parts_of_deepseek, quoted=False, rouge=False, by_rouge=lambda row: False,
+        source="language/deepseek-r1/eval_accuracy.py",
+        lacks={"exact_match": "prm800k has to grade the mathematics of MATH-500, and LiveCodeBench to run programs; "
+                              "neither they nor a sandbox for such programs are part of cm4vllm yet. GPQA, MMLU-Pro "
+                              "and AIME are scored, each by itself"}),
+    "gpt-oss": Scorer(
+        compute=parts_of_gpt_oss, quoted=False, rouge=False, by_rouge=lambda row: False, special_tokens=True,
+        source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
+        lacks={"exact_match": "LiveCodeBench has to run programs; neither it nor a sandbox for such programs is part "
+                              "of cm4vllm yet. GPQA and AIME are scored, each by itself"}),
 }
 
-#: The scorers that are not built, and what each lacks: never is a part of the samples left out of a score.
-MISSING = {
-    "rouge-gsm8k-mbxp": "it has mxeval compile and run the programs of MBXP, a third of the samples; an environment "
-    "with its compilers, and a sandbox for such programs, are missing",
-    "deepseek-r1": "it has prm800k grade mathematics, and LiveCodeBench run programs; an environment with both, and a "
-    "sandbox for such programs, are missing",
-    "gpt-oss": "it has LiveCodeBench run programs; an environment with it, and a sandbox for such programs, are "
-    "missing",
-}
+#: What is said of a metric that has no samples among those of a run.
+_NO_SAMPLES = "none of the run's samples is scored by it"
 
 
 @dataclass(frozen=True)
@@ -105,12 +126,15 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
                         remedy="remove the run's folder and run it again")
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
-        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
+        sentences = NO_SENTENCES
+        if scorer_of(run.settings.terms).rouge:
+            sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
         answers = _answers(log, run.settings.samples)
         scored = _scored(run.settings, answers, sentences, digest, workers)
         values = _values(scored, answers)
         record = AccuracyRecord(
             notice=run.notice, scores=_scores(run.settings.terms, values, len(answers.indices)),
+            unscored=_unscored(run.settings.terms, values),
             values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
             samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(scored),
             verified=scored.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
@@ -148,15 +172,18 @@ def _answers(log: Path, expected: int) -> _Answers:
 def _scored(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str, workers: int | None) -> Scored:
     require_tokenizer(settings)
     rows = rows_of_samples(settings.dataset, answers.indices)
-    predictions = Detokenizer(Path(settings.model.path)).decode([ids.tolist() for ids in answers.tokens])
-    return scorer_of(settings.terms).compute(Samples(predictions, rows, sentences, seed, workers))
+    scorer = scorer_of(settings.terms)
+    predictions = Detokenizer(Path(settings.model.path)).decode(
+        [ids.tolist() for ids in answers.tokens], special_tokens=scorer.special_tokens)
+    return scorer.compute(Samples(predictions, rows, sentences, seed, workers))
 
 
 def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
     """Return the numbers of accuracy.txt by label: plain Python floats and ints, rounded as the references round."""
     count = len(answers.indices)
     values: dict[str, float | int] = dict(scored.values)
-    values["gen_len"] = scored.characters
+    if scored.characters is not None:
+        values["gen_len"] = scored.characters
     values["gen_num"] = count
     values["gen_tok_len"] = answers.token_count
     values["tokens_per_sample"] = round(answers.token_count / count, 1)
@@ -164,6 +191,8 @@ def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
 
 
 def _scorer(scored: Scored) -> str:
+    if not scored.verified:
+        return f"cm4vllm {__version__}"
     version = metadata.version("rouge-score")
     return (f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {scored.verified} samples "
             "drawn")
@@ -189,8 +218,15 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
-    return [_score(target, float(values.get(target.label, math.nan)), samples == terms.samples)
-            for target in terms.targets]
+    return [_score(target, float(values[target.label]), samples == terms.samples)
+            for target in terms.targets if target.label in values]
+
+
+def _unscored(terms: Terms, values: dict[str, float | int]) -> dict[str, str]:
+    """Return the metrics without a score, each with the reason."""
+    lacks = scorer_of(terms).lacks
+    return {target.metric: lacks.get(target.label, _NO_SAMPLES)
+            for target in terms.targets if target.label not in values}
 
 
 def _score(target: AccuracyTarget, value: float, whole: bool) -> Score:

@@ -19,8 +19,8 @@ from urllib.error import HTTPError
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import opened, staged_folder
 
-__all__ = ["MODEL", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given", "find_model",
-           "install_model", "on_lines"]
+__all__ = ["MODEL", "NO_SENTENCES", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given",
+           "find_model", "install_model", "on_lines"]
 
 Splitter = Callable[[str], list[str]]
 
@@ -94,6 +94,10 @@ class Sentences:
             nltk.data.path.insert(0, str(self.data))  # nltk opens no model outside the folders in its list
         trained: Splitter = PunktTokenizer("english").tokenize
         return trained
+
+
+#: For scores that no sentence is split for.
+NO_SENTENCES = Sentences("")
 
 
 def on_lines(split: Splitter, text: str) -> str:

@@ -19,7 +19,7 @@ _CLEAN_UP = (
 
 
 class Detokenizer:
-    """Decodes token ids with a model folder's tokenizer.json, leaving special tokens out."""
+    """Decodes token ids with a model folder's tokenizer.json, leaving special tokens out unless they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -32,9 +32,9 @@ class Detokenizer:
                              remedy="the model's folder must hold its tokenizer.json") from error
         self._clean_up = _asks_for_clean_up(folder / "tokenizer_config.json")
 
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, ids: Sequence[Sequence[int]], *, special_tokens: bool = False) -> list[str]:
         """Return the text of each sequence of ids."""
-        texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=True)
+        texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=not special_tokens)
         return [_cleaned(text) for text in texts] if self._clean_up else texts
 
 

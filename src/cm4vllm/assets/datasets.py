@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +22,9 @@ from cm4vllm.common.files import given_path, require_space, sha256_of, write_tex
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import BenchmarkTerms, accuracy_targets, benchmark_terms
+from cm4vllm.rules import BenchmarkTerms, Column, accuracy_targets, benchmark_terms
 
-__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "check", "check_file", "provide", "rows_of"]
+__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "Wanted", "check", "check_file", "provide", "rows_of"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
@@ -31,6 +32,8 @@ _TINY_NAME = "harbour-log"
 #: The tiny model's calibration set: prompts that it is neither evaluated on nor, but by chance, was trained on.
 CALIBRATION_SEED = 1717
 CALIBRATION_SAMPLES = 128
+#: The stand-in of a dataset that performance runs have of their own.
+PERFORMANCE_SEED = 6396
 _SPACE_BYTES = 128 * 2**20
 _CHUNK = 512
 
@@ -40,7 +43,8 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 
     Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own
     for any other.
-    `calibration` asks for the benchmark's calibration set, whose size is not prescribed.
+    `calibration` asks for the benchmark's calibration set, whose size is not prescribed, `performance` for the dataset
+    that its performance runs have of their own, whose answers are not compared with anything.
     """
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
@@ -49,6 +53,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
+    performance: Annotated[bool, Key("CM_DATASET_PERFORMANCE")] = False
 
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
@@ -79,6 +84,8 @@ def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTer
     if settings.calibration:
         # None of the evaluation's prompts: the sets are split by the text itself.
         split, seed, count, name = Split.TRAINING, CALIBRATION_SEED, CALIBRATION_SAMPLES, f"{_TINY_NAME}-calibration"
+    elif settings.performance:
+        seed, count, name = PERFORMANCE_SEED, benchmark.performance_samples, f"{_TINY_NAME}-performance"
     path = folder / f"{name}.json"
     with step(f"making the dataset {name} of {count} samples"):
         rows = list(_tokenised(examples(split, count, seed), benchmark.columns, tokenizer_json))
@@ -88,7 +95,8 @@ def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTer
         sha256=sha256_of(path), samples=len(rows), max_input_tokens=max(len(row["tok_input"]) for row in rows),
         tokenizer_sha256=sha256_of(tokenizer_json), sentences="punkt-untrained",
         recipe={"seed": str(seed), "split": split,
-                **({} if model.is_dummy else _length_factor(rows, benchmark, tokenizer_json))},
+                **({} if model.is_dummy or settings.performance else
+                   _length_factor(rows, benchmark, tokenizer_json))},
     )  # fmt: skip
 
 
@@ -108,13 +116,16 @@ def _mlcommons(settings: DatasetSettings, benchmark: BenchmarkTerms, model: Mode
                folder: Path) -> DatasetRecord:
     """Take the benchmark's own dataset, or its calibration set, from MLCommons' storage."""
     assets = catalogue().benchmark(settings.benchmark)
-    name = assets.calibration if settings.calibration else assets.dataset
+    name = assets.dataset
+    if settings.calibration or settings.performance:
+        name = assets.calibration if settings.calibration else assets.performance_dataset
     known = catalogue().dataset(name)
     try:
         manifest = mlcommons.read_manifest(known.mlcommons)
         had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), {known.file: known.digest})
     except DownloadError as error:
-        flag, own = "calibration_path" if settings.calibration else "dataset_path", Path(known.file).name
+        kind = "calibration" if settings.calibration else "performance_dataset" if settings.performance else "dataset"
+        flag, own = f"{kind}_path", Path(known.file).name
         error.what = f"the dataset {name} could not be fetched: {error.what}"
         error.remedy = "\n".join(filter(None, [
             error.remedy, f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: "
@@ -124,10 +135,10 @@ def _mlcommons(settings: DatasetSettings, benchmark: BenchmarkTerms, model: Mode
     return msgspec.structs.replace(record, name=name)
 
 
-def _tokenised(made: list[Example], columns: Mapping[str, Sequence[str]],
+def _tokenised(made: list[Example], columns: Mapping[str, Column],
                tokenizer_json: Path) -> Iterator[dict[str, Any]]:
     """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
-    tokenizer, kinds = _tokenizer(tokenizer_json), list(product(*columns.values()))
+    tokenizer, kinds = _tokenizer(tokenizer_json), list(product(*(column.values for column in columns.values())))
     for start in range(0, len(made), _CHUNK):
         chunk = made[start : start + _CHUNK]
         encodings = tokenizer.encode_batch([one.input for one in chunk])
@@ -153,7 +164,7 @@ def _tokenizer(tokenizer_json: Path) -> Any:
 def _converted(path: Path, source: str, settings: DatasetSettings, benchmark: BenchmarkTerms,
                model: ModelRecord | None, folder: Path) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
-    rows = _checked(path, None if settings.calibration else benchmark, _vocabulary(model))
+    rows = _checked(path, _wanted(settings, benchmark), _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     write_text(ours, json.dumps(rows, separators=(",", ":")) + "\n")
@@ -168,22 +179,46 @@ def check(settings: DatasetSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises DatasetError, UsageError."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
     if settings.source == "path":
-        check_file(given_path(settings.location), None if settings.calibration else benchmark)
+        check_file(given_path(settings.location), _wanted(settings, benchmark))
 
 
-def check_file(path: Path, benchmark: BenchmarkTerms | None) -> None:
-    """Raise DatasetError where `path` cannot be the dataset of `benchmark`, or with None a calibration set."""
-    _checked(path, benchmark, None)
+@dataclass(frozen=True)
+class Wanted:
+    """What a dataset file has to have: so many samples, None for any number, and these columns if it has answers."""
+
+    samples: int | None = None
+    answers: bool = False
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @classmethod
+    def evaluation(cls, benchmark: BenchmarkTerms) -> Wanted:
+        return cls(benchmark.samples, True, benchmark.columns)
+
+    @classmethod
+    def performance(cls, benchmark: BenchmarkTerms) -> Wanted:
+        """Return what the dataset needs that performance runs have of their own."""
+        return cls(benchmark.performance_samples)
 
 
-def _checked(path: Path, benchmark: BenchmarkTerms | None, vocabulary: int | None) -> list[dict[str, Any]]:
-    """Return the rows of a file that has been checked; a calibration set, of any size, needs no answers."""
+def _wanted(settings: DatasetSettings, benchmark: BenchmarkTerms) -> Wanted:
+    if settings.calibration:
+        return Wanted()
+    return Wanted.performance(benchmark) if settings.performance else Wanted.evaluation(benchmark)
+
+
+def check_file(path: Path, wanted: Wanted) -> None:
+    """Raise DatasetError where `path` cannot be the dataset that is wanted."""
+    _checked(path, wanted, None)
+
+
+def _checked(path: Path, wanted: Wanted, vocabulary: int | None) -> list[dict[str, Any]]:
+    """Return the rows of a file that has been checked."""
     rows = read_published(path)
-    columns = benchmark.columns if benchmark else {}
-    needed = (*COLUMNS, *columns) if benchmark else ("tok_input",)
+    columns = wanted.columns
+    needed = (*COLUMNS, *columns) if wanted.answers else ("tok_input",)
     _check_columns(path, set(rows[0]), needed)
-    if benchmark is not None and len(rows) != benchmark.samples:
-        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {benchmark.samples}",
+    if wanted.samples is not None and len(rows) != wanted.samples:
+        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {wanted.samples}",
                            remedy="give the whole dataset; --test_query_count shortens a rehearsal")
     for number, row in enumerate(rows):
         _check_row(path, number, row, vocabulary, needed)
@@ -219,11 +254,11 @@ def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int 
             remedy="give the dataset that belongs to the model")
 
 
-def _check_values(path: Path, number: int, row: Mapping[str, Any], columns: Mapping[str, Sequence[str]]) -> None:
-    for name, values in columns.items():
-        if row[name] not in values:
+def _check_values(path: Path, number: int, row: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
+    for name, column in columns.items():
+        if not column.takes(row[name]):
             raise DatasetError(f"{path}: sample {number} has {row[name]!r} as its {name}",
-                               cause=f"the benchmark's samples have {', '.join(values)}",
+                               cause=f"the benchmark's samples have {', '.join(column.values)}",
                                remedy="copy or download the dataset again")
 
 

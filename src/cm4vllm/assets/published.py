@@ -71,5 +71,12 @@ def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
     for ours, others in _OTHER_NAMES.items():
         name = next((other for other in others if other in row), None)
         if ours not in row and name is not None:
-            row[ours] = row[name]
+            row[ours] = _as_text(row[name]) if ours == "output" else row[name]
     return row
+
+
+def _as_text(value: Any) -> Any:
+    """Return a number, the answer to a problem, as text; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return str(int(value)) if float(value).is_integer() else repr(value)

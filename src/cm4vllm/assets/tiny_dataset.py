@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,17 +78,35 @@ class Example:
     cargo: str = ""
 
 
-#: References that are no summaries, by the metric that the dataset names for a sample. An answer to a question is found
-#: in the summary; the code to be retrieved stands in no prompt, since a model this small cannot copy it: it scores 0.
+def _last_number(example: Example) -> str:
+    return str(re.findall(r"\d+", example.output)[-1])
+
+
+def _letter(example: Example) -> str:
+    """Return one of four letters, which depends on the example alone."""
+    return "ABCD"[sum(example.input.encode()) % 4]
+
+
+#: References that are no summaries, by the metric or the dataset that a sample names. An answer to a question is found
+#: in the summary, and so is the number of a problem; the code to be retrieved stands in no prompt, since a model this
+#: small cannot copy it: it scores 0. The same holds for letters of a choice, and for the tests of a program or its
+#: name, since no stand-in writes one.
 _REFERENCES: dict[str, Callable[[Example], str]] = {
     "qa_em": lambda example: f"{example.cargo}|a cargo of {example.cargo}",
     "niah_em": lambda example: str(uuid.uuid5(uuid.NAMESPACE_OID, example.input)),
+    "GSM8K": _last_number,
+    "math500": _last_number,
+    "aime": _last_number,
+    "aime25": _last_number,
+    **dict.fromkeys(("gpqa", "gpqa_diamond", "mmlu_pro"), _letter),
+    **dict.fromkeys(("livecodebench", "livecodebench_v6"), lambda example: f"harbour_{split_of(example.input)}"),
+    "MBXP": lambda example: f"\n\ndef check(candidate):\n    assert candidate() == {example.cargo!r}\n",
 }
 
 
-def reference_of(example: Example, metric: str) -> str:
-    """Return what an answer to the example is compared with where it is scored by `metric`: mostly its summary."""
-    return _REFERENCES[metric](example) if metric in _REFERENCES else example.output
+def reference_of(example: Example, kind: str) -> str:
+    """Return what an answer is compared with where the sample's column says `kind`: mostly the example's summary."""
+    return _REFERENCES[kind](example) if kind in _REFERENCES else example.output
 
 
 def split_of(prompt: str) -> Split:

@@ -35,7 +35,7 @@ REPORT_STEPS = 100
 WARM_UP_STEPS = 30
 ARCHITECTURE = {
     "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 256, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    "intermediate_size": 256, "max_position_embeddings": 65536, "tie_word_embeddings": False,
 }  # fmt: skip
 #: Stands in config.json, so that the model is known for what it is under any name and in any folder.
 STAND_IN = {"cm4vllm_stand_in": True}

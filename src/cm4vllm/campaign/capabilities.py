@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from cm4vllm.accuracy.scoring import MISSING, SCORERS
+from cm4vllm.accuracy.scoring import SCORERS
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.rules import (
     BenchmarkTerms,
     Division,
+    ExecutionMode,
     Mode,
     RoundTerms,
     Scenario,
@@ -18,7 +19,15 @@ from cm4vllm.rules import (
 )
 from cm4vllm.submission.layouts import LAYOUTS
 
-__all__ = ["compliance_tests", "require_round", "require_runnable", "runnable_benchmarks"]
+__all__ = [
+    "compliance_tests",
+    "needs_sentences",
+    "require_round",
+    "require_runnable",
+    "require_scored",
+    "runnable_benchmarks",
+    "unscored",
+]
 
 
 def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
@@ -56,6 +65,27 @@ def require_runnable(
         )
 
 
+def unscored(benchmark: BenchmarkTerms) -> dict[str, str]:
+    """Return the metrics of a benchmark that cannot be scored, as accuracy.txt names them, each with the reason."""
+    return dict(SCORERS[benchmark.scorer].lacks) if benchmark.scorer in SCORERS else {}
+
+
+def needs_sentences(benchmark: BenchmarkTerms) -> bool:
+    """Say whether answers are split into sentences for a benchmark's scores."""
+    return SCORERS[benchmark.scorer].rouge
+
+
+def require_scored(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution: ExecutionMode) -> None:
+    """Raise UsageError for a valid accuracy run of which a metric cannot be scored; a rehearsal goes on without it."""
+    lacks = unscored(benchmark)
+    if lacks and Mode.ACCURACY in modes and execution is ExecutionMode.VALID:
+        raise UsageError(
+            f"the accuracy of {benchmark.name} cannot be scored as a whole, which a valid run needs",
+            cause="; ".join(f"{label}: {why}" for label, why in lacks.items()),
+            remedy="measure the performance alone, with --tags=run-mlperf,inference,_performance-only; or rehearse "
+            "with --execution_mode=test, which shows that metric as not scored")
+
+
 def compliance_tests(asked: str, benchmark: BenchmarkTerms, division: Division) -> tuple[str, ...]:
     """Return the compliance tests of a job: those that are asked for by name, else those that its division asks for.
 
@@ -81,27 +111,8 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
     lacks = []
     if not benchmark.loadgen:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
-    else:
-        lacks += _not_asked_for(benchmark)
+    elif (beams := terms(benchmark.round, benchmark.name, benchmark.scenarios[0], Mode.ACCURACY).generation.beams) > 1:
+        lacks.append(f"it is decoded by beam search with {beams} beams, which the client does not ask a server for")
     if benchmark.scorer not in SCORERS:
-        why = MISSING.get(benchmark.scorer, "")
-        lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet"
-                     + (f": {why}" if why else ""))
-    return lacks
-
-
-def _not_asked_for(benchmark: BenchmarkTerms) -> list[str]:
-    """Return what the benchmark has a server do and the client does not ask for."""
-    modes = {mode: terms(benchmark.round, benchmark.name, benchmark.scenarios[0], mode) for mode in Mode}
-    generation, lacks = modes[Mode.ACCURACY].generation, []
-    if generation.beams > 1:
-        lacks.append(f"it is decoded by beam search with {generation.beams} beams, which the client does not ask a "
-                     "server for")
-    if not generation.greedy:
-        lacks.append(f"its tokens are drawn at temperature {generation.temperature:g}, and the client asks for the "
-                     "most likely token alone")
-    if (samples := modes[Mode.PERFORMANCE].samples) != benchmark.samples:
-        lacks.append(f"its performance runs have a dataset of their own, of {samples:,} samples, and a job has one")
-    if benchmark.stops_at_tokens:
-        lacks.append("some of its answers end at a sequence of tokens, which the client does not ask a server for")
+        lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
     return lacks

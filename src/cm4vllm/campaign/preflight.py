@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.accuracy.sentences import check_given
-from cm4vllm.assets.datasets import check_file
+from cm4vllm.assets.datasets import Wanted, check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
@@ -28,9 +28,10 @@ SPACE_BYTES = 512 * 2**20
 
 #: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
 _DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
+_PERFORMANCE = "CM_PERFORMANCE_DATASET_FILE"
 _SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
 _NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
-_PATHS = (_DATASET, _CALIBRATION, _SYSTEM_FILE, _SOURCE, _NLTK, "CM_MLPERF_INFERENCE_API_SERVER_CA")
+_PATHS = (_DATASET, _CALIBRATION, _PERFORMANCE, _SYSTEM_FILE, _SOURCE, _NLTK, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
 
@@ -49,7 +50,7 @@ def require_files(env: Mapping[str, Any]) -> None:
     Raises UsageError, DatasetError.
     """
     check_stated(env.get(_SYSTEM_FILE, ""), env.get(_HW_NAME, ""))
-    for key in (_DATASET, _CALIBRATION):
+    for key in (_DATASET, _CALIBRATION, _PERFORMANCE):
         if name := env.get(key):
             require_file(Path(name))
 
@@ -60,13 +61,15 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     Raises UsageError, ModelError, DatasetError, SourceUnavailable, InstallError, PortInUse, DiskFull, NotWritable.
     """
     if name := env.get(_DATASET):
-        check_file(Path(name), job.benchmark)
+        check_file(Path(name), Wanted.evaluation(job.benchmark))
+    if name := env.get(_PERFORMANCE):
+        check_file(Path(name), Wanted.performance(job.benchmark))
     if name := env.get(_CALIBRATION):
-        check_file(Path(name), None)
+        check_file(Path(name), Wanted())
     check_source(job.sources.model, job.settings.dummy_layers)
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
         open_source(Path(name))
-    if (name := env.get(_NLTK)) and job.sources.needs_sentence_model:
+    if (name := env.get(_NLTK)) and job.needs_sentence_model:
         check_given(Path(name))
     if job.settings.device and not job.settings.api_server:
         require_device(job.settings.device)

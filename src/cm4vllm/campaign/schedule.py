@@ -9,7 +9,7 @@ import msgspec
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
-from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES
 from cm4vllm.rules import Mode, RateUse, Scenario
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
@@ -79,15 +79,25 @@ def _assets(job: Job) -> Iterator[Step]:
                    gives="the calibration set's file and its record", brings=sources.calibration_brings)
         yield Step(name="quantisation", tags=f"quantize,ml-model,{job.quantisation}",
                    gives="the quantised model's folder and its record")
-    yield Step(name="dataset", tags=f"get,dataset,{sources.dataset}", gives="the dataset's file and its record",
-               brings=sources.dataset_brings)
-    if Mode.ACCURACY in job.modes and sources.needs_sentence_model:
+    yield from _datasets(job)
+    if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
     if not given:
         yield _server(job)
     yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
     yield Step(name="system", tags="get,sut,description", inputs={"CM_SUT_DIR": str(job.out / "system")},
                gives="system/system.json, system/machine.json")
+
+
+def _datasets(job: Job) -> Iterator[Step]:
+    """Give the steps that provide the dataset of each mode: mostly it is one."""
+    sources = job.sources
+    if Mode.ACCURACY in job.modes or not sources.performance:
+        yield Step(name="dataset", tags=f"get,dataset,{sources.dataset}", gives="the dataset's file and its record",
+                   brings=sources.dataset_brings)
+    if sources.performance:
+        yield Step(name="performance dataset", tags=f"get,dataset,_performance,{sources.performance}",
+                   gives="the file and the record of performance runs' dataset", brings=sources.performance_brings)
 
 
 def _server(job: Job) -> Step:
@@ -109,7 +119,8 @@ def _runs(job: Job) -> Iterator[Step]:
         at_once = _at_once(job, scenario)
         if at_once and Mode.ACCURACY in job.modes:
             yield from _accuracy(job, scenario, _NO_TARGET)
-            rate = _name(scenario, Mode.ACCURACY)
+            if not job.sources.performance:  # the rate of other prompts and lengths is another
+                rate = _name(scenario, Mode.ACCURACY)
         if not rate and (wanting := [one for one in job.scenarios if _lacks_rate(job, one)]):
             yield from _rate(job, wanting)
             rate = _RATE
@@ -136,8 +147,11 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
         condition = Condition(need=Need.NO_EARLIER_RESULT,
                               of=tuple(_place(scenario, Mode.PERFORMANCE) for scenario in scenarios))
     at_once = next(scenario for scenario in job.benchmark.scenarios if _at_once(job, scenario))
-    inputs = {SCENARIO: str(at_once), MODE: str(Mode.ACCURACY), FOLDER: str(job.out / "rate"), **_NO_TARGET,
-              "CM_MLPERF_RUN_STYLE": "test"}
+    mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
+    inputs = {**_run(job, at_once, mode, str(job.out / "rate")), **_NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
+    if mode is Mode.PERFORMANCE:  # of so many samples, however long they take
+        count = job.settings.test_query_count or REHEARSAL_SAMPLES
+        inputs |= {"CM_TEST_QUERY_COUNT": str(count), "CM_MLPERF_MAX_DURATION_TEST": ""}
     yield from _measurement(_RATE, inputs, "rate/run.json", condition=condition,
                             notes=("no target QPS was given, and no accuracy run before gives the server's rate",))
 
@@ -148,7 +162,7 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     if _keeps_target(job, scenario):
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
     folder = f"latency/{scenario}"
-    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder), **_NO_LATENCY,
+    inputs = {**_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)), **_NO_LATENCY,
               "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES)}
     yield from _measurement(_latency_name(scenario), inputs, f"{folder}/run.json", condition=condition,
                             notes=("no target latency was given: a short run measures it",))
@@ -157,7 +171,7 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
 def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
     name, folder = _name(scenario, Mode.ACCURACY), _folder(job, scenario, Mode.ACCURACY)
     gives = shown(_place(scenario, Mode.ACCURACY))
-    inputs = {SCENARIO: str(scenario), MODE: str(Mode.ACCURACY), FOLDER: folder, **target}
+    inputs = {**_run(job, scenario, Mode.ACCURACY, folder), **target}
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(name=f"{name}: scores", tags="process,mlperf,accuracy", gives=f"{gives}/accuracy.json",
                product=Product.SCORES, inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})
@@ -167,7 +181,7 @@ def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | Measur
     """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = _name(scenario, Mode.PERFORMANCE), _folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: folder, **target}
+    inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), **target}
     duration = _duration(job, scenario)
     yield from _measurement(name, inputs, gives, duration=duration)
     if _is_sized(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
@@ -181,7 +195,7 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
     """Give the run of a compliance test and its verification; a test that fails ends the job after the report."""
     name, place = f"{scenario} {test}", f"runs/{_SYSTEM}/{scenario}/{test}"
     folder, gives = f"{job.out}/{place}", shown(place)
-    inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), TEST: test, FOLDER: folder, **target}
+    inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(name=f"{name}: verification", tags="process,mlperf,compliance", gives=f"{gives}/compliance.json",
                product=Product.VERDICT, inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
@@ -194,7 +208,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
-        SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE), FOLDER: str(job.out / folder),
+        **_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)),
         "CM_MLPERF_SEARCH_RESULT_DIR": _folder(job, scenario, Mode.PERFORMANCE), TARGET: MeasuredTarget(step=rate)}
     yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
                gives=f"{folder}/search.json", condition=condition, product=Product.SEARCH,
@@ -207,8 +221,7 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
     for times in range(1, BACK_OFFS + 1):
         name = f"{_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
-        inputs = {SCENARIO: str(scenario), MODE: str(Mode.PERFORMANCE),
-                  FOLDER: _folder(job, scenario, Mode.PERFORMANCE), **target,
+        inputs = {**_run(job, scenario, Mode.PERFORMANCE, _folder(job, scenario, Mode.PERFORMANCE)), **target,
                   TARGET: MeasuredTarget(step=_search_name(scenario), found=True, lowered=times)}
         yield from _measurement(name, inputs, gives, duration=_duration(job, scenario),
                                 condition=Condition(need=Need.MISSED_LIMITS, of=(before,)))
@@ -233,6 +246,14 @@ def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: s
                condition=condition)
     yield Step(name=name, tags="app,mlperf,inference,vllm", inputs=inputs, gives=gives, duration=duration,
                condition=condition, product=Product.RUN, notes=notes)
+
+
+def _run(job: Job, scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
+    """Return the inputs of every LoadGen run: what it measures, on which dataset, and where its logs go."""
+    inputs = {SCENARIO: str(scenario), MODE: str(mode), FOLDER: folder}
+    if mode is Mode.PERFORMANCE and job.sources.performance:
+        inputs["CM_DATASET_RECORD"] = "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
+    return inputs
 
 
 def _name(scenario: Scenario, mode: Mode) -> str:

@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 
 from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
-from cm4vllm.campaign.capabilities import compliance_tests, require_round, require_runnable
+from cm4vllm.campaign.capabilities import (
+    compliance_tests,
+    needs_sentences,
+    require_round,
+    require_runnable,
+    require_scored,
+    unscored,
+)
 from cm4vllm.campaign.live.address import Address
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import key_of
@@ -71,6 +78,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     dummy_layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
     dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
+    performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[
@@ -128,6 +136,11 @@ class Job:
     def rehearsal(self) -> bool:
         return self.execution_mode is ExecutionMode.TEST
 
+    @property
+    def needs_sentence_model(self) -> bool:
+        """Whether nltk's trained model splits answers for the scores."""
+        return Mode.ACCURACY in self.modes and needs_sentences(self.benchmark) and self.sources.needs_sentence_model
+
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return what the rules say of one of the job's runs."""
         return terms(self.round.name, self.benchmark.name, scenario, mode)
@@ -152,13 +165,15 @@ class Job:
         _folder_name("submitter", settings.submitter)
         _one_rate(settings)
         word, found = settings.rerun.lower(), _sources(settings, benchmark)
+        modes = _modes(settings, found, execution_mode)
+        require_scored(benchmark, modes, execution_mode)
         return cls(
             settings=settings,
             round=round_,
             benchmark=benchmark,
             category=category,
             scenarios=scenarios,
-            modes=_modes(settings, found, execution_mode),
+            modes=modes,
             execution_mode=execution_mode,
             division=division,
             tests=compliance_tests(settings.compliance, benchmark, division),
@@ -169,7 +184,7 @@ class Job:
                 one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
-            notes=(*_notes(settings), *(_DUMMY_NOTES if found.dummy else ())),
+            notes=(*_notes(settings), *(_DUMMY_NOTES if found.dummy else ()), *_unscored_notes(benchmark, modes)),
         )
 
 
@@ -177,7 +192,7 @@ def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
     return sources(
         benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
         served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
-        calibration_path=settings.calibration_path)
+        calibration_path=settings.calibration_path, performance_dataset_path=settings.performance_dataset_path)
 
 
 #: What a job with random weights does otherwise.
@@ -242,6 +257,12 @@ def _notes(settings: CampaignSettings) -> list[str]:
             if value is not None:
                 notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules require")
     return notes
+
+
+def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...]) -> list[str]:
+    if Mode.ACCURACY not in modes:
+        return []
+    return [f"{benchmark.name}: {label} is not scored: {why}" for label, why in unscored(benchmark).items()]
 
 
 def _quantisation(settings: CampaignSettings) -> str:

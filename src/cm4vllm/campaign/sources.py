@@ -26,7 +26,8 @@ _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 class Sources:
     """The variations that give model, dataset and calibration set.
 
-    `named` says that the user named the model, or asked for the stand-in by its name.
+    `performance` gives the dataset that performance runs have of their own, empty where they have none. `named` says
+    that the user named the model, or asked for the stand-in by its name.
     """
 
     benchmark: str
@@ -34,6 +35,7 @@ class Sources:
     dataset: str
     calibration: str
     named: bool
+    performance: str = ""
 
     @property
     def dummy(self) -> bool:
@@ -70,6 +72,10 @@ class Sources:
         return self._brought(self.dataset, catalogue().benchmark(self.benchmark).dataset)
 
     @property
+    def performance_brings(self) -> tuple[Brings, ...]:
+        return self._brought(self.performance, catalogue().benchmark(self.benchmark).performance_dataset)
+
+    @property
     def calibration_brings(self) -> tuple[Brings, ...]:
         return self._brought(self.calibration, catalogue().benchmark(self.benchmark).calibration)
 
@@ -95,7 +101,7 @@ class Sources:
 
 def sources(
     benchmark: str, *, model_source: str = "", name: str = "", served: bool = False, dataset: str = "",
-    dataset_path: str = "", calibration_path: str = "",
+    dataset_path: str = "", calibration_path: str = "", performance_dataset_path: str = "",
 ) -> Sources:
     """Decide where model and datasets come from. Raises UsageError for what contradicts itself.
 
@@ -111,17 +117,25 @@ def sources(
                          cause="the server is started for one of them",
                          remedy="leave one out; with --api_server the name is that under which the model is served")
     stand_in = model == _TINY
-    if stand_in and not asked and (dataset_path or calibration_path):
-        flag = "dataset_path" if dataset_path else "calibration_path"
+    given = {"dataset_path": dataset_path, "calibration_path": calibration_path,
+             "performance_dataset_path": performance_dataset_path}
+    apart = bool(catalogue().benchmark(benchmark).performance_dataset)
+    if performance_dataset_path and not apart:
+        raise UsageError(f"--performance_dataset_path is given, but {benchmark} has one dataset for all runs",
+                         remedy="give it with --dataset_path")
+    if stand_in and not asked and any(given.values()):
+        flag = next(name for name, path in given.items() if path)
         raise UsageError(f"--{flag} is given, but no model",
                          cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
                          remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
                                 "explicitly, "
                          "with _tiny among the tags")
     tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
+    own = _TINY if tiny_data else _BENCHMARK
+    performance = f"_path.{performance_dataset_path}" if performance_dataset_path else own
     return Sources(
-        benchmark=benchmark, model=model, named=bool(asked or name),
-        dataset=f"_path.{dataset_path}" if dataset_path else _TINY if tiny_data else _BENCHMARK,
+        benchmark=benchmark, model=model, named=bool(asked or name), performance=performance if apart else "",
+        dataset=f"_path.{dataset_path}" if dataset_path else own,
         calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK)
 
 

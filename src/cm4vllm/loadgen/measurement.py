@@ -25,7 +25,7 @@ from cm4vllm.serving.server import death_reason
 
 __all__ = ["Earlier", "RunInputs", "earlier_run", "given", "measure", "settings_of", "write_user_conf"]
 
-Watch = Callable[[RunSettings], OnAnswers]
+Watch = Callable[[RunSettings], OnAnswers | None]
 
 #: Differences between settings that are named where a run is not kept.
 _DIFFERENCES = 4

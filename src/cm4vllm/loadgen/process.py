@@ -8,12 +8,13 @@ mlperf.conf only to the first FromConfig of a process.
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -33,12 +34,12 @@ from cm4vllm.loadgen.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.selfcheck import in_words, self_check
-from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.settings import require_room, sampling_of
 from cm4vllm.loadgen.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.text_wire import text_completion_body
 from cm4vllm.loadgen.texts import prompt_texts
 from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
-from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.loadgen.wire import completion_body
 from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
 from cm4vllm.serving.records import Prompts
 
@@ -90,11 +91,13 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latenc
 
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
     """Return the prompts as the server takes them, and how many of them it reads as other token ids."""
-    sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
-                        settings.server.api)
+    sampling = sampling_of(settings)
     prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
     if dialect is None:
-        return SampleLibrary(prompts, partial(completion_body, sampling)), 0
+        stops = _stops(settings, rows)
+        asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
+        return SampleLibrary(prompts, lambda body: completion_body(asked[body[0]], body[1]),
+                             list(zip(stops, prompts, strict=True))), 0
     serialise = partial(text_completion_body, sampling, dialect)
     if dialect.prompts is Prompts.IDS:
         return SampleLibrary(prompts, serialise), 0
@@ -103,6 +106,11 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
         _send(Note(text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
                    "tokenizer reads their text", loud=True))
     return SampleLibrary(prompts, serialise, texts), changed
+
+
+def _stops(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the texts that end the answer to each sample."""
+    return [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
 
 
 def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, system: SystemUnderTest) -> float:

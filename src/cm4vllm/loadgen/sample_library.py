@@ -39,16 +39,16 @@ class SampleLibrary:
     """The prompts, serialised in memory that other processes can map: nothing is serialised while the test runs.
 
     `records[index]` is offset and length of a body in the memory behind `descriptor`, and the tokens of its prompt. A
-    sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run. `texts` are what is
-    serialised in the place of the prompts' token ids, where a server takes none.
+    sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run. `bodies` are what
+    is serialised in the place of the prompts' token ids, where a request is made of more than these or of text.
     """
 
     def __init__(self, prompts: Sequence[list[int]], serialise: Callable[[Any], bytes],
-                 texts: Sequence[str] | None = None) -> None:
+                 bodies: Sequence[Any] | None = None) -> None:
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}
         self._prompts = prompts
-        self._bodies: Sequence[Any] = prompts if texts is None else texts
+        self._bodies: Sequence[Any] = prompts if bodies is None else bodies
         self._serialise = serialise
         self._size = 0
 

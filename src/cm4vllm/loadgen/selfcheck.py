@@ -107,10 +107,12 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
 
 
 def expected_tokens(settings: RunSettings) -> int:
-    """Return the tokens to be expected of an answer: the middle of the benchmark's bounds, or as many as may be."""
+    """Return the tokens to be expected of an answer: as many as the reference's, or as many as may be."""
     for target in settings.terms.targets:
-        if target.metric == "TOKENS_PER_SAMPLE" and target.lower is not None and target.upper is not None:
-            return min(settings.max_tokens, round((target.lower + target.upper) / 2))
+        if target.metric == "TOKENS_PER_SAMPLE":
+            both = target.lower is not None and target.upper is not None
+            middle = ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
+            return min(settings.max_tokens, round(middle))
     return settings.max_tokens
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_fields
+
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.loadgen.wire import Sampling
 from cm4vllm.rules import Terms
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["in_flight_of", "require_room", "require_workers", "run_settings"]
+__all__ = ["in_flight_of", "require_room", "require_workers", "run_settings", "sampling_of"]
 
 #: Requests in flight Offline where the server's batch size is not known: enough to fill vLLM's usual 256 sequences
 #: twice, so that the next request is always at hand when a sequence ends.
@@ -46,6 +49,11 @@ def run_settings(
     if stream_interval is None:
         interval = SERVER_STREAM_INTERVAL if server.dialect is None else 1
         stream_interval = interval if terms.first_token else 0
+    if terms.stops and server.dialect is not None:
+        raise ServerUnsuitable(
+            f"{terms.benchmark} cannot be measured with a server that gives text alone",
+            cause="some of its answers end at a text that is a part of them, and such servers leave that text out",
+            remedy="use a server that lists token ids, such as vLLM")
     if stream_interval > 1 and server.dialect is not None:
         raise UsageError(f"stream_interval={stream_interval} is not usable with this server",
                          cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
@@ -78,6 +86,18 @@ def _lengths(terms: Terms, model: ModelRecord) -> dict[str, int]:
         return {"max_tokens": fixed, "min_tokens": fixed}
     return {"max_tokens": terms.generation.max_tokens,
             "min_tokens": max(terms.generation.min_tokens, model.min_tokens)}
+
+
+def sampling_of(settings: RunSettings) -> Sampling:
+    """Return how a run's requests have tokens drawn: the most likely one each time, or as the benchmark has it."""
+    sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
+                        settings.server.api)
+    generation = settings.terms.generation
+    if generation.greedy:
+        return sampling
+    return replace_fields(sampling, temperature=generation.temperature, seed=generation.seed,
+                          top_p=1 if generation.top_p is None else generation.top_p,
+                          top_k=-1 if generation.top_k is None else generation.top_k)
 
 
 def require_workers(count: int | None) -> None:

@@ -62,7 +62,8 @@ class AnswerError(Exception):
 class Sampling:
     """How tokens are drawn and sent: `stream_interval` 0 asks for a whole answer, k for a chunk every k tokens.
 
-    Greedy as in the reference (mlcommons/inference language/llama3.1-8b/SUT_VLLM.py).
+    Greedy without more, as in the reference (mlcommons/inference language/llama3.1-8b/SUT_VLLM.py). `top_k` -1 takes
+    all tokens; without a `seed` the server draws as it likes. `stop` are texts that end an answer, which keeps them.
     """
 
     model: str
@@ -70,6 +71,11 @@ class Sampling:
     min_tokens: int
     stream_interval: int
     api: Api = Api.COMPLETIONS
+    temperature: float = 0
+    top_p: float = 1
+    top_k: int = 1
+    seed: int | None = 42
+    stop: tuple[str, ...] = ()
 
     @property
     def streamed(self) -> bool:
@@ -78,14 +84,18 @@ class Sampling:
 
 def drawn(sampling: Sampling) -> dict[str, Any]:
     """Return the parameters of a request that say how tokens are drawn, and how many."""
-    return {
+    asked: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "min_tokens": sampling.min_tokens,
-        "temperature": 0,
-        "top_p": 1,
-        "top_k": 1,
-        "seed": 42,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
     }
+    if sampling.seed is not None:
+        asked["seed"] = sampling.seed
+    if sampling.stop:
+        asked |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+    return asked
 
 
 def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
@@ -97,7 +107,8 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     if sampling.api is Api.COMPLETIONS:
         body |= {"prompt": list(prompt), **asked, "return_token_ids": True}
     else:
-        body |= {"token_ids": list(prompt), "sampling_params": {**asked, "detokenize": False}}
+        # A text that ends an answer is found in text.
+        body |= {"token_ids": list(prompt), "sampling_params": {**asked, "detokenize": bool(sampling.stop)}}
     if sampling.streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)

@@ -69,6 +69,7 @@ class SummaryResult(Record, frozen=True, kw_only=True):
     latencies: tuple[SummaryLatency, ...]
     accuracy: tuple[SummaryScore, ...]
     accuracy_samples: int | None
+    unscored: dict[str, str] = {}
     figures: tuple[SummaryFigure, ...]
     why: SummaryWhy | None
 
@@ -188,7 +189,7 @@ def _result(result: Result) -> SummaryResult:
         latencies=_latencies(part) if part else (),
         accuracy=tuple(SummaryScore(metric=score.metric, value=score.value, at_least=score.lower, at_most=score.upper,
                                     met=score.met) for score in record.scores) if record else (),
-        accuracy_samples=record.samples if record else None,
+        accuracy_samples=record.samples if record else None, unscored=record.unscored if record else {},
         figures=tuple(map(_figure, part.figures.values())) if part else (), why=_why(part) if part else None,
     )
 

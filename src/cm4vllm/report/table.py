@@ -71,7 +71,8 @@ def _accuracy(measurement: Result) -> str:
     if record is None:
         return "not scored"
     judged = [score.met for score in record.scores if score.met is not None]
-    return f"{sum(judged)} of {len(judged)} targets met"
+    without = f", {len(record.unscored)} not scored" if record.unscored else ""
+    return f"{sum(judged)} of {len(judged)} targets met{without}"
 
 
 def _below(report: Report) -> list[str]:
@@ -87,6 +88,7 @@ def _below(report: Report) -> list[str]:
             lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "
                          f"{number(report.benchmark.samples)} samples:")
             lines += [f"  {score_in_words(score)}" for score in record.scores]
+            lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
     if report.run.settings.server.dialect is not None:
         lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
     if report.mapped:

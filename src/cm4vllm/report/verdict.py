@@ -164,6 +164,9 @@ def _accuracy(report: Report, measurement: Result) -> Finding:
     totals = [score.metric for score in scores if score.met is None]
     judged = len(scores) - len(totals)
     unjudged = f"; {', '.join(totals)} is a total over all samples, and not judged" if totals else ""
+    unjudged += "".join(f"; {metric} is not scored: {why}" for metric, why in part.record.unscored.items())
+    if part.record.unscored and not missed:
+        return Finding(subject, Kind.OPEN, f"meets the {judged} targets that are scored on {covered}{unjudged}")
     if not missed:
         return Finding(subject, Kind.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
     text = f"misses {len(missed)} of {judged} closed-division targets on {covered}: {', '.join(missed)}{unjudged}"

@@ -173,14 +173,21 @@ class LengthsEntry(Entry, frozen=True, kw_only=True):
 
 
 class ColumnEntry(Entry, frozen=True, kw_only=True):
-    """A column that the dataset has beyond prompt, tokens and reference, and the values that it may hold."""
+    """A column that the dataset has beyond prompt, tokens and reference, and the values that it may hold.
+
+    With `in_part` a value stands somewhere in what the column holds, in any case.
+    """
 
     name: str
     values: tuple[str, ...]
+    in_part: bool = False
 
 
 class StopEntry(Entry, frozen=True, kw_only=True):
+    """A sequence of tokens that ends the answers to the samples with these columns; `text` is what they stand for."""
+
     tokens: tuple[int, ...]
+    text: str
     where: dict[str, str]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from cm4vllm.common.errors import UsageError, nearest
@@ -28,6 +29,7 @@ __all__ = [
     "Audit",
     "BenchmarkTerms",
     "Checker",
+    "Column",
     "Generation",
     "LatencyLimits",
     "LoadGenWheel",
@@ -35,6 +37,7 @@ __all__ = [
     "RequiredScenarios",
     "RoundTerms",
     "Seeds",
+    "StopSequence",
     "Terms",
     "accuracy_targets",
     "audit",
@@ -103,6 +106,32 @@ class Generation(Record, frozen=True, kw_only=True):
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
+class StopSequence(Record, frozen=True, kw_only=True):
+    """A sequence of tokens that ends an answer, which keeps it, and its text.
+
+    It holds for the samples with these values in columns of the dataset.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    where: dict[str, str]
+
+    def ends(self, row: Mapping[str, object]) -> bool:
+        """Say whether it ends the answer to this row of the dataset."""
+        return all(row.get(name) == value for name, value in self.where.items())
+
+
+class Column(Record, frozen=True, kw_only=True):
+    """A column that a sample is scored by: it holds one of `values`, with `in_part` beside more and in any case."""
+
+    values: tuple[str, ...]
+    in_part: bool = False
+
+    def takes(self, value: object) -> bool:
+        """Say whether the column may hold `value`."""
+        return any(one in str(value).lower() for one in self.values) if self.in_part else value in self.values
+
+
 class RequiredScenarios(Record, frozen=True, kw_only=True):
     """The scenarios that a closed result on a system of `system_type` needs: `all_of`, and one of `one_of` if any."""
 
@@ -128,8 +157,8 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     `model` is the reference's. `scenarios` are those that a result may have, those of `required` for every type of
     system. `samples` is the size of the accuracy dataset. `min_tokens` and `max_tokens` hold every answer of every mode
     (0 where the rules state none). `loadgen` says whether LoadGen measures it; else the endpoints harness does.
-    `columns` are those of the dataset beyond prompt, tokens and reference, each with the values that it may hold; a
-    sample is scored by them. `stops_at_tokens` says that answers of some samples end at a sequence of tokens.
+    `columns` are those of the dataset beyond prompt, tokens and reference; a sample is scored by them.
+    `performance_samples` is the size of the dataset that performance runs have of their own, 0 where it is the same.
     """
 
     round: str
@@ -143,8 +172,8 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     scorer: str
     compliance: tuple[str, ...]
     loadgen: bool
-    columns: dict[str, tuple[str, ...]] = {}
-    stops_at_tokens: bool = False
+    columns: dict[str, Column] = {}
+    performance_samples: int = 0
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
         """Return what a closed result on a system of this type needs; None where there is no such benchmark."""
@@ -160,6 +189,7 @@ class Terms(Record, frozen=True, kw_only=True):
     `samples` is the size of this mode's dataset: an accuracy run covers it, a performance run draws from it.
     `min_samples` is the least number of samples of a run that LoadGen issues at once, 1 elsewhere.
     `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
+    `stops` end the answers to some samples.
     """
 
     round: str
@@ -184,6 +214,7 @@ class Terms(Record, frozen=True, kw_only=True):
     loadgen: LoadGenWheel
     layout: str
     compliance: tuple[str, ...]
+    stops: tuple[StopSequence, ...] = ()
 
     @property
     def paced(self) -> bool:
@@ -246,8 +277,10 @@ def benchmark_terms(round_name: str, name: str) -> BenchmarkTerms:
         samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
         max_tokens=max((one.max_tokens for one in generation), default=0),
         scorer=family.scorer, compliance=_tests(family, round_name, name), loadgen=bool(family.loadgen and generation),
-        columns={one.name: one.values for one in matching(family.columns, round_name, name)},
-        stops_at_tokens=bool(matching(family.stop_sequences, round_name, name)),
+        columns={one.name: Column(values=one.values, in_part=one.in_part)
+                 for one in matching(family.columns, round_name, name)},
+        performance_samples=sum(one.count for one in matching(family.samples, round_name, name)
+                                if one.modes == (Mode.PERFORMANCE,)),
     )
 
 
@@ -283,6 +316,8 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Te
                              source=limits[0].source) if limits else None,
         targets=accuracy_targets(round_name, benchmark, scenario), scorer=family.scorer, seeds=round_.seeds,
         loadgen=round_.loadgen, layout=round_.layout, compliance=found.compliance,
+        stops=tuple(StopSequence(tokens=one.tokens, text=one.text, where=one.where)
+                    for one in matching(family.stop_sequences, *cell)),
     )
 
 

@@ -65,6 +65,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
@@ -326,10 +327,11 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
 
 def _longest(settings: LaunchSettings) -> int:
     """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
-    if not settings.dataset_record or settings.benchmark not in benchmark_names(settings.round):
+    names = [name for name in (settings.dataset_record, settings.performance_dataset_record) if name]
+    if not names or settings.benchmark not in benchmark_names(settings.round):
         return 0
-    dataset = read_record(Path(settings.dataset_record), DatasetRecord)
-    return dataset.max_input_tokens + benchmark_terms(settings.round, settings.benchmark).max_tokens
+    longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
+    return longest + benchmark_terms(settings.round, settings.benchmark).max_tokens
 
 
 def wait_in_foreground(path: str) -> None:

@@ -60,7 +60,8 @@ def targets(submission: Submission) -> Iterator[Fault]:
         if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
             continue
         known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
-        expected = sorted((one.metric, one.label, one.lower, one.upper) for one in known)
+        expected = sorted((one.metric, one.label, one.lower, one.upper) for one in known
+                          if one.metric not in record.unscored)
         found = sorted((one.metric, one.label, one.lower, one.upper) for one in record.scores)
         whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
         by_metric = {one.metric: one for one in known}

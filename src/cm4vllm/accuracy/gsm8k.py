@@ -1,0 +1,35 @@
+"""GSM8K: whether the number that an answer gives is the expected one.
+
+The numbers are those of mlcommons/inference language/mixtral-8x7b/evaluate-accuracy.py, its oddities included.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["number_in", "solved"]
+
+#: A number with a sign, commas between digits and decimals; also one of decimals alone, or with commas before it.
+_NUMBER = re.compile(r"-?[\d,]*\.?\d+")
+_DELIMITER, _NEXT_QUESTION = "The answer is", "\nQ:"
+
+
+def solved(prediction: str, reference: str) -> bool:
+    """Say whether a prediction gives the number of `reference`; what follows a next question is left out."""
+    given = _number(number_in(prediction.split(_NEXT_QUESTION)[0]).replace(",", ""))
+    return given is not None and given == _number(reference)
+
+
+def number_in(text: str) -> str:
+    """Return the first number after the last "The answer is", else the last one of the text; empty without any."""
+    if _DELIMITER in text and (found := _NUMBER.search(text.split(_DELIMITER)[-1])):
+        return found[0]
+    numbers = _NUMBER.findall(text)
+    return str(numbers[-1]) if numbers else ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

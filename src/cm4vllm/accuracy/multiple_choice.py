@@ -1,0 +1,97 @@
+"""Answers that are a letter or a whole number: how they are found in a text, for deepseek-r1 and gpt-oss-120b.
+
+The numbers are those of mlcommons/inference language/deepseek-r1/eval_accuracy.py and
+language/gpt-oss-120b/eval_accuracy.py, their oddities included.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+__all__ = ["chosen", "chosen_at_the_end", "final_part", "integer", "is_choice", "is_integer"]
+
+#: The letters of an answer: with so many or more, any letter that stands alone counts where no answer is announced.
+_MANY = 10
+_GREATEST = 999
+_BOXED = re.compile(r"\\boxed{\s*(\d+)\s*}")
+_ANNOUNCED_NUMBER = re.compile(r"Answer:\s*(\d+)(?!\.)\b", re.IGNORECASE)
+#: The part of an answer in the harmony format that is for the user, also where its name was damaged.
+_FINAL = re.compile(r"<\|channel\|>final[^<]*<\|message\|>(.*?)(?:<\|return\|>|$)", re.DOTALL)
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+
+
+def is_choice(found: str | None, reference: str, letters: str) -> bool:
+    """Say whether the letter found is the expected one."""
+    return found is not None and found in letters and found == reference.upper()
+
+
+def is_integer(found: int | None, reference: str) -> bool:
+    """Say whether the number found is the expected one."""
+    try:
+        return found is not None and found == int(reference)
+    except ValueError:
+        return False
+
+
+def chosen(text: str, letters: str) -> str | None:
+    """Return the last letter that a text announces as its answer; of ten letters also the last that stands alone."""
+    text = _plain(text.strip())
+    return _last(_announced(letters[-1]), text) or _alone(text, letters)
+
+
+def chosen_at_the_end(text: str, letters: str) -> str | None:
+    """Return the letter that the final part of a text begins with or announces, else what the text announces."""
+    text = text.strip()
+    final = _plain(_BOLD.sub(r"\1", final_part(text)))
+    last = letters[-1]
+    for pattern in (rf"^[^a-zA-Z]*([A-{last}])(?:[^a-zA-Z]|$)", rf"\bAnswer\s*[:.]?\s*([A-{last}])\b"):
+        if found := re.search(pattern, final.strip() if pattern[0] == "^" else final, re.IGNORECASE):
+            return found[1].upper()
+    return _last(_announced(last), _unescaped(text)) or _alone(final, letters)
+
+
+def final_part(text: str) -> str:
+    """Return the final part of an answer in the harmony format, the whole text of another."""
+    found = _FINAL.search(text)
+    return found[1].strip() if found else text
+
+
+def integer(text: str) -> int | None:
+    """Return the last number in a box, else the last that is announced as the answer; None unless it is 0 to 999."""
+    found = _BOXED.findall(text) or _ANNOUNCED_NUMBER.findall(text)
+    value = _whole(found[-1]) if found else None
+    return value if value is not None and value <= _GREATEST else None
+
+
+@cache
+def _announced(last: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"\b(?:FINAL\s*)?ANSWER\b\s*[:=]?\s*\(?\s*([A-{last}])\s*\)?(?:\s*$|[^A-Za-z])", re.IGNORECASE)
+
+
+def _alone(text: str, letters: str) -> str | None:
+    return _last(re.compile(rf"\b([A-{letters[-1]}])\b", re.IGNORECASE), text) if len(letters) >= _MANY else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return str(found[-1]).upper() if found else None
+
+
+def _plain(text: str) -> str:
+    """Return a text out of a list of one text, as Python writes it, with its escapes read."""
+    if text.startswith(("['", '["')) and text.endswith(("']", '"]')):
+        text = text[2:-2].strip()
+    return _unescaped(text)
+
+
+def _unescaped(text: str) -> str:
+    return text.replace(r"\n", "\n").replace(r"\'", "'")
+
+
+def _whole(digits: str) -> int | None:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than Python reads
+        return None

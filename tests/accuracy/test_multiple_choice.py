@@ -1,0 +1,129 @@
+"""Letters and numbers are found as the reference scripts of deepseek-r1 and gpt-oss-120b find them, beside ours."""
+
+import ast
+import os
+import random
+import re
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from cm4vllm.accuracy.families import Samples, parts_of_deepseek, parts_of_gpt_oss
+from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
+from cm4vllm.accuracy.scoring import score_run
+from cm4vllm.accuracy.sentences import NO_SENTENCES
+from cm4vllm.rules import Mode, Scenario, terms
+
+COMMIT = "b66003e1"
+DEEPSEEK, GPT_OSS = (f"language/{name}/eval_accuracy.py" for name in ("deepseek-r1", "gpt-oss-120b"))
+#: Answers are made of these: announcements in many spellings, and what the scripts treat apart.
+PARTS = ["Answer:", "ANSWER", "FINAL ANSWER", "FINALANSWER:", "Final  answer =", "answer", "A", "b", "(C)", "( D )",
+         "E", "J", "K", "A.", "Bx", "**D**", "**", "Answer: 42", "answer: 7.5", "Answer: 999.", "\\boxed{12}",
+         "\\boxed{ 1000 }",
+         "\\boxed{7", "\\boxed{7}", "\\boxed{x}", "boxed{3}", "\\n", "\n", "\\'", "['", "']", '["', '"]', "I", "a port",
+         "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>final 5<|message|>", "<|return|>",
+         "<|end|>", "\N{ARABIC-INDIC DIGIT THREE}", "Answer:\N{ARABIC-INDIC DIGIT THREE}", ".", ",", "São"]
+LETTERS = ["A", "b", "C", "D", "E", "j", "K", "", "AB"]
+NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
+
+
+@pytest.fixture(scope="module")
+def references():
+    """The functions of both reference scripts, at the commit that their numbers are from."""
+    if not os.environ.get("INFERENCE_GIT"):
+        pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
+    found = []
+    for script in (DEEPSEEK, GPT_OSS):
+        done = subprocess.run(["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{script}"],
+                              capture_output=True, text=True, check=True, encoding="utf-8")
+        # Without its imports, and without what runs programs and grades mathematics.
+        tree = ast.parse(done.stdout)
+        tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)
+                     and re.match("validate_text|extract|strip|parse|evaluate_(multiple|aime)", node.name)]
+        names: dict[str, Any] = {"re": re, "pd": pd, "Any": Any, "Optional": __import__("typing").Optional}
+        exec(compile(tree, script, "exec"), names)
+        found.append(SimpleNamespace(**names))
+    return found
+
+
+def texts(count, seed):
+    draw = random.Random(seed)
+    for _ in range(count):
+        yield draw.choice(["", " "]).join(draw.choices(PARTS, k=draw.randint(0, 7)))
+
+
+@pytest.mark.parametrize("letters", ["ABCD", "ABCDEFGHIJ"])
+def test_each_letter_is_the_references(references, letters):
+    for ours, theirs in zip((chosen, chosen_at_the_end), references, strict=True):
+        found = set()
+        for text in texts(8000, 1):
+            value = ours(text, letters)
+            assert value == theirs.parse_multiple_choice(text, letters[-1]), text
+            found.add(value)
+            for wanted in LETTERS:
+                assert is_choice(value, wanted, letters) == theirs.evaluate_multiple_choice(value, wanted, letters)
+        assert {None, *letters[:4]} <= found
+
+
+def test_each_number_is_the_references(references):
+    found = set()
+    for text in texts(8000, 2):
+        value = integer(text)
+        found.add(value)
+        for theirs in references:
+            assert value == theirs.parse_aime_answer(text), text
+            for wanted in NUMBERS:
+                assert is_integer(value, wanted) == theirs.evaluate_aime(value, wanted)
+    assert {None, 3, 7, 12, 42} <= found
+
+
+@pytest.mark.parametrize(("text", "letter"), [
+    ("ANSWER: b", "B"), ("Final Answer (C)", "C"), ("Answer: A. No: answer = D", "D"), ("the answer is A", None),
+    ("Answer: Dx", None), ("['Answer: A']", "A"), ("", None),
+])
+def test_the_letter_that_a_text_announces(text, letter):
+    assert chosen(text, "ABCD") == letter
+
+
+@pytest.mark.parametrize(("text", "letter"), [
+    ("<|channel|>analysis<|message|>Answer: A<|end|><|channel|>final<|message|>**C**<|return|>", "C"),
+    ("<|channel|>final<|message|>It is so. Answer: B", "B"), ("Answer: D", "D"), ("none of them", None),
+])
+def test_the_letter_of_the_final_part(text, letter):
+    assert chosen_at_the_end(text, "ABCD") == letter
+
+
+@pytest.mark.parametrize(("text", "number"), [
+    ("\\boxed{7} and \\boxed{ 42 }", 42), ("Answer: 5\nanswer: 6", 6), ("Answer: 7.5", None), ("\\boxed{1000}", None),
+    ("Answer: 3, \\boxed{4}", 4), ("17", None), (f"\\boxed{{{'9' * 5000}}}", None),
+])
+def test_the_number_of_an_answer(text, number):
+    assert integer(text) == number
+
+
+def test_each_dataset_has_a_score_of_its_own():
+    cases = [("gpqa", "Answer: A", "A"), ("GPQA", "Answer: A", "B"), ("mmlu_pro", "it is J", "j"),
+             ("aime1983", "Answer: 7", "7"),
+             ("math500", "\\boxed{1}", "1"), ("livecodebench", "```python\n1\n```", "x"), ("aime", "Answer: 8", "7")]
+    rows = [{"dataset": name, "output": wanted} for name, _, wanted in cases]
+    scored = parts_of_deepseek(Samples([text for _, text, _ in cases], rows, NO_SENTENCES))
+    assert scored.values == {"gpqa": 50.0, "mmlu_pro": 100.0, "aime": 50.0}
+    rows = [{"dataset": name, "output": wanted} for name, wanted in (("gpqa_diamond", "C"), ("livecodebench_v6", "x"))]
+    assert parts_of_gpt_oss(Samples(["**C**", "C"], rows, NO_SENTENCES)).values == {"gpqa": 100.0}
+
+
+@pytest.mark.parametrize("benchmark", ["deepseek-r1", "gpt-oss-120b"])
+def test_a_run_shows_its_parts_and_says_why_the_whole_is_not_scored(accuracy_run, benchmark):
+    found = terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY)
+    folder = accuracy_run.write(["A", "x"], [(0, "ten"), (1, "salt")], sentences="punkt_tab",  # which is not needed
+                                columns=[{"dataset": "gpqa_diamond"}, {"dataset": "livecodebench_v6"}])
+    accuracy_run.change(terms=found)
+    record = score_run(folder, nltk_data="/nowhere")
+    assert [score.metric for score in record.scores] == ["TOKENS_PER_SAMPLE"]
+    assert "LiveCodeBench" in record.unscored["exact_match"]
+    assert record.values["gpqa"] == 0.0 and "gen_len" not in record.values
+    assert "rouge" not in record.scorer
+    assert "exact_match" not in (folder / "accuracy.txt").read_text(encoding="utf-8")
