@@ -126,4 +126,4 @@ def test_a_run_shows_its_parts_and_says_why_the_whole_is_not_scored(accuracy_run
     assert "LiveCodeBench" in record.unscored["exact_match"]
     assert record.values["gpqa"] == 0.0 and "gen_len" not in record.values
     assert "rouge" not in record.scorer
-    assert "exact_match" not in (folder / "accuracy.txt").read_text(encoding="utf-8")
+    assert "'exact_match'" not in (folder / "accuracy.txt").read_text(encoding="utf-8")

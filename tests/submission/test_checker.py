@@ -152,3 +152,11 @@ def test_a_checker_that_fails_without_a_word_is_not_taken_for_fine():
 def test_no_tree_is_an_error_of_its_own(tmp_path, inference):
     with pytest.raises(SubmissionError, match="no submission in"):
         check_submission(tmp_path / "submission", "Nobody", ROUND, inference)
+
+
+def test_a_rehearsal_explains_the_scores_that_it_said_it_would_not_have():
+    without, other = (f"open/x/results/s/m/{scenario}/accuracy" for scenario in ("Offline", "Server"))
+    errors = [f"{folder}, accuracy not valid" for folder in (without, other)]
+    run = CheckerRun(name="old", argv=[], status=1, results=1, errors=errors, warnings=[], crashed=False, passed=False)
+    record = CheckerRecord(commit="", round=ROUND, passed=False, runs=[run], unscored=[without])
+    assert unexpected_findings(record) == [f"old: {errors[1]}"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["ACCURACY_FILE", "ACCURACY_TEXT", "AccuracyRecord", "Score"]
+__all__ = ["ACCURACY_FILE", "ACCURACY_TEXT", "NOT_SCORED", "AccuracyRecord", "Score"]
 
 #: The name of the record's file in an accuracy run's folder.
 ACCURACY_FILE = "accuracy.json"
 #: The name of the file there that the official checkers read the scores from.
 ACCURACY_TEXT = "accuracy.txt"
+#: What a line of that file begins with that names a metric without a score, and the reason.
+NOT_SCORED = "Not scored: "
 
 
 class Score(Record, frozen=True, kw_only=True):

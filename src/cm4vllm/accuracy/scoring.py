@@ -24,7 +24,7 @@ from cm4vllm.accuracy.families import (
     rouge_and_gsm8k,
     rouge_of_all,
 )
-from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord, Score
+from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.accuracy.text import Detokenizer
@@ -140,7 +140,7 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
             verified=scored.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
             duration_s=time.monotonic() - begin,
         )
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms)))
+        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms), record.unscored))
         write_record(folder / ACCURACY_FILE, record)
     return record
 
@@ -153,10 +153,14 @@ def scorer_of(terms: Terms) -> Scorer:
     return SCORERS[terms.scorer]
 
 
-def accuracy_text(values: dict[str, float | int], scorer: Scorer) -> str:
-    """Return what the reference script prints of `values`; the checker finds the numbers in it by their labels."""
+def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapping[str, str] | None = None) -> str:
+    """Return what the reference script prints of `values`; the checker finds the numbers in it by their labels.
+
+    A line for each metric in `unscored` says why it has no number.
+    """
     shown = {key: f"{value}" if scorer.quoted and key in TYPES else value for key, value in values.items()}
-    return f"\nResults\n\n{shown}\n"
+    without = "".join(f"{NOT_SCORED}{metric}: {why}\n" for metric, why in (unscored or {}).items())
+    return f"\nResults\n\n{shown}\n{without}"
 
 
 def _answers(log: Path, expected: int) -> _Answers:

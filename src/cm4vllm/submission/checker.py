@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.records import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.processes import exit_in_words, run
@@ -97,14 +98,25 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
                              logs.absolute()))
         commits.append(commit)
     return CheckerRecord(commit=", ".join(dict.fromkeys(commits)), round=round_name,
-                         passed=all(run.passed for run in runs), runs=runs, tree_sha256=sha256_of_tree(tree))
+                         passed=all(run.passed for run in runs), runs=runs, tree_sha256=sha256_of_tree(tree),
+                         unscored=_unscored(tree))
+
+
+def _unscored(tree: Path) -> list[str]:
+    """Return the folders of a tree whose accuracy.txt names a metric that is not scored."""
+    return sorted(path.parent.relative_to(tree).as_posix() for path in tree.rglob(ACCURACY_TEXT)
+                  if f"\n{NOT_SCORED}" in path.read_text(errors="replace", encoding="utf-8"))
 
 
 def unexpected_findings(record: CheckerRecord) -> list[str]:
-    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too."""
+    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too.
+
+    A metric that is not scored was announced before the run.
+    """
+    announced = tuple(re.compile(rf"^{re.escape(folder)}, accuracy not valid$") for folder in record.unscored)
     found = []
     for checker in record.runs:
-        stated = [error for error in checker.errors if not _any(_SUMS, error)]
+        stated = [error for error in checker.errors if not _any((*_SUMS, *announced), error)]
         found += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
         if checker.crashed:
             found.append(f"{checker.name}: crashed")

@@ -26,12 +26,14 @@ class CheckerRun(Record, frozen=True, kw_only=True):
 class CheckerRecord(Record, frozen=True, kw_only=True):
     """All checkers that accept the round, at one commit. `unavailable` is the reason when none could be run.
 
-    `tree_sha256` covers names and contents of all files of the tree that they were run on.
+    `tree_sha256` covers names and contents of all files of the tree that they were run on. `unscored` are the folders
+    of accuracy runs there of which a metric is not scored.
     """
 
     commit: str
     round: str
     passed: bool
+    unscored: list[str] = []
     runs: list[CheckerRun] = []
     unavailable: str = ""
     tree_sha256: str = ""
