@@ -13,7 +13,7 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 READ = """
 import sys, mlperf_loadgen as lg
 s = lg.TestSettings()
-assert s.FromConfig(sys.argv[1], "llama3_1-8b", sys.argv[2], 1) in (0, None)
+assert s.FromConfig(sys.argv[1], sys.argv[3], sys.argv[2], 1) in (0, None)
 print(s.min_duration_ms, s.min_query_count, s.offline_expected_qps, s.server_target_qps,
       s.performance_sample_count_override, s.use_token_latencies, s.ttft_latency, s.tpot_latency, s.qsl_rng_seed)
 """
@@ -27,7 +27,7 @@ def as_loadgen_reads(conf, tmp_path):
     """Return what LoadGen makes of it, in a process of its own: mlperf.conf counts only once in a process."""
     path = tmp_path / "user.conf"
     path.write_text(conf.text)
-    argv = [sys.executable, "-c", READ, path, conf.terms.loadgen_scenario]
+    argv = [sys.executable, "-c", READ, path, conf.terms.loadgen_scenario, conf.terms.loadgen_name]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
@@ -39,6 +39,14 @@ def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
         "600000", "13368", "430.5", "1.0", "13368", "True", "2000000000", "100000000", "2085463073848966840"]
     assert conf.samples == 13368
     assert not conf.rehearsal
+
+
+def test_what_mlperf_conf_lacks_stands_in_user_conf(tmp_path):
+    found = terms("v6.1", "gpt-oss-120b", Scenario.OFFLINE, Mode.PERFORMANCE)
+    read = as_loadgen_reads(user_conf(found, ExecutionMode.VALID, target_qps=2), tmp_path)
+    assert (read[1], read[4]) == ("6396", "6396")  # without it LoadGen would take 100 samples at a low rate
+    old = user_conf(terms("v4.1", "mixtral-8x7b", Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=2)
+    assert "mixtral-8x7b.*.performance_sample_count_override = 15000\n" in old.text
 
 
 @pytest.mark.parametrize(("round_name", "rate", "pages", "doubled"), [
