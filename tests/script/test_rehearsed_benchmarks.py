@@ -73,8 +73,8 @@ def test_each_mode_of_gpt_oss_has_its_dataset_its_lengths_and_drawn_tokens(cm, t
     with server() as (endpoint, bodies):
         done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline")
     assert done.code == 0, done.output
-    runs = {name: json.loads((path / "run.json").read_text())["settings"]
-            for path in cm.cwd.glob("results/test/runs/*/*/Offline/*") for name in (path.name,)}
+    runs = {path.parent.name: json.loads(path.read_text())["settings"]
+            for path in cm.cwd.glob("results/test/runs/*/*/Offline/*/run.json")}
     assert runs["accuracy"]["max_tokens"] == 32768 and runs["performance"]["max_tokens"] == 10240
     assert [runs[name]["dataset"]["samples"] for name in ("accuracy", "performance")] == [4395, 6396]
     asked = [body for body in bodies if body["max_tokens"] in (10240, 32768)]
