@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
+import shutil
 
+import msgspec
 import pytest
 
 from cm4vllm.assets.models import (
@@ -77,6 +80,22 @@ def test_files_that_changed_since_are_noticed(model, entry):
     with pytest.raises(ModelError, match="have changed") as caught:
         check_unchanged(record)
     assert "--renew" in caught.value.remedy
+
+
+def test_a_change_in_place_that_restores_size_and_time_is_noticed(model, entry):
+    record, weights = local(model, entry), model / "model.safetensors"
+    before, data = weights.stat(), bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ModelError, match="have changed"):
+        check_unchanged(record)
+
+
+def test_the_same_content_with_other_times_is_the_same_model(model, entry, tmp_path):
+    record = local(model, entry)
+    copied = shutil.copytree(model, tmp_path / "copied")
+    check_unchanged(msgspec.structs.replace(record, path=str(copied)))
 
 
 def test_a_folder_without_a_model_leaves_no_record(tmp_path, entry):

@@ -136,10 +136,13 @@ def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the names, sizes and times of a folder's files: cheap to compare before each use."""
+    """Return the names, sizes and times of a folder's files: cheap to compare before each use.
+
+    The inode's time is one of them: who changes a file can restore its size and time, as rsync does, and not that one.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
-    return ";".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
+    return ";".join(f"{name}:{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}" for name, state in states)
 
 
 def _check_shards(folder: Path) -> None:

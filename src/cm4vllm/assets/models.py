@@ -17,7 +17,7 @@ from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
@@ -121,9 +121,16 @@ def tokenizer_sha256(record: ModelRecord) -> str:
 
 
 def check_unchanged(record: ModelRecord) -> None:
-    """Raise ModelError when a model's files are not those its record was made from, by their sizes and times."""
-    noted = record.recipe.get("files", "")
-    if noted and fingerprint(Path(record.path)) != noted:
+    """Raise ModelError when a model's files are not those its record was made from.
+
+    They are read again where sizes or times differ: a copy, or a change of owner, has other times and the same content.
+    """
+    folder, noted = Path(record.path), record.recipe.get("files", "")
+    if not noted or fingerprint(folder) == noted:
+        return
+    with step(f"{folder} was copied or changed since its digest was computed: reading it again"):
+        same = sha256_of_tree(folder) == record.sha256
+    if not same:
         raise ModelError(
             f"the files of {record.path} have changed since they were read",
             cause="its digest and data types were recorded from the older files",

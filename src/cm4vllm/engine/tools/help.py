@@ -19,7 +19,7 @@ from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.tools.find import asked_scripts
 
-__all__ = ["describe", "script_help"]
+__all__ = ["describe", "inputs_of", "script_help", "variations_of"]
 
 _GENERAL = """\
 cm run script --tags=<tag>,<tag>,_<variation>,... [--<input>=<value> ...]
@@ -93,7 +93,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         listed = ", ".join(script.versions)
         head.append(f"  versions  {script.layer.default_version or 'any'}{f' (known: {listed})' if listed else ''}")
     more = runs_scripts(code_of(script))
-    parts = [("inputs", _inputs(script, values)), ("variations", _variations(script)),
+    parts = [("inputs", _columns(inputs_of(script, values))), ("variations", _columns(variations_of(script))),
              ("depends on", _dependencies(script, PHASES)),
              ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
              ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
@@ -106,14 +106,16 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
 _PLACEHOLDERS = {"integer": "=N", "number": "=X.Y", "switch": "=yes|no", "path": "=PATH"}
 
 
-def _inputs(script: ScriptMeta, values: Mapping[str, Sequence[str]]) -> list[str]:
+def inputs_of(script: ScriptMeta,
+              values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[tuple[str, str]]:
+    """Return flag and explanation of each input. `values` are what inputs take, beside those that the meta says."""
     rows = []
     for flag in sorted({*script.input_mapping, *script.input_description}):
         described = script.input_description.get(flag)
         entry = described if isinstance(described, Mapping) else {"desc": described or ""}
         placeholder = _PLACEHOLDERS.get(str(entry.get("type") or ""), "")
         rows.append((f"--{flag}{placeholder}", _input_text(script, flag, entry, values.get(flag, ()))))
-    return _columns(rows)
+    return rows
 
 
 def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
@@ -132,7 +134,8 @@ def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values:
     return text + (f" ({'; '.join(filter(None, notes))})" if any(notes) else "")
 
 
-def _variations(script: ScriptMeta) -> list[str]:
+def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:
+    """Return name and variations of each group; the ones of no group come last."""
     groups: dict[str, list[str]] = {}
     for name, raw in script.variations.items():
         if "," not in name:  # combinations are not asked for: they come with their parts
@@ -140,7 +143,7 @@ def _variations(script: ScriptMeta) -> list[str]:
             groups.setdefault(str(raw.get("group") or ""), []).append(f"_{name}{mark}")
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "", item[0]))
     free = "any of" if len(groups) > 1 else ""
-    return _columns((f"{group}:" if group else free, ", ".join(names)) for group, names in ordered)
+    return [(f"{group}:" if group else free, ", ".join(names)) for group, names in ordered]
 
 
 def _dependencies(script: ScriptMeta, phases: Iterable[str]) -> list[str]:

@@ -1,0 +1,68 @@
+"""docs/recipes.md, the reference of all recipes: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from cm4vllm.engine.format.documents import has_meta
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.tools.help import inputs_of, variations_of
+
+__all__ = ["recipes_page"]
+
+_HEAD = """\
+# Recipes
+
+Generated from the recipes' metas: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`.
+
+Each recipe is run by its tags, which can be shortened as long as they match one recipe. `--help` shows the same page
+for one recipe, with the values that only this machine can tell. Inputs that every recipe takes (`--plan`, `--quiet`,
+`--env.KEY=VALUE`, …) are listed by `cm help script`.
+"""
+_WIDTH = 120
+
+
+def recipes_page(folder: str) -> str:
+    """Return docs/recipes.md for the recipes in a folder. Raises RecipeError when a meta cannot be read."""
+    paths = (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+    return "\n".join([_HEAD, *("\n".join(_section(load_script(path, ""))) for path in paths if has_meta(path))])
+
+
+def _section(script: ScriptMeta) -> Iterator[str]:
+    typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
+    yield f"## {script.alias}\n"
+    if script.purpose:
+        yield from _wrapped(f"{script.purpose[0].upper()}{script.purpose[1:]}.", "")
+        yield ""
+    yield from (f"    cm run script --tags={example}" for example in script.examples or [typed])
+    yield ""
+    for title, rows in (("Inputs", list(_inputs(script))), ("Variations", variations_of(script))):
+        if rows:
+            yield f"**{title}**\n"
+            yield from _items(rows)
+            yield ""
+    if script.layer.new_env_keys:
+        yield from _wrapped("**Exports** " + ", ".join(f"`{key}`" for key in script.layer.new_env_keys), "")
+        yield ""
+
+
+def _inputs(script: ScriptMeta) -> Iterator[tuple[str, str]]:
+    for shown, text in inputs_of(script):
+        key = script.input_mapping.get(shown.lstrip("-").partition("=")[0], "")
+        yield shown, f"{text}; sets `{key}`" if key and key not in text else text
+
+
+def _items(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for left, right in rows:
+        yield from _wrapped(f"- `{left.rstrip(':')}`: {right}" if left else f"- {right}", "  ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    print(recipes_page(sys.argv[1]), end="")

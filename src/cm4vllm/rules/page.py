@@ -1,0 +1,138 @@
+"""docs/benchmarks.md, the rules of every benchmark as tables: `python -m cm4vllm.rules.page > docs/benchmarks.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules.terms import (
+    AccuracyTarget,
+    BenchmarkTerms,
+    Generation,
+    LatencyLimits,
+    Terms,
+    accuracy_targets,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    terms,
+)
+from cm4vllm.rules.words import Mode, Scenario
+
+__all__ = ["benchmarks_page"]
+
+_HEAD = """\
+# Benchmarks
+
+Generated from `src/cm4vllm/rules/data/benchmarks/`, where the source stands beside each number:
+`python -m cm4vllm.rules.page > docs/benchmarks.md`. Which of them can be run says [rules.md](rules.md#what-can-be-run).
+
+Latency limits are 99th percentiles. A closed result reaches every accuracy target; an open one states what it reached.
+"""
+
+
+T = TypeVar("T")
+
+
+def benchmarks_page() -> str:
+    """Return docs/benchmarks.md."""
+    names = sorted({name for one in round_names() for name in benchmark_names(one)})
+    return _HEAD + "".join("\n" + "\n".join(_section(name)) + "\n" for name in names)
+
+
+def _section(name: str) -> Iterator[str]:
+    rounds = [one for one in round_names() if name in benchmark_names(one)]
+    facts = [benchmark_terms(one, name) for one in rounds]
+    yield f"## {name}\n"
+    yield "| | |\n|---|---|"
+    for title, value in (("model", lambda one: one.model), ("category", lambda one: one.category),
+                         ("accuracy samples", lambda one: f"{one.samples:,}"), ("a closed result needs", _required),
+                         ("accuracy targets", _targets),
+                         ("compliance tests", lambda one: ", ".join(one.compliance) or "none")):
+        yield from (f"| {title}{_in(part, rounds)} | {text} |" for text, part in _grouped(facts, value))
+    rows = list(_runs(facts, rounds))
+    if rows:
+        yield "\n| scenario | limits | performance | accuracy |\n|---|---|---|---|"
+        yield from rows
+
+
+def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
+    for scenario in Scenario:
+        runs = [found for one in facts if one.loadgen and scenario in one.scenarios
+                and (found := _both_modes(one, scenario))]
+        for text, part in _grouped(runs, lambda pair: f"{_limits(pair[0].limits)} | {_run(pair[0])} | {_run(pair[1])}"):
+            yield f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {text} |"
+
+
+def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms] | None:
+    try:
+        performance, accuracy = (terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE,
+                                                                                         Mode.ACCURACY))
+    except UsageError:  # the rules name the benchmark, but not how LoadGen runs it
+        return None
+    return performance, accuracy
+
+
+def _grouped(items: Sequence[T], text: Callable[[T], str]) -> Iterator[tuple[str, list[T]]]:
+    """Yield each text with the neighbours that share it."""
+    group: list[T] = []
+    for item in items:
+        if group and text(item) != text(group[-1]):
+            yield text(group[-1]), group
+            group = []
+        group.append(item)
+    if group:
+        yield text(group[-1]), group
+
+
+def _in(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
+    """Return the rounds of a row, where they are not all of the benchmark's."""
+    first, last = part[0].round, part[-1].round
+    if len(part) == len(rounds):
+        return ""
+    return f", {first}" if first == last else f", {first} to {last}"
+
+
+def _required(one: BenchmarkTerms) -> str:
+    return "; ".join(
+        ", ".join(need.all_of) + (f", and {' or '.join(need.one_of)}" if need.one_of else "") + f" ({need.system_type})"
+        for need in one.required)
+
+
+def _targets(one: BenchmarkTerms) -> str:
+    """Return what the accuracy must reach, by scenario where they differ."""
+    texts: dict[str, list[str]] = {}
+    for scenario in one.scenarios:
+        bounds = ", ".join(_bounds(target) for target in accuracy_targets(one.round, one.name, scenario))
+        texts.setdefault(bounds or "none", []).append(scenario)
+    return "; ".join(f"{text} ({', '.join(names)})" if len(texts) > 1 else text for text, names in texts.items())
+
+
+def _bounds(target: AccuracyTarget) -> str:
+    lower, upper = (None if bound is None else f"{bound:,.4f}".rstrip("0").rstrip(".")
+                    for bound in (target.lower, target.upper))
+    return f"{target.metric} {lower} to {upper}" if lower and upper else (
+        f"{target.metric} {lower} or more" if lower else f"{target.metric} {upper} or less")
+
+
+def _limits(limits: LatencyLimits | None) -> str:
+    if limits is None:
+        return "none"
+    return ", ".join(f"{name} {value:,.0f} ms" for name, value in (
+        ("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms), ("latency", limits.latency_ms)) if value is not None)
+
+
+def _run(one: Terms) -> str:
+    return f"{one.samples:,} samples, {_generation(one.generation)}"
+
+
+def _generation(one: Generation) -> str:
+    sampling = "greedy" if one.greedy else f"temperature {one.temperature:g}"
+    beams = f", {one.beams} beams" if one.beams > 1 else ""
+    effort = f", reasoning effort {one.reasoning_effort}" if one.reasoning_effort else ""
+    return f"{one.min_tokens:,} to {one.max_tokens:,} tokens, {sampling}{beams}{effort}"
+
+
+if __name__ == "__main__":
+    print(benchmarks_page(), end="")
