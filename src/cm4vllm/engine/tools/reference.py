@@ -1,4 +1,4 @@
-"""docs/recipes.md, the reference of all recipes: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`."""
+"""docs/recipes.md, from the metas: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`."""
 
 from __future__ import annotations
 
