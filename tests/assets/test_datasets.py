@@ -109,11 +109,12 @@ def test_a_row_that_no_metric_is_named_for_is_refused(tmp_path):
 def test_truncation_of_a_tokenizer_does_not_cut_prompts(tmp_path, model, model_record):
     from tokenizers import Tokenizer
 
-    whole = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path).max_input_tokens
+    settings = DatasetSettings(source="tiny", model_record=model_record, benchmark="llama3.1-8b-edge")
+    whole = provide(settings, tmp_path).max_input_tokens
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.enable_truncation(16)
     tokenizer.save(str(model / "tokenizer.json"))
-    assert provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path).max_input_tokens == whole > 16
+    assert provide(settings, tmp_path).max_input_tokens == whole > 16
 
 
 def test_the_tiny_dataset_needs_a_model(tmp_path):
@@ -207,13 +208,13 @@ def test_a_dataset_that_cannot_be_fetched_is_named_with_the_flag_that_gives_it(t
 def test_a_real_model_gets_no_stand_in_where_no_source_is_named(tmp_path, monkeypatch, model_record, calibration):
     asked = []
     monkeypatch.setattr("cm4vllm.assets.datasets._mlcommons", lambda *_: asked.append("mlcommons") or made)
-    made = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
-    provide(DatasetSettings(model_record=model_record, calibration=calibration), tmp_path)
+    settings = DatasetSettings(model_record=model_record, calibration=calibration, benchmark="llama3.1-8b-edge")
+    made = local(tmp_path, rows())
+    provide(settings, tmp_path)
     assert asked == ["mlcommons"]
     tiny = msgspec.structs.replace(read_record(Path(model_record), ModelRecord), source=STAND_IN_SOURCE)
     quantised = msgspec.structs.replace(tiny, source=f"cm4vllm-tiny quantised here by llm-compressor; {tiny.source}")
     for record in (tiny, quantised):
         write_record(Path(model_record), record)
-        found = provide(DatasetSettings(model_record=model_record, calibration=calibration), tmp_path)
-        assert found.name.startswith("harbour-log")
+        assert provide(settings, tmp_path).name.startswith("harbour-log")
     assert asked == ["mlcommons"]
