@@ -1,5 +1,6 @@
 """Child processes: their output, their exit in words, and their end with their parent."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cm4vllm.common.processes import exit_in_words, run
@@ -69,3 +71,14 @@ def _alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:  # gone before it was opened, or before it was read
         return False
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_what_a_command_started_ends_with_it_when_it_is_left(tmp_path, logged):
+    pid = tmp_path / "pid"
+    begin = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], log=tmp_path / "log" if logged else None, timeout_s=1)
+    assert time.monotonic() - begin < 30
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid.read_text())).wait(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 __all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "run"]
 
@@ -40,19 +42,35 @@ def run(
     """Run a command to its end, without a shell and without standard input, and keep what it prints.
 
     `env` is added to the present environment. With `log`, the output goes to that file as it comes and its last
-    200 lines are returned. Raises FileNotFoundError when the program does not exist, subprocess.TimeoutExpired.
+    200 lines are returned. Raises FileNotFoundError when the program does not exist, subprocess.TimeoutExpired;
+    then, as after a signal, the command has ended with all that it started.
     """
     words = [str(word) for word in argv]
     full_env = {**os.environ, **(env or {})}
     if log is None:
-        done = subprocess.run(words, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
-        return Completed(tuple(words), done.returncode, done.stdout.decode(errors="replace"))
+        status, output = _ended(words, cwd, full_env, subprocess.PIPE, timeout_s)
+        return Completed(tuple(words), status, output.decode(errors="replace"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        done_to_file = subprocess.run(words, cwd=cwd, env=full_env, stdin=subprocess.DEVNULL, stdout=file,
-                                      stderr=subprocess.STDOUT, timeout=timeout_s, check=False)
-    return Completed(tuple(words), done_to_file.returncode, last_lines(log, 200))
+        status, _ = _ended(words, cwd, full_env, file, timeout_s)
+    return Completed(tuple(words), status, last_lines(log, 200))
+
+
+def _ended(words: Sequence[str], cwd: Path | None, env: Mapping[str, str], output: int | IO[bytes],
+           timeout_s: float | None) -> tuple[int, bytes]:
+    """Run a command to its end; where this is left before, by a signal or after `timeout_s`, all that it started ends.
+
+    It has a process group of its own: pip with --python, for one, works in a child, which would outlive it.
+    """
+    with subprocess.Popen(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                          process_group=0) as process:
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return process.returncode, printed or b""
 
 
 def last_lines(path: Path, count: int = 20) -> str:
