@@ -2,7 +2,7 @@
 #
 #   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
 #   make test   the test suite, one real rehearsal included
-#   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, a killed owner
+#   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, a killed owner
 #   make setup  what both share: environment, package, CM home
 
 PYTHON ?= python3
@@ -28,8 +28,11 @@ setup: $(VENV)/.installed
 run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
 
-test: setup $(VENV)/.installed-test check
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+# The checks of the code use one processor, and begin while the first tests wait for vLLM's installation.
+test: setup $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory check & checked=$$!; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS); \
+	tested=$$?; wait $$checked || { echo "make check failed: see above" >&2; exit 1; }; exit $$tested
 
 test-long: setup $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)

@@ -149,6 +149,7 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
         owner.stdout.close()
 
 
+@pytest.mark.long
 def test_an_fp8_layer_is_computed_by_our_kernel_where_it_replaces_vllms(python, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
     (tmp_path / "proc").mkdir()
