@@ -23,8 +23,8 @@ _PACKAGE = "cm4vllm"
 _TOP = ("cmr.yaml", "requirements.txt", "automation", "script")
 #: The parts of a checkout without git and without a list of files.
 _PARTS = ("cmr.yaml", "pyproject.toml", "mkdocs.yml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md",
-          "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "requirements.txt", "requirements-test.txt", "automation", "script", "src",
-          "docs", "tests", "benchmarks")
+          "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "requirements.txt", "requirements-test.txt", "automation",
+          "script", "src", "docs", "tests", "benchmarks")
 
 
 @dataclass(frozen=True)
