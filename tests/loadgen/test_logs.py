@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cm4vllm.common.errors import RunFailed
+from cm4vllm.loadgen.detail_log import KEPT_TEXTS, read_detail_log
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.rules import Scenario, round_terms
 
@@ -129,6 +130,26 @@ def test_an_error_entry_counts_even_where_loadgen_counted_none(tmp_path):
     result = read_performance(tmp_path)
     assert (result.valid, result.errors) == (False, 1)
     assert result.reasons == ("LoadGen error: Ran out of queries",)
+
+
+def test_of_very_many_errors_all_are_counted_and_some_kept(tmp_path):
+    detail(tmp_path)
+    path = tmp_path / DETAIL_LOG
+    last = path.read_text().splitlines()[-1]
+    error = {"key": "error_x", "value": "lost", "metadata": {"is_error": True}}
+    entry = json.loads(last.removeprefix(":::MLLOG ")) | error
+    with path.open("a") as file:
+        file.writelines(f":::MLLOG {json.dumps(entry)}\n" for _ in range(KEPT_TEXTS + 7))
+    log = read_detail_log(path)
+    assert (len(log.errors), log.error_count) == (KEPT_TEXTS, KEPT_TEXTS + 7)
+
+
+def test_a_line_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
+    detail(tmp_path)
+    monkeypatch.setattr("cm4vllm.loadgen.detail_log._LONGEST_LINE", 40)
+    with pytest.raises(RunFailed) as caught:
+        read_performance(tmp_path)
+    assert "has more than" in caught.value.cause
 
 
 def test_two_logs_in_one_file_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.inspection import check_tree
 from cm4vllm.results.model import Figure, Result, Submission
 from cm4vllm.results.reading import Reader
 from cm4vllm.results.trees import read_tree
@@ -235,6 +236,50 @@ def test_any_scenario_is_read_with_tokens_and_without(
         assert performance.samples == log["result_query_count"] * log["generated_samples_per_query"]
         assert performance.loadgen_valid is (log["result_validity"] == "VALID")
         assert bool(performance.reasons) is not performance.loadgen_valid
+
+
+def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], system_type: str) -> set[str]:
+    """Put one pair of runs into results of a closed v6.0 tree and return what is found of logs and scores."""
+    home = root / "closed" / "Someone"
+    for folder in folders:
+        place = home / "results" / "System" / folder
+        shutil.copytree(logs, place / "performance" / "run_1")
+        shutil.copytree(accuracy, place / "accuracy")
+        (place / "accuracy" / "accuracy.txt").write_text("'exact_match': 83.396\n\nhash=ab12\n")
+    (home / "systems").mkdir()
+    (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
+    found = check_tree(root, round_name="v6.0").findings
+    codes = ("LOG-TWICE", "LOG-SCENARIO", "ONE-RUN-TWO-VARIANTS", "SCORE-UNREADABLE")
+    return {f"{one.code} {one.severity}" for one in found if one.code in codes}
+
+
+def test_an_edge_system_may_infer_a_result_from_another_scenario(
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+) -> None:
+    logs, accuracy = any_scenario["SingleStream", "samples"], any_scenario["Offline", "accuracy"]
+    folders = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
+    assert results_of(tmp_path / "edge", logs, accuracy, folders, "edge") == {"LOG-TWICE note"}
+    assert results_of(tmp_path / "datacenter", logs, accuracy, folders, "datacenter") == {"LOG-TWICE error"}
+    server = any_scenario["Server", "samples"]
+    assert results_of(tmp_path / "server", server, accuracy, folders[1:], "edge") == {"LOG-TWICE error"}
+
+
+def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+) -> None:
+    logs, accuracy = any_scenario["Offline", "samples"], any_scenario["Offline", "accuracy"]
+    for name, folders, code in (("yolo", ("yolo-95/Offline", "yolo-99/Offline"), "ONE-RUN-TWO-VARIANTS note"),
+                                ("two", ("yolo-95/Offline", "rgat/Offline"), "LOG-TWICE error")):
+        assert results_of(tmp_path / name, logs, accuracy, folders, "edge") == {code}
+
+
+def test_a_score_with_only_an_upper_bound_may_be_left_out(
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+) -> None:
+    logs, accuracy = any_scenario["Offline", "tokens"], any_scenario["Offline", "accuracy"]
+    assert results_of(tmp_path / "one", logs, accuracy, ["gpt-oss-120b/Offline"], "datacenter") == set()
+    assert results_of(tmp_path / "two", logs, accuracy, ["llama2-70b-99/Offline"], "datacenter") == {
+        "SCORE-UNREADABLE error"}
 
 
 @pytest.mark.parametrize(("text", "scores"), [

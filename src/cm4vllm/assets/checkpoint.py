@@ -15,7 +15,8 @@ from cm4vllm.assets.config_json import json_object, section, text_config, whole,
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import json_of
 
-__all__ = ["DUMMY_MARK", "Checkpoint", "fingerprint", "quantised_to", "read_checkpoint", "unset_scales"]
+__all__ = ["DUMMY_MARK", "Checkpoint", "Weights", "fingerprint", "quantised_to", "read_checkpoint", "read_weights",
+           "unset_scales"]
 
 #: The key of config.json that says that a folder has no weights, and is served with random ones.
 DUMMY_MARK = "cm4vllm_dummy"
@@ -25,6 +26,14 @@ _DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_
 _TORCH_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 #: Tensors of these types are packed or are indices, not parameters.
 _NOT_PARAMETERS = ("I32", "I64", "U8", "BOOL")
+#: Bytes of one value; types of less than a byte are not judged.
+_VALUE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+                "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1}
+#: How the names of packed weights end (GPTQ and AWQ, compressed-tensors, MXFP4, bitsandbytes and ModelOpt).
+_PACKED = (".qweight", ".weight_packed", "_blocks", ".weight")
+_BITS = {"I32": 32, "U8": 8}
+#: How the names of what goes with quantised weights end: scales, and the order of groups.
+_BESIDE_WEIGHTS = ("_scale", "_scales", ".scales", "_scale_inv", "_zero_point", "_scale_2", "g_idx")
 #: A header longer than this is none: safetensors itself allows 100 MB.
 _LONGEST_HEADER = 100_000_000
 #: How the names end of scales that calibration sets, and how their values are packed.
@@ -50,6 +59,43 @@ class Checkpoint:
     dummy: bool = False
 
 
+@dataclass(frozen=True)
+class Weights:
+    """What the headers of safetensors files state: bytes of the tensors are not read.
+
+    `parameters` counts packed weights, too: it is None where config.json does not tell their bits.
+    `data_type` is that of quantised weights, otherwise that of most parameters; empty for one that has no name here.
+    """
+
+    files: tuple[Path, ...]
+    parameters: int | None
+    data_type: str
+
+
+def read_weights(folder: Path) -> Weights:
+    """Read the headers of the weights in `folder`, and of its config.json how they are quantised, where it has one.
+
+    Raises ModelError where the folder has no safetensors, a file that its index names is missing, or one is not whole.
+    """
+    files = _weight_files(folder)
+    has_config = (folder / "config.json").is_file()
+    config = section(json_object(folder / "config.json"), "quantization_config") if has_config else {}
+    count, packed = Counter[str](), 0
+    for path in files:
+        for name, (data_type, shape, _) in _header(path).items():
+            if data_type in _BITS and name.endswith(_PACKED):
+                packed += math.prod(shape) * _BITS[data_type]
+            elif data_type not in _NOT_PARAMETERS and not name.endswith(_BESIDE_WEIGHTS):
+                count[data_type] += math.prod(shape)
+    quantised = _quantised(config)
+    bits = int("".join(filter(str.isdigit, quantised)) or 0)
+    known = not packed or bool(bits)
+    return Weights(
+        files=tuple(files), parameters=count.total() + (packed // bits if packed and bits else 0) if known else None,
+        data_type=quantised or (_DATA_TYPES.get(count.most_common(1)[0][0], "") if count else ""),
+    )
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read config.json and the headers of the weights in `folder`.
 
@@ -65,14 +111,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                                 ".save_pretrained(folder)")
     if config.get(DUMMY_MARK):
         return _without_weights(config)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.gguf"))]
-        raise ModelError(f"{folder} has no weights",
-                         cause=f"only {', '.join(others)}" if others else "no *.safetensors",
-                         remedy="save the model as safetensors: model.save_pretrained(folder)")
-    _check_shards(folder)
-    tensors = [tensor for path in weights for tensor in _tensors(path)]
+    tensors = [tensor for path in _weight_files(folder) for tensor in _tensors(path)]
     quantised = _quantised(section(config, "quantization_config"))
     count = Counter[str]()
     for data_type, shape in tensors:
@@ -145,6 +184,18 @@ def fingerprint(folder: Path) -> str:
     return ";".join(f"{name}:{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}" for name, state in states)
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights, all that the index names among them. Raises ModelError."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.gguf"))]
+        raise ModelError(f"{folder} has no weights",
+                         cause=f"only {', '.join(others)}" if others else "no *.safetensors",
+                         remedy="save the model as safetensors: model.save_pretrained(folder)")
+    _check_shards(folder)
+    return weights
+
+
 def _check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -178,6 +229,9 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             (first, last), shape = tensor["data_offsets"], tensor["shape"]
             if not all(type(number) is int and number >= 0 for number in (first, last - first, *shape)):
                 raise ValueError(f"the tensor {name} has an impossible offset or shape")
+            wanted = math.prod(shape) * _VALUE_BYTES.get(str(tensor["dtype"]), 0)
+            if str(tensor["dtype"]) in _VALUE_BYTES and wanted != last - first:
+                raise ValueError(f"the tensor {name} has {last - first} bytes, its shape and type make {wanted}")
             first, last = 8 + length + first, 8 + length + last
             found[str(name)] = str(tensor["dtype"]), list(shape), slice(first, last)
             end = max(end, last)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import opened
 
-__all__ = ["DETAIL_LOG", "DetailLog", "read_detail_log"]
+__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log"]
 
 DETAIL_LOG = "mlperf_log_detail.txt"
 
@@ -35,6 +36,10 @@ _COUNT_END = 2**64
 #: What stands in the rest of an entry whose beginning is lost.
 _IN_ENTRIES = (b"MLLOG", b'"key"', b'"metadata"', b"\0")
 _AGAIN = "remove the run's folder and run it again"
+#: A longer line is none of LoadGen's: those with the indices of all samples of a large dataset have a few MB.
+_LONGEST_LINE = 64 * 2**20
+#: Of more errors or warnings only the number is kept.
+KEPT_TEXTS = 1000
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -56,7 +61,8 @@ _DECODER = msgspec.json.Decoder(_Entry)
 class DetailLog:
     """The entries of one log by key, and the texts of its errors and warnings in the order of the log.
 
-    `values` has the settings and the results of the run. The functions give one of them with its type, and raise
+    `values` has the settings and the results of the run; `errors` and `warnings` hold the first thousand texts each,
+    `error_entries` counts all errors. The functions give one of them with its type, and raise
     RunFailed where the log has none or one of another type; those that end in _or_none return None where it has none.
     """
 
@@ -64,6 +70,7 @@ class DetailLog:
     values: Mapping[str, Any]
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
+    error_entries: int = 0
 
     def text(self, key: str) -> str:
         value = self._value(key)
@@ -113,7 +120,7 @@ class DetailLog:
     @property
     def error_count(self) -> int:
         """The number of errors: LoadGen's own count, or that of the entries where there are more."""
-        return max(self.count_or_none("num_errors") or 0, len(self.errors))
+        return max(self.count_or_none("num_errors") or 0, self.error_entries)
 
     def require_end(self, key: str) -> None:
         """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""
@@ -140,11 +147,15 @@ class DetailLog:
 
 
 def read_detail_log(path: Path) -> DetailLog:
-    """Read a detail log of any size. Raises RunFailed when it is missing, cut, or not the log of exactly one run."""
+    """Read a detail log of any size, line by line.
+
+    Raises RunFailed when it is missing, cut, or not the log of exactly one run.
+    """
     values: dict[str, Any] = {}
     errors: list[str] = []
     warnings: list[str] = []
     pids: set[int] = set()
+    failed = 0
     for entry in _entries(path):
         if entry.metadata.pid is not None:
             pids.add(entry.metadata.pid)
@@ -155,16 +166,24 @@ def read_detail_log(path: Path) -> DetailLog:
         if entry.key.startswith(_ONCE + _KEPT):
             values[entry.key] = _decoded(path, entry)
         if entry.metadata.is_error or entry.key.startswith("error_"):
-            errors.append(str(_decoded(path, entry)))
+            failed += 1
+            _keep(errors, path, entry)
         elif entry.metadata.is_warning:
-            warnings.append(str(_decoded(path, entry)))
-    return DetailLog(path, values, tuple(errors), tuple(warnings))
+            _keep(warnings, path, entry)
+    return DetailLog(path, values, tuple(errors), tuple(warnings), failed)
+
+
+def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
+    if len(texts) < KEPT_TEXTS:
+        texts.append(str(_decoded(path, entry)))
 
 
 def _entries(path: Path) -> Iterator[_Entry]:
     try:
         with opened(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
+                if len(line) == _LONGEST_LINE:
+                    raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")
                 if line.startswith(_PREFIX):
                     yield _entry(path, number, line[len(_PREFIX):])
                 elif _damaged(line):

@@ -18,7 +18,15 @@ allowed and worth knowing.
 
     cm run script --tags=check,mlperf,results --input=TREE [--out=json] [--sarif=FILE]
 
-prints every finding in TREE and ends with 0 where none is an error, with 60 where one is.
+prints every finding in TREE and ends with 0 where none is an error, with 60 where one is. What is found in a submission
+of 400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while the digests
+of all its files, and cm4vllm itself, are the same.
+
+    cm run script --tags=check,mlperf,results --input=TREE --weights=FOLDER [--weights_of=SYSTEM/MODEL]
+
+compares the weights in FOLDER with what the tree claims of them: the headers of the safetensors files with the stated
+type and with the number of parameters of the model, and the digests of whole files with those that MLCommons publishes,
+or with the digest that the tree states. Without `--weights_of` the tree's results are of one model.
 """
 _STAGES = {
     Stage.TREE: "A written submission tree, ours or anyone's",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.loadgen.client_doubts import client_doubts
@@ -21,8 +22,8 @@ from cm4vllm.results.findings import Finding
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.rules import Terms
 
-__all__ = ["Accuracy", "ComplianceTest", "Figure", "Figures", "Latency", "Performance", "Result", "Source",
-           "Submission", "System"]
+__all__ = ["Accuracy", "ComplianceTest", "Figure", "Figures", "Latency", "Performance", "Result", "ServedWeights",
+           "Source", "Submission", "System"]
 
 Q = TypeVar("Q", bound=Quantity)
 
@@ -308,11 +309,25 @@ class System:
 
 
 @dataclass(frozen=True)
+class ServedWeights:
+    """A folder of weights that is at hand, and the results that they are said to be of.
+
+    `weights` is None where they cannot be read; `problem` and `cause` say why.
+    """
+
+    folder: Path
+    results: tuple[Result, ...]
+    weights: Weights | None
+    problem: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True)
 class Submission:
     """What one submitter measured in one round and division. `root` is the folder that files are named from.
 
     `round` is empty where neither the records nor the seeds of the logs tell it. `campaign` is the record of the
-    command that made our own runs.
+    command that made our own runs. `weights` are those at hand while a tree is checked.
     """
 
     root: Path
@@ -324,6 +339,7 @@ class Submission:
     problems: tuple[Finding, ...] = ()
     mapping: Mapping[str, str] = field(default_factory=dict)
     campaign: CampaignRecord | None = None
+    weights: tuple[ServedWeights, ...] = ()
 
     @property
     def home(self) -> Path:

@@ -19,7 +19,7 @@ from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.results.reading import Reader, terms_of
 from cm4vllm.rules import Division, Mode, Scenario
 
-__all__ = ["read_tree"]
+__all__ = ["read_submission", "read_tree", "submission_folders"]
 
 #: The scenarios that a folder may be named after: those of language models, and LoadGen's remaining one.
 _SCENARIOS = {name.lower(): name for name in (*Scenario, "MultiStream")}
@@ -31,12 +31,21 @@ def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
 
     Without `round_name` the seeds of the logs tell the round. Raises SubmissionError when there is no submission.
     """
+    base, homes = submission_folders(root)
+    return tuple(read_submission(base, home, round_name) for home in homes)
+
+
+def submission_folders(root: Path) -> tuple[Path, list[Path]]:
+    """Return the folder that holds the divisions, and the submitters' folders that `root` means.
+
+    Raises SubmissionError when there is no submission.
+    """
     base, homes = _homes(root.resolve())
     if not homes:
         raise SubmissionError(f"{root} holds no submission",
                               cause=f"no <division>/<submitter>/results below it; divisions: {', '.join(Division)}",
                               remedy="give the folder that holds open/ or closed/")
-    return tuple(_submission(base, home, round_name) for home in homes)
+    return base, homes
 
 
 def _homes(root: Path) -> tuple[Path, list[Path]]:
@@ -51,7 +60,8 @@ def _homes(root: Path) -> tuple[Path, list[Path]]:
     return root, []
 
 
-def _submission(base: Path, home: Path, round_name: str) -> Submission:
+def read_submission(base: Path, home: Path, round_name: str = "") -> Submission:
+    """Read the submission in a submitter's folder; files are named from `base`."""
     reader = Reader(base)
     mapping = _mapping(reader, home)
     folders = list(_folders(reader, home))

@@ -17,6 +17,8 @@ from cm4vllm.results.checks import (
     private_text,
     readmes,
     records,
+    served_weights,
+    shared_logs,
     submitted,
     system_files,
     tree_files,
@@ -28,8 +30,8 @@ from cm4vllm.results.model import Submission
 
 __all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
 
-_MODULES = (records, campaign, logs, accuracy, submitted, performance_runs, first_tokens, accuracy_runs, system_files,
-            weights, readmes, tree_files, private_text)
+_MODULES = (records, campaign, logs, accuracy, submitted, performance_runs, shared_logs, first_tokens, accuracy_runs,
+            system_files, weights, served_weights, readmes, tree_files, private_text)
 
 #: All checks by code, in the order in which they are made.
 CHECKS: dict[str, Check] = {

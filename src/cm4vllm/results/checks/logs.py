@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.checks.shared_logs import is_inferred
 from cm4vllm.results.model import Performance, Submission
 
 __all__ = ["TOKENS_TOLERANCE"]
@@ -27,8 +28,11 @@ def _performances(submission: Submission) -> Iterator[Performance]:
 @check("LOG-SCENARIO", "LoadGen ran the scenario that the result is of", source="loadgen/test_settings.h",
        remedy=_AGAIN)
 def scenario(submission: Submission) -> Iterator[Fault]:
-    for part in _performances(submission):
-        if part.terms and part.loadgen_scenario != part.terms.loadgen_scenario:
+    for result in submission.results:
+        part = result.performance
+        if part is None or part.terms is None or is_inferred(submission, result):
+            continue
+        if part.loadgen_scenario != part.terms.loadgen_scenario:
             yield Fault(f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}", part.log,
                         "effective_scenario", part.loadgen_scenario, part.terms.loadgen_scenario)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from cm4vllm import rules
+from cm4vllm.loadgen.detail_log import KEPT_TEXTS
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Division, Mode
 
-__all__ = ["is_strict", "measured", "runs_by_log"]
+__all__ = ["is_strict", "measured"]
 
 _CHECKER = "tools/submission/submission_checker"
 _AGAIN = "measure again, and publish that run"
@@ -70,7 +70,10 @@ def no_errors(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         for part in (result.performance, result.accuracy):
             if part is not None and part.errors:
-                yield Fault(f"LoadGen logged {len(part.errors)} errors", part.log, "is_error", part.errors[0], "none")
+                more = " or more" if len(part.errors) == KEPT_TEXTS else ""
+                yield Fault(
+                    f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none"
+                )
             elif isinstance(part, Performance) and any(
                 one.startswith(_LOADGEN_ERROR) for one in part.loadgen_reasons
             ):
@@ -200,84 +203,6 @@ def _settings_of(result: Result) -> dict[tuple[str, str], float]:
     return {(of, key): value for key, (_, of, value) in found.items()}
 
 
-def runs_by_log(submission: Submission) -> list[list[Result]]:
-    """Return the results that have the very same performance log, by its time and figures, in groups of two or more."""
-    groups: dict[object, list[Result]] = defaultdict(list)
-    for result, part in measured(submission):
-        key = (
-            part.settings.get("test_datetime"),
-            tuple((one.name, float(one.value)) for one in part.figures.values()),
-        )
-        groups[key].append(result)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _is_pair(results: list[Result]) -> bool:
-    """Whether these are the 99 % and the 99.9 % variant of one benchmark, scenario and system."""
-    bases = {(re.sub(r"-99(?:\.9)?$", "", one.benchmark), one.scenario, one.system) for one in results}
-    return len(bases) == 1 and len({one.benchmark for one in results}) == len(results)
-
-
-@check(
-    "LOG-TWICE",
-    "a log is that of one result",
-    source="inference_policies/inference_rules.adoc, Results",
-    remedy="publish each result with the log of its own run",
-    stage=Stage.TREE,
-)
-def one_result_a_log(submission: Submission) -> Iterator[Fault]:
-    for group in runs_by_log(submission):
-        if not _is_pair(group):
-            for result in group[1:]:
-                yield Fault(
-                    "the same performance log stands under two results",
-                    _log(result),
-                    "",
-                    _log(result),
-                    f"another log than {_log(group[0])}",
-                )
-
-
-@check(
-    "ONE-RUN-TWO-VARIANTS",
-    "the 99 % and the 99.9 % variant of a benchmark may come from one run, which then reaches the targets of both",
-    source="inference_policies/inference_rules.adoc, Benchmarks",
-    remedy="withdraw the 99.9 % result, or measure with a model that reaches it",
-    severity=Severity.NOTE,
-    stage=Stage.TREE,
-)
-def both_variants(submission: Submission) -> Iterator[Fault]:
-    for group in runs_by_log(submission):
-        if not _is_pair(group):
-            continue
-        others = [one for one in group if not one.benchmark.endswith("-99.9")]
-        for result in (one for one in group if one.benchmark.endswith("-99.9")):
-            missed = list(_missed(result))
-            where = f"one run with {others[0].folder}" if others else "one run"
-            if missed:
-                yield Fault(
-                    f"one run stands under both variants, and misses the 99.9 % target: {missed[0][0]}",
-                    result.accuracy.log if result.accuracy else "",
-                    missed[0][0],
-                    missed[0][1],
-                    missed[0][2],
-                    severity=Severity.ERROR,
-                )
-            else:
-                yield Fault(
-                    "one run stands under both variants of the benchmark", _log(result), value=where, remedy=""
-                )
-
-
-def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
-    if result.accuracy is None or result.accuracy.terms is None:
-        return
-    for target in result.accuracy.terms.targets:
-        value = result.accuracy.figures.value(target.label)
-        if value is not None and target.lower is not None and value < target.lower:
-            yield target.label, value, f"{target.lower:g} or more"
-
-
 @check(
     "LOG-TIMES",
     "the times in a log are in order: the run lasted at least as long as its result says",
@@ -351,7 +276,3 @@ def loadgen_versions(submission: Submission) -> Iterator[Fault]:
 
 def _number(version: str) -> str:
     return version.partition(" ")[0]
-
-
-def _log(result: Result) -> str:
-    return result.performance.log if result.performance else result.folder

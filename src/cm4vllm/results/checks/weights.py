@@ -118,8 +118,9 @@ def _methods(home: Path) -> frozenset[str]:
     stage=Stage.TREE,
 )
 def verifiable(submission: Submission) -> Iterator[Fault]:
-    if submission.results and not submission.campaign:
-        models = sorted({one.model for one in submission.results})
+    at_hand = {one.folder for served in submission.weights for one in served.results}
+    models = sorted({one.model for one in submission.results if one.folder not in at_hand})
+    if models and not submission.campaign:
         yield Fault(
             "the tree holds no weights and no digests of them: which model was served cannot be verified",
             f"{submission.division}/{submission.submitter}",

@@ -1,0 +1,177 @@
+"""Weights that are at hand against what a tree claims of them: type, number of parameters, digests of whole files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from cm4vllm.assets.architecture import read_architecture
+from cm4vllm.assets.checkpoint import Weights
+from cm4vllm.assets.transfer import digest_of
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.progress import step
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Result, ServedWeights, Submission
+from cm4vllm.results.weights import published_model
+
+__all__: list[str] = []
+
+_MODEL = "inference_policies/inference_rules.adoc, Model"
+_GIVE = "give the folder of the weights that were served by --weights, or correct what the tree claims"
+#: How the types of weights are called in measurements.json, by what the headers and config.json of a model call them.
+_WORDS = {
+    "fp64": r"fp64|float64", "fp32": r"fp32|float32", "fp16": r"(?<!b)fp16|(?<!b)float16|\bhalf\b",
+    "bf16": r"bf16|bfloat16", "fp8": r"fp8|float8|e4m3|e5m2", "int8": r"int8|w8a8|w8a16",
+    "int4": r"int4|w4a16|w4a8|gptq|awq", "fp4": r"fp4|float4|nf4", "int3": r"int3", "int2": r"int2",
+}
+_NOT_QUANTISED = ("fp64", "fp32", "fp16", "bf16")
+_SIZE = re.compile(r"(?<![\d.x])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECASE)
+#: By which part the parameters of a benchmark's own model may differ: scales, and layers that predict
+#: several tokens, are added (2 % of DeepSeek-R1).
+_OWN_TOLERANCE = 0.05
+#: The same of a size in a name: Llama-2-7b has 6.74 billions.
+_NAMED_TOLERANCE = 0.15
+_NONE = ("", "none", "no", "n/a", "na", "-")
+
+
+def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, Result]]:
+    """Give each result whose weights are at hand and can be read: one of each model of a system."""
+    for served in submission.weights:
+        seen = set()
+        for result in served.results:
+            key = result.files.get("measurements", result.folder)
+            if served.weights is not None and key not in seen:
+                seen.add(key)
+                yield served, served.weights, result
+
+
+@check(
+    "SERVED-UNREADABLE",
+    "the weights at hand are whole safetensors files, all that their index names",
+    source="the format of safetensors",
+    remedy="copy or download the model again, and give its folder by --weights",
+    stage=Stage.TREE,
+)
+def readable(submission: Submission) -> Iterator[Fault]:
+    for served in submission.weights:
+        if served.weights is None:
+            yield Fault(served.problem, str(served.folder), "", served.cause, "weights")
+
+
+@check(
+    "SERVED-TYPE",
+    "the type of the weights is the one that measurements.json states",
+    source="tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUIRED_FILES",
+    remedy=_GIVE,
+    stage=Stage.TREE,
+)
+def data_type(submission: Submission) -> Iterator[Fault]:
+    for _, weights, result in _at_hand(submission):
+        said = str(result.measurements.get("weight_data_types", ""))
+        stated = [name for name, words in _WORDS.items() if re.search(words, said, re.IGNORECASE)]
+        if not stated or not weights.data_type or weights.data_type in stated:
+            continue
+        hidden = weights.data_type not in _NOT_QUANTISED and all(one in _NOT_QUANTISED for one in stated)
+        yield Fault(
+            "the weights are quantised, and stated as not quantised" if hidden else
+            "the weights at hand have another type than is stated",
+            result.files.get("measurements", result.folder),
+            "weight_data_types",
+            said,
+            f"{weights.data_type}, as in the headers of {len(weights.files)} files",
+            # A server can quantise what it loads, and a checkpoint in fp16 is served in bf16.
+            severity=None if hidden else Severity.WARNING,
+        )
+
+
+@check(
+    "SERVED-PARAMETERS",
+    "the weights have as many parameters as the model that the result is of",
+    source=_MODEL,
+    remedy=_GIVE,
+    stage=Stage.TREE,
+)
+def parameters(submission: Submission) -> Iterator[Fault]:
+    for _, weights, result in _at_hand(submission):
+        claimed = _claimed(result)
+        if weights.parameters is None or claimed is None:
+            continue
+        number, tolerance, whose = claimed
+        if abs(weights.parameters / number - 1) > tolerance:
+            yield Fault(
+                "the weights at hand are of a model of another size",
+                result.files.get("measurements", result.folder),
+                "parameters",
+                f"{weights.parameters:,}",
+                f"about {number:,}, as {whose} has",
+            )
+
+
+def _claimed(result: Result) -> tuple[int, float, str] | None:
+    """Return how many parameters are claimed, by which part they may differ, and whose they are."""
+    published = published_model(result)
+    if published is not None and published[0].config:
+        try:
+            return read_architecture(published[0].config).parameters, _OWN_TOLERANCE, result.benchmark
+        except CmError:
+            return None
+    sizes = {float(one) for one in _SIZE.findall(result.model)}
+    return (round(sizes.pop() * 1e9), _NAMED_TOLERANCE, result.model) if len(sizes) == 1 else None
+
+
+@check(
+    "SERVED-DIGESTS",
+    "weights that are stated as published or with their digest have these digests",
+    source="src/cm4vllm/assets/digests, as MLCommons publishes them; measurements.json, model_sha256",
+    remedy=_GIVE,
+    stage=Stage.TREE,
+)
+def digests(submission: Submission) -> Iterator[Fault]:
+    whole, one = cache(_whole), cache(digest_of)  # the results of a model share its files
+    for served, weights, result in _at_hand(submission):
+        where, stated = result.files.get("measurements", result.folder), result.measurements
+        if sha256 := str(stated.get("model_sha256", "")):
+            found = whole(served.folder)
+            yield _same_files(where, found, sha256)
+            continue
+        published = published_model(result)
+        transformed = str(stated.get("weight_transformations", "")).strip().lower() not in _NONE
+        known = {Path(name).name: digest for name, digest in published[1].items()} if published else {}
+        if not known or transformed:
+            continue  # nothing is published of weights that were made from the reference's
+        unknown = [path.name for path in weights.files if path.name not in known]
+        others = [path.name for path in weights.files
+                  if not unknown and one(path, known[path.name].partition(":")[0]) != known[path.name]]
+        yield _published(where, len(weights.files), unknown, others, strict=is_strict(submission))
+
+
+def _whole(folder: Path) -> str:
+    with step(f"SHA-256 of {folder}"):
+        return sha256_of_tree(folder)
+
+
+def _same_files(where: str, found: str, stated: str) -> Fault:
+    if found == stated:
+        return Fault("the weights at hand are those that were served, by their digest", where, "model_sha256", found,
+                     severity=Severity.NOTE, remedy="")
+    return Fault("the weights at hand are not those that were served", where, "model_sha256", stated, found)
+
+
+def _published(where: str, count: int, unknown: list[str], others: list[str], *, strict: bool) -> Fault:
+    if not unknown and not others:
+        return Fault("the weights at hand are the published ones, by their digests", where, "", f"{count} files",
+                     severity=Severity.NOTE, remedy="")
+    return Fault(
+        "the weights are stated as the reference's, and are not the published files",
+        where,
+        "weight_transformations",
+        ", ".join((unknown or others)[:3]),
+        "files with the MD5 that MLCommons publishes",
+        # The same weights can be saved in other files, and the open division may serve any.
+        severity=None if others and strict else Severity.WARNING,
+    )

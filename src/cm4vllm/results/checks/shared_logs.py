@@ -1,0 +1,157 @@
+"""One log under several results: two variants of a benchmark from one run, inferred scenarios, and what is neither."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Accuracy, Result, Submission
+
+__all__ = ["base_of", "is_inferred"]
+
+#: Scenarios whose result an edge system may infer from the log of another one, given first.
+_INFERRED = {("SingleStream", "MultiStream"), ("SingleStream", "Offline"), ("MultiStream", "Offline")}
+#: How the names of a benchmark's variants end: the part of the reference's accuracy that they reach.
+_VARIANT = re.compile(r"-(9[59](?:\.9)?)$")
+
+
+def base_of(result: Result) -> str:
+    """Return the benchmark without its variant: llama2-70b of llama2-70b-99.9, yolo of yolo-95."""
+    return _VARIANT.sub("", result.benchmark)
+
+
+def is_inferred(submission: Submission, result: Result) -> bool:
+    """Whether the result is inferred from the log of another scenario, as an edge system may do."""
+    system = submission.system(result.system)
+    run = result.performance
+    return bool(
+        run and system and "edge" in str(system.description.get("system_type", ""))
+        and (run.loadgen_scenario, result.scenario) in _INFERRED
+    )
+
+
+def _runs_by_log(submission: Submission) -> list[list[Result]]:
+    """Return the results that have the very same performance log, by its time and figures, in groups of two or more."""
+    groups: dict[object, list[Result]] = defaultdict(list)
+    for result, part in measured(submission):
+        key = (
+            part.settings.get("test_datetime"),
+            tuple((one.name, float(one.value)) for one in part.figures.values()),
+        )
+        groups[key].append(result)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _variants(submission: Submission, group: list[Result]) -> list[Result]:
+    """Return those of a group that are variants of one benchmark, scenario and system; none where they are not."""
+    own = [one for one in group if not is_inferred(submission, one)]
+    alike = len({(base_of(one), one.scenario, one.system) for one in own}) == 1
+    return own if alike and len({one.benchmark for one in own}) == len(own) else []
+
+
+@check(
+    "LOG-TWICE",
+    "a log is that of one result",
+    source="inference_policies/inference_rules.adoc, Results; get_inferred_result in the official checkers",
+    remedy="publish each result with the log of its own run",
+    stage=Stage.TREE,
+)
+def one_result_a_log(submission: Submission) -> Iterator[Fault]:
+    for group in _runs_by_log(submission):
+        inferred = [one for one in group if is_inferred(submission, one)]
+        for result in inferred:
+            run = next((one for one in group if one not in inferred and one.system == result.system), None)
+            yield Fault(
+                "the result is inferred from the log of another scenario",
+                _log(result),
+                "",
+                result.performance.loadgen_scenario if result.performance else "",
+                "" if run is None else f"the log of {run.folder}",
+                severity=Severity.NOTE,
+                remedy="",
+            )
+        others = [one for one in group if one not in inferred]
+        for result in [] if _variants(submission, group) else others[1:]:
+            yield Fault(
+                "the same performance log stands under two results",
+                _log(result),
+                "",
+                _log(result),
+                f"another log than {_log(others[0])}",
+            )
+
+
+@check(
+    "ONE-RUN-TWO-VARIANTS",
+    "two variants of a benchmark, as those of 99 % and 99.9 %, may come from one run, which then reaches both targets",
+    source="inference_policies/inference_rules.adoc, Benchmarks",
+    remedy="withdraw the result of the stricter variant, or measure with a model that reaches it",
+    severity=Severity.NOTE,
+    stage=Stage.TREE,
+)
+def both_variants(submission: Submission) -> Iterator[Fault]:
+    for group in _runs_by_log(submission):
+        variants = sorted(_variants(submission, group), key=_part)
+        for result in variants[1:]:
+            missed = list(_missed(result))
+            if missed:
+                yield Fault(
+                    f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0][0]}",
+                    result.accuracy.log if result.accuracy else "",
+                    missed[0][0],
+                    missed[0][1],
+                    missed[0][2],
+                    severity=Severity.ERROR,
+                )
+            else:
+                yield Fault("one run stands under both variants of the benchmark", _log(result),
+                            value=f"one run with {variants[0].folder}", remedy="")
+
+
+def _part(result: Result) -> float:
+    found = _VARIANT.search(result.benchmark)
+    return float(found[1]) if found else 0.0
+
+
+def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
+    if result.accuracy is None or result.accuracy.terms is None:
+        return
+    for target in result.accuracy.terms.targets:
+        value = result.accuracy.figures.value(target.label)
+        if value is not None and target.lower is not None and value < target.lower:
+            yield target.label, value, f"{target.lower:g} or more"
+
+
+@check(
+    "SCORES-TWICE",
+    "scores of different systems come from different runs: equal ones are possible where a model has one answer",
+    source="inference_policies/inference_rules.adoc, Results",
+    remedy="publish each result with the scores of its own accuracy run",
+    severity=Severity.NOTE,
+    stage=Stage.TREE,
+)
+def one_result_each(submission: Submission) -> Iterator[Fault]:
+    groups: dict[str, list[tuple[Result, Accuracy]]] = defaultdict(list)
+    for result in submission.results:
+        if result.accuracy is not None and result.accuracy.hash:
+            groups[result.accuracy.hash].append((result, result.accuracy))
+    for group in groups.values():
+        first = group[0][0]
+        for result, part in group[1:]:
+            # The scenarios and variants of one model on one system may share an accuracy run.
+            if result.system != first.system or base_of(result) != base_of(first):
+                yield Fault(
+                    "the same accuracy log stands under two results",
+                    part.log.rpartition("/")[0] + "/accuracy.txt",
+                    "hash",
+                    part.hash[:12],
+                    f"another than that of {first.folder}",
+                )
+
+
+def _log(result: Result) -> str:
+    return result.performance.log if result.performance else result.folder

@@ -1,0 +1,57 @@
+"""Weights that are at hand for results of a tree: what their files state, and which results they are said to be of."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
+from cm4vllm.assets.checkpoint import Weights, read_weights
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.results.model import Result, ServedWeights, Submission
+
+__all__ = ["published_model", "with_weights"]
+
+
+def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str = "") -> tuple[Submission, ...]:
+    """Return the submissions with the weights in `folder` at hand for the results that `pattern` names.
+
+    `pattern` is that of <system>/<model> or of <model>, with * and ?; empty for all results, which then are of one
+    model. Raises UsageError where it names none, and where the results are of several models.
+    """
+    named = {id(one): [result for result in one.results if _is_named(result, pattern)] for one in submissions}
+    results = [result for group in named.values() for result in group]
+    models = sorted({result.model for result in results})
+    if not results:
+        raise UsageError(f"no result is named by {pattern!r}" if pattern else "the tree has no results",
+                         remedy="name a model's folder below results/<system>/ by --weights_of")
+    if len({re.sub(r"-99(?:\.9)?$", "", name) for name in models}) > 1 and not pattern:
+        raise UsageError("one folder of weights cannot be that of several models", cause=", ".join(models),
+                         remedy="name the results that it is of by --weights_of=MODEL or --weights_of=SYSTEM/MODEL")
+    weights, problem, cause = _read(folder)
+    return tuple(
+        replace(one, weights=(ServedWeights(folder, tuple(named[id(one)]), weights, problem, cause),))
+        if named[id(one)] else one for one in submissions
+    )
+
+
+def published_model(result: Result) -> tuple[CatalogueModel, dict[str, str]] | None:
+    """Return the reference model of a result's benchmark, and the digests published for its files; None for none."""
+    assets = catalogue().benchmarks.get(result.benchmark)
+    if assets is None or result.mapped:
+        return None
+    return catalogue().model(assets.model), published_digests(assets.model)
+
+
+def _is_named(result: Result, pattern: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern or "*") for name in (result.model, f"{result.system}/{result.model}"))
+
+
+def _read(folder: Path) -> tuple[Weights | None, str, str]:
+    try:
+        return read_weights(folder), "", ""
+    except CmError as error:
+        return None, error.what, error.cause

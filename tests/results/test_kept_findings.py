@@ -1,0 +1,56 @@
+"""Findings of a large submission are kept by digest; several submissions are checked by several processes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cm4vllm.results import inspection, kept_findings
+from cm4vllm.results.inspection import check_tree
+
+
+@pytest.fixture
+def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(kept_findings, "_LARGE", 1)
+    return tmp_path / "kept"
+
+
+def test_what_was_found_is_kept_until_a_file_changes(tree: Path, keep: Path) -> None:
+    first = check_tree(tree, keep=keep)
+    (file,) = keep.iterdir()
+    content = msgspec.json.decode(file.read_bytes())
+    content["checked"]["results"] = 77  # so that what was kept is told from what is found again
+    file.write_bytes(msgspec.json.encode(content))
+    again = check_tree(tree, keep=keep)
+    assert again.findings == first.findings and again.submissions[0].results == 77
+    next(tree.rglob("user.conf")).write_text("*.Server.target_qps = 1000\n")
+    changed = check_tree(tree, keep=keep)
+    assert changed.submissions[0].results == 10
+    assert {one.code for one in changed.findings} - {one.code for one in first.findings} == {"USER-CONF-DIFFERS"}
+    assert check_tree(tree, round_name="v5.0", keep=keep).submissions[0].round == "v5.0"
+    assert len(list(keep.iterdir())) == 1
+
+
+def test_what_is_damaged_or_cannot_be_written_is_found_again(tree: Path, keep: Path, tmp_path: Path) -> None:
+    first = check_tree(tree, keep=keep)
+    (file,) = keep.iterdir()
+    for damage in (b"", b"{}", b'{"digest": 1}', file.read_bytes()[:-9]):
+        file.write_bytes(damage)
+        assert check_tree(tree, keep=keep) == first
+    (tmp_path / "a file").write_text("")
+    assert check_tree(tree, keep=tmp_path / "a file") == first
+
+
+def test_a_small_submission_is_not_kept(tree: Path, tmp_path: Path) -> None:
+    check_tree(tree, keep=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_processes_find_what_one_finds(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tree / "open" / "NeuralMagic", tree / "closed" / "Another")
+    alone = check_tree(tree)
+    monkeypatch.setattr(inspection, "_MANY", 2)
+    assert check_tree(tree) == alone
