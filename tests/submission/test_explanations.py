@@ -26,6 +26,12 @@ def test_every_meaning_is_a_code_that_there_is() -> None:
     ("Failed extra check for TTFT and TPOT. Obtained: TTFT 99-tile: 1, TPOT 99-tile: 2.", "LATENCY-LIMIT"),
     ("systems/a.json, field cooling requires a meaningful response but is empty", "SYSTEM-KEYS"),
     ("open/A/results/x accuracy not valid", "ACCURACY-TARGET"),
+    ("open/A/results/x/accuracy accuracy not met: expected=20.103376, found=20.0913", "ACCURACY-TARGET"),
+    ("open/A/results/x/accuracy expected to have the following extra files (['images'])", "RESULT-FILES"),
+    ("Yaml file not found in directory closed/A/results/x/rgat/Offline/", "FILE-MISSING"),
+    ("closed/A/x/TEST07/performance/run_1/mlperf_log_detail.txt Test duration less than 600s", "LOG-MIN-DURATION"),
+    ("closed/A/compliance/x contains broken symbolic links", "FILE-UNEXPECTED"),
+    ("closed/A/results/x/TEST07/verify_performance.txt is missing in closed/A/results/x/TEST07", "COMPLIANCE"),
     ("closed/A: has not calibration file. One of a or b is required", "CALIBRATION-MISSING"),
 ])  # fmt: skip
 def test_a_message_is_explained_by_the_code_of_its_rule(message: str, code: str) -> None:
@@ -35,6 +41,20 @@ def test_a_message_is_explained_by_the_code_of_its_rule(message: str, code: str)
 
 def test_a_sum_of_others_is_left_as_it_is() -> None:
     assert explained("SUMMARY: submission has errors") == "SUMMARY: submission has errors"
+
+
+@pytest.mark.parametrize("message", [
+    "crashed: UnboundLocalError: cannot access local variable 'compliance_perf_valid'",
+    "closed/A/results/x/yolo-99/offline/TEST01/performance/run_1 caused exception in check_performance_dir: 'yolo-99'",
+])
+def test_a_failure_of_the_checker_is_no_finding(message: str) -> None:
+    assert codes_of(message) == []
+    assert "the checker itself failed" in explained(message)
+
+
+def test_a_default_of_the_checker_is_no_finding() -> None:
+    assert codes_of("accuracy_sample_count not found for model whisper, using performance_sample_count") == []
+    assert codes_of("Execution of check endpoints_model_check skipped for closed/A/compliance/x/Offline/TEST01.") == []
 
 
 def test_rules_that_one_checker_alone_calls_broken_are_named() -> None:

@@ -141,7 +141,8 @@ class Reader:
 def _settings(log: DetailLog) -> Mapping[str, Any]:
     """Return the settings that LoadGen used, and what it asked the sample library."""
     values = {key.removeprefix("effective_"): value for key, value in log.values.items()
-              if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))}
+              if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))
+              or key == "requested_use_token_latencies"}
     return MappingProxyType(values)
 
 

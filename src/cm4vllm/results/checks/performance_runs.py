@@ -111,7 +111,17 @@ def metric(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):
         if part.metric is None:
             yield Fault(f"there is no figure by which {result.scenario} results are compared", part.log)
-        elif part.tokens_per_second is None and _counts_tokens(result):
+        elif not _counts_tokens(result):
+            continue
+        elif part.settings.get("requested_use_token_latencies") is False:
+            yield Fault(
+                "LoadGen was set not to count tokens",
+                part.log,
+                "requested_use_token_latencies",
+                "false",
+                "true, as mlperf.conf has it for the benchmark",
+            )
+        elif part.tokens_per_second is None:
             yield Fault(
                 "the log of a language model counts no tokens",
                 part.log,

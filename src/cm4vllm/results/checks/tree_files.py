@@ -125,6 +125,20 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
                 severity=Severity.ERROR,
             )
     yield from _beside_logs(submission)
+    yield from _beside_results(submission)
+
+
+def _beside_results(submission: Submission) -> Iterator[Fault]:
+    """Give folders beside models that hold no scenario, and in a tree of one submitter files that are no pages."""
+    for folder in sorted((submission.home / "results").glob("*/*")):
+        if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir()):
+            yield Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
+    root = submission.root
+    if len(list(root.glob("*/*/results"))) != 1:
+        return  # the root of a whole round is a repository's
+    for path in sorted(root.iterdir()):
+        if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith("."):
+            yield Fault("a file beside the divisions that is no page", _name(submission, path))
 
 
 def _beside_logs(submission: Submission) -> Iterator[Fault]:
