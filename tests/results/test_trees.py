@@ -13,7 +13,6 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import findings
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.inspection import check_tree
 from cm4vllm.results.model import Figure, Result, Submission
 from cm4vllm.results.reading import Reader
@@ -194,15 +193,6 @@ def test_a_tree_without_any_one_file_is_read(tree: Path) -> None:
                 path.write_bytes(spoiled)
             findings(only(read_tree(tree)))
             path.write_bytes(content)
-
-
-def test_results_of_the_endpoints_harness_are_noted_and_not_read(tree: Path) -> None:
-    folder = tree / "open" / "NeuralMagic" / "results" / RTX / FP8_7B / "server" / "performance"
-    shutil.rmtree(folder / "run_1")
-    (folder / "result_summary.json").write_text("{}")
-    submission = only(read_tree(tree))
-    assert [(one.code, one.severity) for one in submission.problems] == [("NOT-LOADGEN", Severity.NOTE)]
-    assert len(submission.results) == 9
 
 
 METRICS = {

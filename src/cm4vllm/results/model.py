@@ -98,7 +98,8 @@ class Performance:
 
     `folder` holds the logs, `log` is the path of the detail log as sources name it. `loadgen_valid` is LoadGen's own
     verdict, with nothing in its log against it; `loadgen_reasons` says what is. `settings` are those that LoadGen used,
-    without `effective_`. `terms` is what the rules say of the run, None where they do not know it.
+    without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `harness` says which
+    one measured; that of endpoints has no log, and its `log` is the summary.
     """
 
     folder: Path
@@ -113,6 +114,7 @@ class Performance:
     settings: Mapping[str, Any]
     terms: Terms | None = None
     run: RunRecord | None = None
+    harness: str = "LoadGen"
 
     @property
     def valid(self) -> bool:

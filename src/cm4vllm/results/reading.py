@@ -21,7 +21,7 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
 
-__all__ = ["PROBLEMS", "Reader", "terms_of"]
+__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "terms_of"]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
@@ -34,14 +34,14 @@ PROBLEMS = {
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
     "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
     "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
-    "NOT-LOADGEN": Rule("only results that LoadGen measured are read", "cm4vllm.results.trees"),
 }
 
 #: Scores as the reference scripts print them: first those of a dictionary, then each on a line of its own.
 _IN_DICTIONARY = re.compile(r"""["']([A-Za-z][\w-]*)["']:\s*["']?(?:np\.\w+\()?(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\b""")
 _ON_A_LINE = re.compile(r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?([\d.]+)%?")
 _HASH = re.compile(r"^hash=(\w+)\s*$")
-_SCORE_UNITS = {"gen_len": "characters", "gen_num": "samples", "gen_tok_len": "tokens",
+#: What accuracy.txt states of lengths, and their units; scores have none.
+SCORE_UNITS = {"gen_len": "characters", "gen_num": "samples", "gen_tok_len": "tokens",
                 "tokens_per_sample": "tokens/sample"}
 
 
@@ -150,4 +150,4 @@ def _scores(lines: list[str], file: str) -> Iterator[Figure]:
     for line in lines:
         found = _IN_DICTIONARY.findall(line) or [match.groups() for match in _ON_A_LINE.finditer(line)]
         for label, number in found:
-            yield Figure(label, float(number), _SCORE_UNITS.get(label, ""), Source(file, label))
+            yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))

@@ -14,8 +14,9 @@ from typing import Any
 
 from cm4vllm import rules
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.results.endpoints import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Performance, Result, Submission, System
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 from cm4vllm.results.reading import Reader, terms_of
 from cm4vllm.rules import Division, Mode, Scenario
 
@@ -23,7 +24,6 @@ __all__ = ["read_submission", "read_tree", "submission_folders"]
 
 #: The scenarios that a folder may be named after: those of language models, and LoadGen's remaining one.
 _SCENARIOS = {name.lower(): name for name in (*Scenario, "MultiStream")}
-_ENDPOINTS = "result_summary.json"
 
 
 def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
@@ -93,9 +93,6 @@ def _folders(reader: Reader, home: Path) -> Iterator[tuple[Path, str]]:
         scenario = _SCENARIOS.get(folder.name.lower())
         if scenario is None:
             reader.problem("SCENARIO-UNKNOWN", f"{folder.name} is no scenario", folder, severity=Severity.WARNING)
-        elif (folder / "performance" / _ENDPOINTS).is_file():
-            reader.problem("NOT-LOADGEN", "the endpoints harness measured this result, and it is not read", folder,
-                           severity=Severity.NOTE)
         else:
             yield folder, scenario
 
@@ -107,7 +104,9 @@ class _Folder:
         self.reader, self.home, self.folder, self.scenario = reader, home, folder, scenario
         self.system, self.model = folder.parents[1].name, folder.parent.name
         self.benchmark = mapping.get(self.model, self.model)
-        self.performance = reader.performance(folder / "performance" / "run_1", None)
+        self.by_endpoints = is_endpoints(folder)
+        self.performance = (read_endpoints_performance(reader, folder, scenario) if self.by_endpoints
+                            else reader.performance(folder / "performance" / "run_1", None))
 
     def result(self, round_name: str) -> Result:
         """Return the result as one of that round: the limits and targets are those of the round."""
@@ -119,12 +118,17 @@ class _Folder:
         return Result(
             round=round_name, division=self.home.parent.name, submitter=self.home.name, system=self.system,
             model=self.model, benchmark=self.benchmark, scenario=self.scenario, folder=self.reader.name(self.folder),
-            performance=performance, accuracy=self.reader.accuracy(self.folder / "accuracy", terms[Mode.ACCURACY]),
+            performance=performance, accuracy=self._accuracy(terms[Mode.ACCURACY]),
             measurements=self.reader.json(stated), user_conf=self.reader.text(conf) if conf else "",
             readme=self.reader.text(readme) if readme else "",
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
         )
+
+    def _accuracy(self, terms: rules.Terms | None) -> Accuracy | None:
+        if self.by_endpoints:
+            return read_endpoints_accuracy(self.reader, self.folder, terms)
+        return self.reader.accuracy(self.folder / "accuracy", terms)
 
     def _old(self, tree: str) -> Path:
         """Return this result's folder in one of the trees that rounds until v5.1 have beside results/."""
@@ -155,4 +159,5 @@ def _rounds_by_seeds() -> dict[tuple[Any, ...], str]:
     for name in rules.round_names():
         seeds = rules.round_terms(name).seeds
         found[(seeds.qsl, seeds.sample_index, seeds.schedule)] = name
+        found[(None, seeds.sample_index, seeds.schedule)] = name  # as the endpoints harness has them
     return found

@@ -56,7 +56,7 @@ def targets(submission: Submission) -> Iterator[Fault]:
                 ]
                 yield Fault(
                     f"{target.metric} misses the target of {result.benchmark}",
-                    _text_file(part),
+                    part.figures[target.label].source.file,
                     target.label,
                     f"{value:g}",
                     " and ".join(filter(None, bounds)),

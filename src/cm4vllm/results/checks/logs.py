@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.shared_logs import is_inferred
+from cm4vllm.results.endpoints import ENDPOINTS
 from cm4vllm.results.model import Performance, Submission
 
 __all__ = ["TOKENS_TOLERANCE"]
@@ -43,7 +44,7 @@ def seeds(submission: Submission) -> Iterator[Fault]:
         if part.terms is None or part.terms.round not in rules.round_names():
             continue
         stated = rules.round_terms(part.terms.round).seeds
-        expected = stated.qsl, stated.sample_index, stated.schedule
+        expected = (stated.qsl if part.harness != ENDPOINTS else None), stated.sample_index, stated.schedule
         if part.seeds != expected:
             yield Fault(f"the seeds of the log are not those of round {part.terms.round}", part.log,
                         "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
