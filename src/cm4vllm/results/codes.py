@@ -26,7 +26,7 @@ of all its files, and cm4vllm itself, are the same.
 
 compares the weights in FOLDER with what the tree claims of them: the headers of the safetensors files with the stated
 type and with the number of parameters of the model, and the digests of whole files with those that MLCommons publishes,
-or with the digest that the tree states. Without `--weights_of` the tree's results are of one model.
+or with the digest that the tree states. Without the last flag the tree's results are of one model.
 """
 _STAGES = {
     Stage.TREE: "A written submission tree, ours or anyone's",

@@ -155,7 +155,7 @@ def _round(performance: Performance | None) -> str:
 
 @cache
 def _rounds_by_seeds() -> dict[tuple[Any, ...], str]:
-    found = {}
+    found: dict[tuple[Any, ...], str] = {}
     for name in rules.round_names():
         seeds = rules.round_terms(name).seeds
         found[(seeds.qsl, seeds.sample_index, seeds.schedule)] = name

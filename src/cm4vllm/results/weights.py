@@ -27,10 +27,10 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
     models = sorted({result.model for result in results})
     if not results:
         raise UsageError(f"no result is named by {pattern!r}" if pattern else "the tree has no results",
-                         remedy="name a model's folder below results/<system>/ by --weights_of")
+                         remedy="name a model's folder of the tree: --tags=check,mlperf,results --weights_of=MODEL")
     if len({re.sub(r"-99(?:\.9)?$", "", name) for name in models}) > 1 and not pattern:
         raise UsageError("one folder of weights cannot be that of several models", cause=", ".join(models),
-                         remedy="name the results that it is of by --weights_of=MODEL or --weights_of=SYSTEM/MODEL")
+                         remedy="name its results: --tags=check,mlperf,results --weights_of=SYSTEM/MODEL")
     weights, problem, cause = _read(folder)
     return tuple(
         replace(one, weights=(ServedWeights(folder, tuple(named[id(one)]), weights, problem, cause),))

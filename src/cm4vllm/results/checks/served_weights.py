@@ -22,7 +22,7 @@ from cm4vllm.results.weights import published_model
 __all__: list[str] = []
 
 _MODEL = "inference_policies/inference_rules.adoc, Model"
-_GIVE = "give the folder of the weights that were served by --weights, or correct what the tree claims"
+_GIVE = "give the folder of the weights that were served, or correct what the tree claims"
 #: How the types of weights are called in measurements.json, by what the headers and config.json of a model call them.
 _WORDS = {
     "fp64": r"fp64|float64", "fp32": r"fp32|float32", "fp16": r"(?<!b)fp16|(?<!b)float16|\bhalf\b",
@@ -54,7 +54,7 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
     "SERVED-UNREADABLE",
     "the weights at hand are whole safetensors files, all that their index names",
     source="the format of safetensors",
-    remedy="copy or download the model again, and give its folder by --weights",
+    remedy="copy or download the model again",
     stage=Stage.TREE,
 )
 def readable(submission: Submission) -> Iterator[Fault]:
