@@ -100,6 +100,6 @@ def test_the_answers_still_to_come_count_into_the_time_left(make_settings, tmp_p
     assert live.take(news).left is None  # nothing has been answered
     live.take(replace(news, elapsed_s=31.0, done=210))
     status = live.take(replace(news, elapsed_s=40.0, done=300, waiting=40, latencies=(answer,)))
-    assert status.left == TimeLeft(seconds=64.0, low=60.0, high=69.0)  # 10 samples/s, 40 in flight
+    assert status.left == TimeLeft(seconds=64.0, low=62.0, high=69.0)  # 10 samples/s, 40 in flight
     status = live.take(replace(news, elapsed_s=40.0, done=300, waiting=400, latencies=(answer,)))
-    assert status.left == TimeLeft(seconds=100.0, low=60.0, high=140.0)
+    assert status.left == TimeLeft(seconds=100.0, low=80.0, high=140.0)

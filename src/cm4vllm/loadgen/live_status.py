@@ -109,7 +109,7 @@ class LiveStatus:
         mean = news.waiting / rate
         whole = next((one for one in news.latencies if one.name == "answer"), None)
         left = max(0.0, planned - news.elapsed_s)
-        return TimeLeft(seconds=round(left + mean, 1), low=round(left, 1),
+        return TimeLeft(seconds=round(left + mean, 1), low=round(left + mean / 2, 1),
                         high=round(left + max(2 * mean, whole.p99_ms / 1000 if whole else 0.0), 1))
 
     def _server(self) -> ServerStatus | None:
