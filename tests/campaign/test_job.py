@@ -66,6 +66,7 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
     assert (last.state, last.cause, last.notices) == (JobState.FAILED, "stop here", (REHEARSAL_NOTICE,))
     assert [(one.name, one.state) for one in last.steps[:3]] == [
         ("LoadGen", State.DONE), ("model", State.FAILED), ("dataset", State.PLANNED)]
+    assert last.steps[1].why == "stop here" and last.steps[1].took_s > 1
 
 
 def test_a_rehearsal_goes_on_without_the_official_checker(tmp_path, capsys):
