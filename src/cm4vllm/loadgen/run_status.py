@@ -10,8 +10,8 @@ __all__ = ["ClientStatus", "LatencyStatus", "PartialScore", "PartialScores", "Ru
 class TimeLeft(Record, frozen=True, kw_only=True):
     """Seconds to the end, with what they come to at least and at most.
 
-    The bounds are those of 95 %, as far as the rate goes on as it varied until now. Of a run that LoadGen paces they are
-    half and twice the time that the requests then in flight take, or the 99th percentile of an answer.
+    The bounds are those of 95 %, as far as the rate goes on as it varied until now. Of a run that LoadGen paces they
+    are half and twice the time that the requests then in flight take, or the 99th percentile of an answer.
     """
 
     seconds: float
