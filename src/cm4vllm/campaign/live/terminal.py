@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Drawing", "drawing", "plain_text"]
 
 _STYLES = {Tone.PLAIN: "", Tone.MUTED: "dim", Tone.STRONG: "bold", Tone.GOOD: "green", Tone.BAD: "red"}
+_NOTICE = "yellow"
 #: Columns of the labels, and of a bar.
 _LABEL, _BAR = 9, 12
 
@@ -75,7 +76,7 @@ def _rows(view: View, width: int) -> Iterator[tuple[str, str]]:
     """
     yield from _filled(one_line(view.title), one_line(view.state), width, _STYLES[view.tone] or "bold")
     for notice in view.notices:
-        yield from _filled(one_line(notice), "", width, "yellow")
+        yield from _filled(one_line(notice), "", width, _NOTICE)
     for panel in view.panels:
         title = one_line(panel.title)[:width]
         yield f"{title} {'-' * (width - len(title) - 1)}"[:width], "dim"
@@ -100,10 +101,13 @@ def _filled(text: str, end: str, width: int, style: str) -> Iterator[tuple[str, 
 
 
 def _drawn(view: View, width: int) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
+    """Return the lines as rich's smallest parts: they are as wide as they should be, and need no layout."""
+    from rich.segment import Segment, Segments
+    from rich.style import Style
 
-    return Group(*(Text(text, style, no_wrap=True, overflow="crop") for text, style in _rows(view, width)))
+    styles = {style: Style.parse(style) for style in (*_STYLES.values(), _NOTICE)}
+    return Segments([part for text, style in _rows(view, width)
+                     for part in (Segment(text, styles[style]), Segment.line())])
 
 
 def _text(line: Line) -> str:
