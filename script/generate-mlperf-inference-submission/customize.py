@@ -1,34 +1,37 @@
-"""Builds the submission tree from a campaign's records, with the texts of the report."""
+"""Builds a submission tree from campaigns' records, adds them to one, or removes results from it."""
 
 from pathlib import Path
 
 
 def preprocess(i):
-    from cm4vllm.common.files import write_json
+    from cm4vllm.common.files import typed_path, write_json, write_text
     from cm4vllm.common.progress import say
-    from cm4vllm.common.records import read_record
-    from cm4vllm.report.readme import measurement_readmes
-    from cm4vllm.report.summary import summary_html
-    from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-    from cm4vllm.rules import Division
+    from cm4vllm.report.tree_texts import results_folders, tree_asked
+    from cm4vllm.submission.capsule import CAPSULE_FILE
+    from cm4vllm.submission.removal import remove_results
     from cm4vllm.submission.software import SCRIPTS_FILE, scripts_that_ran
-    from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
+    from cm4vllm.submission.tree import build_tree, require_place
 
     env = i["env"]
-    out = Path(env.get("CM_MLPERF_RESULTS_DIR", "")).absolute()
-    campaign = read_record(out / CAMPAIGN_FILE, CampaignRecord)
+    submitter, given = env.get("CM_MLPERF_SUBMITTER", ""), env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")
+    tree = Path(given).absolute() if given else None
+    if removed := env.get("CM_MLPERF_SUBMISSION_REMOVE", ""):
+        names = remove_results(require_place(tree, "--remove"), removed, submitter)
+        say(f"removed from {tree}: {', '.join(names)}")
+        return {"return": 0}
+    folders = results_folders(env.get("CM_MLPERF_RESULTS_DIR", ""))
     if scripts := scripts_that_ran(i["run_state"]["version_info"], "app-mlperf-inference-vllm"):
-        write_json(out / "system" / SCRIPTS_FILE, scripts)
-    tree = build_tree(TreeAsked(
-        out=out,
-        submitter=env.get("CM_MLPERF_SUBMITTER") or campaign.submitter,
-        model=campaign.model or env.get("CM_ML_MODEL_NAME", ""),
-        readmes=measurement_readmes(out),
-        command=campaign.command,
-        commit=campaign.commit,
-        division=Division.parse(env.get("CM_MLPERF_SUBMISSION_DIVISION") or campaign.division),
-        extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out, published=True)},
-    ))
+        write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
+    text = env.get("CM_MLPERF_SUBMISSION_INTRODUCTION", "")
+    introduction = typed_path(text).read_text(encoding="utf-8") if text else ""
+    asked = [tree_asked(out, submitter=submitter, division=env.get("CM_MLPERF_SUBMISSION_DIVISION", ""),
+                        model=env.get("CM_ML_MODEL_NAME", ""), introduction=introduction) for out in folders]
+    for one in asked:
+        write_text(one.out / CAPSULE_FILE, one.capsule)
+    add = env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes"
+    if add or len(asked) > 1:
+        require_place(tree, "--add" if add else "several results folders")
+    tree = build_tree(*asked, tree=tree, add=add)
     say(f"submission tree: {tree}")
     env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)
     return {"return": 0}

@@ -21,7 +21,7 @@ from cm4vllm.hardware.description import SystemAsked, describe_system, folder_na
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
-from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
@@ -31,6 +31,7 @@ SUBMITTER = "Nobody"
 MODEL = "tiny-llama"
 VLLM = "0.32.0"
 SAMPLES = 200
+ROUND, BENCHMARK = "v6.1", "llama3.1-8b"
 SHORT = re.compile(r'("key": "effective_min_duration_ms", "value": )\d+')
 #: A server run lasts one pass over the samples, 2 s here. The Offline run keeps the rules' duration, and misses it.
 CONF = "*.Server.target_qps = 100\n*.Server.min_duration = 1000\n" \
@@ -62,8 +63,12 @@ def software() -> SoftwareRecord:
     return detect_software()
 
 
-def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, source: str = "") -> TreeAsked:
-    """Lay out the results of a campaign over `logs`; return what its tree is asked to be."""
+def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, source: str = "",
+             round_name: str = ROUND, benchmark: str = BENCHMARK) -> TreeAsked:
+    """Lay out the results of a campaign over `logs`; return what its tree is asked to be.
+
+    The logs are those of LoadGen of the newest round; for another they get its seeds and the name of its LoadGen.
+    """
     asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
                         packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
     machine = detect_machine()
@@ -76,11 +81,16 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, 
             folder = out / "runs" / folder_name(system) / MODEL / scenario / mode
             folder.mkdir(parents=True)
             for log in (logs / scenario / mode).iterdir():
-                if log.name == DETAIL_LOG and not rehearsal:  # that of a run of ten minutes, which no test waits for
+                if log.name == DETAIL_LOG and round_name != ROUND:
+                    write_text(folder / log.name, of_round(log.read_text(), round_name))
+                elif log.name == DETAIL_LOG and not rehearsal:  # that of a run of ten minutes, which no test waits for
                     write_text(folder / log.name, SHORT.sub(r"\g<1>600000", log.read_text()))
                 else:
                     os.link(log, folder / log.name)
-            record = run_record(folder, scenario, mode, rehearsal=rehearsal, samples=samples, source=source)
+            if round_terms(round_name).layout == "v4.1":
+                (folder / "mlperf.conf").write_text("# LoadGen's own\n")
+            record = run_record(folder, terms(round_name, benchmark, scenario, mode), rehearsal=rehearsal,
+                                samples=samples, source=source)
             write_record(folder / "run.json", record)
             if mode is Mode.ACCURACY:
                 write_scores(folder, record, samples)
@@ -89,12 +99,18 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, 
                      extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"})
 
 
-def run_record(
-    folder: Path, scenario: Scenario, mode: Mode, *, rehearsal: bool, samples: int, source: str,
-) -> RunRecord:
-    conf = (folder / "user.conf").read_text()
+def of_round(log: str, round_name: str) -> str:
+    """Return a detail log with the seeds of another round."""
+    found, wanted = round_terms(ROUND), round_terms(round_name)
+    for name in ("qsl", "sample_index", "schedule"):
+        log = log.replace(str(getattr(found.seeds, name)), str(getattr(wanted.seeds, name)))
+    return log.replace(found.loadgen.wheel, wanted.loadgen.wheel)
+
+
+def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
+    conf, scenario = (folder / "user.conf").read_text(), found.scenario
     settings = RunSettings(
-        rehearsal=rehearsal, terms=terms("v6.1", "llama3.1-8b", scenario, mode), user_conf=conf, samples=samples,
+        rehearsal=rehearsal, terms=found, user_conf=conf, samples=samples,
         max_tokens=128, min_tokens=2, max_in_flight=64, target_qps_source="given",
         target_qps=float(re.findall(rf"{scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(name=MODEL, path="/models/tiny-llama", source=source or "trained in /models/tiny-llama",
@@ -108,14 +124,15 @@ def run_record(
     return RunRecord(
         notice=settings.notice, settings=settings, settings_sha256="3" * 64,
         started_at="2026-01-01T00:00:00+00:00", ended_at="2026-01-01T00:10:00+00:00", duration_s=600,
-        loadgen_version="6.0.17", versions={"mlcommons-loadgen": "6.0.17"}, files=files,
+        loadgen_version=found.loadgen.wheel, versions={"mlcommons-loadgen": found.loadgen.wheel}, files=files,
         client=ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1,
                             completion_tokens=8 * samples),
     )
 
 
 def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
-    values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples}
+    values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples,
+              "tokens_per_sample": 294.45}
     write_text(folder / "accuracy.txt", f"{values}\n")
     whole = samples == record.settings.terms.samples
     scores = [Score(metric=target.metric, label=target.label, value=values[target.label], lower=target.lower,
@@ -133,6 +150,12 @@ def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
     """Lay out a campaign's results over short real runs."""
     return lambda *, rehearsal=True, source="": make_out(tmp_path / "out", loadgen_logs, rehearsal=rehearsal,
                                                          source=source)
+
+
+@pytest.fixture
+def lay_out(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
+    """Lay out the results of a rehearsal in a folder of that name."""
+    return lambda name, **of: make_out(tmp_path / name, loadgen_logs, rehearsal=True, **of)
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ def test_a_rehearsal_says_so_in_every_file_that_may_carry_text(campaign):
     marked = [path for path in tree.rglob("*") if path.name in
               ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
     marked += list(tree.glob("*/*/systems/*.json"))
-    assert len(marked) == 2 * 4 + 2
+    assert len(marked) == 2 * 4 + 3
     for path in marked:
         assert REHEARSAL_NOTICE in path.read_text(), path
 
@@ -81,7 +81,7 @@ def test_stand_in_weights_are_named_as_such_wherever_a_rehearsal_is(campaign, re
     files = [path for path in tree.rglob("*") if path.name in
              ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
     files += tree.glob("*/*/systems/*.json")
-    assert len(files) == 2 * 4 + 2
+    assert len(files) == 2 * 4 + 3
     for path in files:
         text = path.read_text()
         assert STAND_IN_NOTICE in text, path

@@ -19,6 +19,7 @@
       InvalidResult          51   the run ended well, but the rules call its result invalid
       SubmissionError        60   the submission cannot be built from these records
       CheckerFailed          61   the official checker refuses the submission
+      ResultsDiffer          62   a result that was measured again is not the same
       RecipeError             3   a recipe is wrong: its meta, its customize.py
       NativeCommandError      2   a recipe's command ended with an error
       NotFoundError          16   no recipe, variation or cache entry matches
@@ -50,6 +51,7 @@ __all__ = [
     "NotWritable",
     "PortInUse",
     "RecipeError",
+    "ResultsDiffer",
     "RunFailed",
     "ServerDied",
     "ServerNotReady",
@@ -185,6 +187,10 @@ class SubmissionError(CmError):
 
 class CheckerFailed(CmError):
     exit_code = 61
+
+
+class ResultsDiffer(CmError):
+    exit_code = 62
 
 
 class RecipeError(CmError):

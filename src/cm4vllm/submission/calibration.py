@@ -5,14 +5,14 @@ from __future__ import annotations
 from cm4vllm.assets.records import ModelRecord, QuantizationRecord
 from cm4vllm.submission.measurements import without_folder
 
-__all__ = ["calibration_page"]
+__all__ = ["CALIBRATION_TITLE", "calibration_page"]
+
+CALIBRATION_TITLE = "# Calibration and quantisation"
 
 
 def calibration_page(model: ModelRecord, notice: str = "") -> str:
-    """Return the page for one model: what was done here, or what is known of what was done before it came here."""
-    lines = [f"# Calibration and quantisation of {model.name}", ""]
-    if notice:
-        lines += [f"> **{notice}**", ""]
+    """Return one model's part of the page: what was done here, or what is known of what was done before."""
+    lines = [f"> **{notice}**", ""] if notice else []
     made, source = model.quantization, without_folder(model.source, model.path)
     if made is not None:
         lines += _made(made)

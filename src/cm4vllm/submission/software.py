@@ -6,6 +6,8 @@ pip_freeze.json, cpu_info.json, os_info.json.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import platform
 import sys
@@ -25,8 +27,8 @@ from cm4vllm.hardware.os_release import os_env
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["FACTS_FILES", "SCRIPTS_FILE", "SOFTWARE_FILE", "SoftwareRecord", "detect_software", "published_facts",
-           "read_software", "scripts_that_ran"]
+__all__ = ["FACTS_FILES", "SCRIPTS_FILE", "SOFTWARE_FILE", "SoftwareRecord", "contents_digest", "detect_software",
+           "published_facts", "read_software", "scripts_that_ran"]
 
 #: The record's name beside system.json and machine.json.
 SOFTWARE_FILE = "software.json"
@@ -35,8 +37,28 @@ SCRIPTS_FILE = "cm-version-info.json"
 #: The names of the facts in a scenario's folder of a tree.
 FACTS_FILES = (SCRIPTS_FILE, "pip_freeze.json", "cpu_info.json", "os_info.json")
 
-_LIST = ("import importlib.metadata as m, json, platform\n"
-         "print(json.dumps([platform.python_version(), {d.name: d.version for d in m.distributions() if d.name}]))")
+
+def contents_digest(package: metadata.Distribution) -> str:
+    """Return a digest of what a package's wheel installed: of the lines of its RECORD but those that pip adds.
+
+    It is empty where the package has no such list, as one that is installed in place.
+    """
+    added = ("__pycache__", ".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json")
+    lines = [line for line in (package.read_text("RECORD") or "").splitlines()
+             if ",sha256=" in line and not line.startswith("../") and not any(name in line for name in added)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
+
+
+#: Prints the version of another Python, its packages, and the digest of what each installed.
+_LIST = f"""
+from __future__ import annotations
+import hashlib, json, platform
+from importlib import metadata
+{inspect.getsource(contents_digest)}
+found = {{one.name: one for one in metadata.distributions() if one.name}}
+print(json.dumps([platform.python_version(), {{name: one.version for name, one in found.items()}},
+                  {{name: contents_digest(one) for name, one in found.items()}}]))
+"""
 
 
 class SoftwareRecord(Record, frozen=True, kw_only=True):
@@ -44,7 +66,7 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
 
     `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm is published; empty
     where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another
-    one.
+    one. `contents` and `server_contents` have a digest of the files that each package installed.
     """
 
     python: str
@@ -57,17 +79,21 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
     os: dict[str, str]
     server_python: str = ""
     server_packages: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    server_contents: dict[str, str] = {}
 
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
-    found = {one.name: one.version for one in metadata.distributions() if one.name}
+    found = {one.name: one for one in metadata.distributions() if one.name}
     own = next((one for one in (server, *server.members) if one.owned and one.argv), None) if server else None
-    python, packages = _environment(Path(own.argv[0])) if own else ("", {})
+    python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
     return SoftwareRecord(
         python=sys.version.replace("\n", ""), platform=platform.platform(), cm=metadata.version("cmind"),
         cm4vllm=__version__, commit=commit_of_this_repository(), url=url_of_this_repository(),
-        packages=_sorted(found), os=os_env() | _libc(), server_python=python, server_packages=packages,
+        packages=_sorted({name: one.version for name, one in found.items()}), os=os_env() | _libc(),
+        server_python=python, server_packages=packages, server_contents=server_contents,
+        contents=_sorted({name: digest for name, one in found.items() if (digest := contents_digest(one))}),
     )
 
 
@@ -122,14 +148,18 @@ def _libc() -> dict[str, str]:
     return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
 
 
-def _environment(python: Path) -> tuple[str, dict[str, str]]:
-    """Return the version of another Python and all packages of its environment; nothing where it cannot tell."""
+def _environment(python: Path) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the version of a Python, the packages of its environment, and digests of what they installed.
+
+    Nothing is returned where it cannot tell.
+    """
     try:
         done = run([python, "-P", "-c", _LIST], env={"PYTHONPATH": ""})
-        version, packages = json.loads(done.output) if done.ok else ("", {})
+        version, packages, contents = json.loads(done.output) if done.ok else ("", {}, {})
     except (OSError, ValueError):
-        return "", {}
-    return str(version), _sorted({str(name): str(one) for name, one in packages.items()})
+        return "", {}, {}
+    listed, digests = ({str(name): str(one) for name, one in part.items() if one} for part in (packages, contents))
+    return str(version), _sorted(listed), _sorted(digests)
 
 
 def _sorted(packages: Mapping[str, str]) -> dict[str, str]:

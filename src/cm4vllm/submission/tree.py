@@ -5,38 +5,45 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from cm4vllm.common.command_lines import published_command
-from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import json_of, staged_folder, write_json, write_text
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.files import json_of, write_json, write_text
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware.description import KEYS, folder_name
+from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.calibration import calibration_page
+from cm4vllm.submission.calibration import CALIBRATION_TITLE, calibration_page
+from cm4vllm.submission.changes import changed_tree, new_tree, recover
 from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
-from cm4vllm.submission.layouts import layout_named
+from cm4vllm.submission.layouts import TreeLayout, layout_named
 from cm4vllm.submission.measurements import measurements
+from cm4vllm.submission.merging import require_same_submission
+from cm4vllm.submission.overview import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
+from cm4vllm.submission.pages import heading_of
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.software import published_facts
-from cm4vllm.submission.sources import PROGRAM_FOLDER, source_page, write_program
+from cm4vllm.submission.sources import PROGRAM_FOLDER, add_program, source_page
 from cm4vllm.submission.system import SYSTEM_FILE
+from cm4vllm.submission.writing import TreeWriter, place_below
 
-__all__ = ["TreeAsked", "build_tree", "system_folder"]
+__all__ = ["TreeAsked", "build_tree", "require_place", "system_folder"]
 
 _DESCRIBE = "describe the system again: --tags=get,sut,description"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeAsked:
-    """What a tree is built of.
+    """The results that go into a tree.
 
     `out` holds runs/ and system/; `model` names the folder below runs/<system>. `readmes` gives the scenarios and their
     README texts, `extra_files` other texts by their path below the submitter's folder. `command` is the line that
-    started the campaign.
+    started the campaign, `server_command` the one that started the server, where it is known. `introduction` begins the
+    submitter's page, `capsule` is the text of rerun.yaml; both may be empty.
     """
 
     out: Path
@@ -47,58 +54,142 @@ class TreeAsked:
     commit: str = ""
     division: Division = Division.OPEN
     extra_files: Mapping[str, str] | None = None
+    server_command: str = ""
+    introduction: str = ""
+    capsule: str = ""
 
 
-def build_tree(asked: TreeAsked) -> Path:
-    """Build OUT/submission again and return it; an older tree is replaced only by a complete one.
+def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add: bool = False) -> Path:
+    """Build the tree of these results and return it: OUT/submission, or `tree`.
 
-    Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when a record is missing,
-    contradicts another, or cannot be published: privacy.py says what may not.
+    An older tree is replaced only by a complete one. With `add` the results are added to it, and no file of another
+    result becomes another one. Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when
+    a record is missing, contradicts another or what the tree has, or cannot be published: privacy.py says what may not.
     """
-    if asked.division is not Division.OPEN:
-        raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
-                              cause="what it forbids is not checked beforehand yet")
-    system = _system(asked.out)
-    name = system_folder(asked.out)
-    runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter,
-                     division=asked.division)
-    settings = runs[0].performance.settings
-    layout = layout_named(settings.terms.layout)
-    submission = asked.out / "submission"
-    private = words_of(asked.out)
-    facts = published_facts(asked.out)
-    with staged_folder(submission) as staging:
-        home = staging / asked.division / asked.submitter
-        write_json(home / "systems" / f"{name}.json", _marked(system, runs[0].performance.settings.notices))
-        if settings.model.name != settings.benchmark:
-            write_json(home / "model_mapping.json", {settings.model.name: settings.benchmark})
-        for run in runs:
-            place = home, name, asked.model, run.scenario
-            _logs(layout.results_of(*place), run)
-            _settings(layout.settings_of(*place), run, asked.readmes[run.scenario], private,
-                      measurements_file=layout.measurements.format(system=name), mlperf_conf=layout.mlperf_conf)
-            for test in run.tests:
-                _compliance(layout.compliance_of(*place) / test.record.test, test)
-            for file, content in facts.items():
-                write_text(layout.settings_of(*place) / file, scrubbed(content, private))
-        calibration = calibration_page(settings.model, runs[0].performance.notice)
-        write_text(home / layout.calibration, scrubbed(calibration, private))
-        command = published_command(asked.command, hosts=servers_of(asked.out))
-        page = source_page(asked.model, command, asked.commit, runs[0].performance)
-        write_text(home / layout.program / asked.model / "README.md", scrubbed(page, private))
-        changed = write_program(home / layout.program / PROGRAM_FOLDER)
-        for path, text in (asked.extra_files or {}).items():
-            write_text(home / _inside(path), scrubbed(text, private))
-        inspect_tree(staging, private)
+    results = [Results.of(one) for one in (asked, *more)]
+    submission = tree or asked.out / "submission"
+    private = sorted({word for one in results for word in words_of(one.asked.out)},
+                     key=lambda word: (-len(word.word), word.kind))
+    recover(submission)
+    require_same_submission(results, submission if add else None)
+    changed: list[str] = []
+    with changed_tree(submission) if add else new_tree(submission) as writer:
+        for one in results:
+            _write(writer, one, private)
+        for home, layout in {one.home(writer.root): one.layout for one in results}.items():
+            write_overview(writer, home, layout)
+            changed += add_program(home / layout.program / PROGRAM_FOLDER)
+        inspect_tree(writer.root, private)
     if changed:
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        warn(f"the program in the submission is not that of its commit: {', '.join(changed[:5])}{more} differ")
+        rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        warn(f"the program in the submission is not that of its commit: {', '.join(changed[:5])}{rest} differ")
     return submission
+
+
+def require_place(tree: Path | None, why: str) -> Path:
+    """Return the tree's folder. Raises UsageError where none was given."""
+    if tree is None:
+        raise UsageError(f"{why}: no tree was named", remedy="give its folder with --submission_dir")
+    return tree
 
 
 def system_folder(out: Path) -> str:
     """Return the name of the system's folder below results/ in the tree made of `out`."""
     return folder_name(_system(out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """The results of one campaign, read and checked."""
+
+    asked: TreeAsked
+    system: str
+    description: Mapping[str, str]
+    runs: tuple[ScenarioRuns, ...]
+    layout: TreeLayout
+
+    @classmethod
+    def of(cls, asked: TreeAsked) -> Results:
+        """Read what is asked for. Raises SubmissionError as build_tree does."""
+        if asked.division is not Division.OPEN:
+            raise SubmissionError("no submission to the closed division yet", remedy="give --division=open",
+                                  cause="what it forbids is not checked beforehand yet")
+        description = _system(asked.out)
+        name = folder_name(description)
+        runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter,
+                         division=asked.division)
+        settings = runs[0].performance.settings
+        return cls(asked=asked, system=name, runs=tuple(runs), layout=layout_named(settings.terms.layout),
+                   description=_marked(description, settings.notices))
+
+    @property
+    def settings(self) -> RunSettings:
+        """The settings of a run, for what all runs share."""
+        return self.runs[0].performance.settings
+
+    @property
+    def submitter(self) -> str:
+        return self.asked.submitter
+
+    @property
+    def round(self) -> str:
+        return self.settings.round
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        return tuple(str(run.scenario) for run in self.runs)
+
+    def home(self, root: Path) -> Path:
+        """Return the submitter's folder in a tree."""
+        return root / self.asked.division / self.asked.submitter
+
+
+def _write(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None:
+    """Write one campaign's results and its parts of the pages."""
+    asked, layout, home, run = one.asked, one.layout, one.home(writer.root), one.runs[0].performance
+    writer.json(home / "systems" / f"{one.system}.json", one.description)
+    if one.settings.model.name != one.settings.benchmark:
+        writer.mapping(home / "model_mapping.json", {one.settings.model.name: one.settings.benchmark})
+    facts = published_facts(asked.out)
+    for measured in one.runs:
+        place = home, one.system, asked.model, measured.scenario
+        _require_free(writer, layout.results_of(*place))
+        _logs(layout.results_of(*place), measured)
+        _settings(layout.settings_of(*place), measured, asked.readmes[measured.scenario], private,
+                  measurements_file=layout.measurements.format(system=one.system), mlperf_conf=layout.mlperf_conf)
+        for test in measured.tests:
+            _compliance(layout.compliance_of(*place) / test.record.test, test)
+        for file, content in facts.items():
+            write_text(layout.settings_of(*place) / file, scrubbed(content, private))
+    calibration = scrubbed(calibration_page(one.settings.model, run.notice), private)
+    writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
+    command = published_command(asked.command, hosts=servers_of(asked.out))
+    program = home / layout.program / asked.model
+    writer.section(program / "README.md", f"# {asked.model}: what ran", heading_of(one.system, one.scenarios),
+                   scrubbed(source_page(command, asked.commit, run), private))
+    if asked.capsule:
+        writer.text(program / capsule_name(one.system, one.scenarios), scrubbed(asked.capsule, private))
+    writer.section(
+        home / SUBMITTER_PAGE, scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
+        heading_of(f"{asked.model} on {one.system}", one.scenarios),
+        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private))
+    for path, text in (asked.extra_files or {}).items():
+        _extra(writer, home / place_below(path), scrubbed(text, private), one)
+
+
+def _require_free(writer: TreeWriter, folder: Path) -> None:
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    if any(path.name.lower() == folder.name.lower() for path in beside):
+        system, model, scenario = folder.parts[-3:]
+        raise SubmissionError(f"the tree has a result of {system}, {model}, {scenario} already",
+                              remedy=f"remove it first: --remove={system}/{model}/{scenario}")
+
+
+def _extra(writer: TreeWriter, path: Path, text: str, one: Results) -> None:
+    """Write a page; where another campaign has one of that name, under a name that says whose it is."""
+    if path.exists():
+        path = path.with_name(f"{path.stem}-{one.asked.model}-{'-'.join(one.scenarios)}{path.suffix}")
+    writer.text(path, text)
 
 
 def _system(out: Path) -> dict[str, str]:
@@ -162,10 +253,3 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
 def _noticed(text: str, notice: str, line: str) -> str:
     """Put a rehearsal's notice before a text that does not carry it yet."""
     return text if notice in text else line.format(notice) + text
-
-
-def _inside(path: str) -> PurePosixPath:
-    inside = PurePosixPath(path)
-    if inside.is_absolute() or ".." in inside.parts or not inside.parts:
-        raise SubmissionError(f"{path} is not a path below the submitter's folder")
-    return inside

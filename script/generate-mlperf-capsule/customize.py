@@ -1,0 +1,26 @@
+"""Writes the capsule of a job's results, or those of a submission tree."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.common.progress import say
+    from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule
+    from cm4vllm.submission.replay import capsules_at
+
+    env = i["env"]
+    if not (given := env.get("CM_MLPERF_CAPSULE_SOURCE", "")):
+        raise UsageError("no results were given", remedy="give a results folder or a submission tree with --input")
+    source = Path(given).absolute()
+    capsules = capsules_at(source)
+    own = len(capsules) == 1 and capsules[0].made_from == "run records"
+    folder = Path(env.get("CM_MLPERF_CAPSULES_DIR") or (source if own else ".")).absolute()
+    for capsule in capsules:
+        path = folder / (CAPSULE_FILE if own else f"rerun-{capsule.system}-{capsule.model['name']}.yaml")
+        write_capsule(path, capsule)
+        say(f"capsule: {path}, {len(capsule.runs)} runs, {len(capsule.unknown)} fields unknown")
+        for field in capsule.unknown:
+            say(f"  not known: {field}")
+    env["CM_MLPERF_CAPSULE"] = str(path)
+    return {"return": 0}

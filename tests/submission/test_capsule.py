@@ -1,0 +1,217 @@
+"""Capsules: what they hold, how two are compared, and the command that runs one again."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from cm4vllm.common.errors import ResultsDiffer, UsageError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
+from cm4vllm.results.records import CampaignRecord
+from cm4vllm.submission.capsule import CapsuleFigure, as_yaml, read_capsule, write_capsule
+from cm4vllm.submission.capsule_of_results import capsule_of_results
+from cm4vllm.submission.capsule_of_tree import capsules_of_tree
+from cm4vllm.submission.comparison import Judgement, compare, environment, judge
+from cm4vllm.submission.replay import capsule_at, replay_words, this_place
+from cm4vllm.submission.spread import intervals
+from cm4vllm.submission.tree import build_tree, system_folder
+
+COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/jdoe/out --env.HF_TOKEN='${HF_TOKEN:?}' "
+           "--dataset_path=/home/jdoe/cnn.json --scenario=Offline,Server --rerun")
+
+
+@pytest.fixture
+def results(campaign):
+    """The results of a job, with the record of its campaign; give also what its tree is asked to be."""
+    asked = campaign(rehearsal=True)
+    write_record(asked.out / "campaign.json", CampaignRecord(
+        command=COMMAND, cm_version="4.2.0", cm4vllm_version="0.1.0", division="open", submitter="Nobody", round="v6.1",
+        benchmark="llama3.1-8b", execution_mode="test", started_at="2026-01-01T00:00:00+00:00", commit="0123abc",
+        system=system_folder(asked.out), model=asked.model))
+    return asked
+
+
+def changed(capsule, scenario, mode, **values):
+    runs = [msgspec.structs.replace(run, **values) if (run.scenario, run.mode) == (scenario, mode) else run
+            for run in capsule.runs]
+    return msgspec.structs.replace(capsule, runs=runs)
+
+
+def differing(first, second):
+    return {row.field for row in compare(first, second) if row.judgement is Judgement.DIFFERS}
+
+
+def test_a_capsule_is_read_back_as_it_was_written_and_names_no_folder(results, tmp_path):
+    capsule = capsule_of_results(results.out)
+    write_capsule(tmp_path / "rerun.yaml", capsule)
+    assert read_capsule(tmp_path / "rerun.yaml") == capsule
+    text = (tmp_path / "rerun.yaml").read_text()
+    assert "jdoe" not in text and str(results.out) not in text
+    assert "${DATASET_PATH:?}" in text and "${HF_TOKEN:?}" in text
+    assert text.startswith("# REHEARSAL, NOT A RESULT\n")
+    assert {run.name for run in capsule.runs} == {f"{s} {m}" for s in ("Offline", "Server")
+                                                  for m in ("accuracy", "performance")}
+    accuracy = next(run for run in capsule.runs if run.name == "Offline accuracy")
+    assert len(base64.b64decode(accuracy.answers)) == 3 * 200
+    assert accuracy.seeds == {"qsl": 2085463073848966840, "sample_index": 2747215439041700203,
+                              "schedule": 16159082839903944936}
+    assert accuracy.sampling["temperature"] == 0 and accuracy.sampling["max_tokens"] == 128
+    assert accuracy.scores["rouge1"] == 38.8
+    assert capsule.program["commit"] == "0123abc" and len(capsule.contents["msgspec"]) == 64
+    assert {"model.revision", "server.command"} <= set(capsule.unknown)
+
+
+def test_a_file_that_is_no_capsule_is_refused(tmp_path):
+    for text in ("schema: 99\n", "- a\n", "a: [", "schema: 1\nround: 3\n"):
+        (tmp_path / "rerun.yaml").write_text(text)
+        with pytest.raises(UsageError, match="not a capsule"):
+            read_capsule(tmp_path / "rerun.yaml")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_capsule(tmp_path / "none.yaml")
+
+
+def test_a_capsule_equals_itself(results):
+    capsule = capsule_of_results(results.out)
+    rows = compare(capsule, capsule)
+    judge(rows)
+    assert {row.judgement for row in rows} <= {Judgement.EQUAL, Judgement.UNKNOWN, Judgement.SHOWN}
+
+
+@pytest.mark.parametrize(("part", "key", "value"), [
+    ("sampling", "temperature", 1.0), ("sampling", "max_tokens", 64), ("seeds", "qsl", 1),
+    ("settings", "target_qps", 7), ("client", "max_in_flight", 1)])
+def test_another_parameter_of_a_run_is_another_measurement(results, part, key, value):
+    capsule = capsule_of_results(results.out)
+    run = next(run for run in capsule.runs if run.name == "Offline accuracy")
+    other = changed(capsule, "Offline", "accuracy", **{part: {**getattr(run, part), key: value}})
+    assert differing(capsule, other) == {f"runs.Offline accuracy.{part}.{key}"}
+    with pytest.raises(ResultsDiffer, match="1 fields differ"):
+        judge(compare(capsule, other))
+
+
+def test_equal_answers_are_counted_and_then_the_scores_decide(results):
+    capsule = capsule_of_results(results.out)
+    run = next(run for run in capsule.runs if run.name == "Offline accuracy")
+    answers = bytearray(base64.b64decode(run.answers))
+    answers[0] ^= 1
+    other = changed(capsule, "Offline", "accuracy", answers=base64.b64encode(answers).decode())
+    row = next(row for row in compare(capsule, other) if row.field.endswith(".answers"))
+    assert row.second == "199 of them equal" and not differing(capsule, other)
+    for factor, fields in ((1.005, set()), (1.02, {"runs.Offline accuracy.scores.rouge1"})):
+        apart = changed(capsule, "Offline", "accuracy", scores={**run.scores, "rouge1": run.scores["rouge1"] * factor})
+        assert differing(capsule, apart) == fields
+    fewer = changed(capsule, "Offline", "accuracy", answers=base64.b64encode(answers[3:]).decode())
+    assert differing(capsule, fewer) == {"runs.Offline accuracy.answers"}
+
+
+def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(results):
+    rehearsal = capsule_of_results(results.out)
+    capsule = msgspec.structs.replace(rehearsal, rehearsal=False)
+
+    def with_rate(value, low, high, of=capsule):
+        figure = CapsuleFigure(value=value, unit="tokens/s", low=low, high=high)
+        return changed(of, "Offline", "performance", figures={"tokens_per_second": figure})
+    first = with_rate(100.0, 95.0, 105.0)
+    assert not differing(first, with_rate(109.0, 104.0, 114.0))
+    assert differing(first, with_rate(112.0, 106.0, 118.0)) == {
+        "runs.Offline performance.figures.tokens_per_second"}
+    assert not differing(first, with_rate(300.0, None, None))
+    assert not differing(with_rate(100.0, 95.0, 105.0, rehearsal), with_rate(300.0, 295.0, 305.0, rehearsal))
+
+
+def test_another_server_command_differs_but_not_where_it_listens(results):
+    capsule = capsule_of_results(results.out)
+
+    def served(*words):
+        return msgspec.structs.replace(capsule, server=msgspec.structs.replace(capsule.server, command=list(words)))
+    assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
+    assert differing(served("serve", "m", "--port", "1"), served("serve", "m", "--seed=1")) == {"server.command"}
+
+
+def test_the_spread_of_a_run_gives_the_interval_of_its_figures(tmp_path):
+    random = np.random.default_rng(1)
+    rows = np.zeros(2000, FIELDS)
+    rows["tokens"] = 11
+    rows["issued_ns"] = np.sort(random.uniform(0, 100e9, 2000))
+    rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
+    rows["last_ns"] = rows["first_ns"] + 100e6
+    np.save(tmp_path / SAMPLES_FILE, rows)
+    found = intervals(tmp_path, {"tokens_per_second": 220.0, "ttft_p99": 19.9, "tpot_p99": 10.0, "queries": 1.0})
+    assert set(found) == {"tokens_per_second", "ttft_p99", "tpot_p99"}
+    low, high = found["tokens_per_second"]
+    assert 195 < low < 220 < high < 245
+    low, high = found["ttft_p99"]
+    assert 19.7 < low < 19.9 < high <= 20.0
+    assert intervals(tmp_path / "none", {"tokens_per_second": 1.0}) == {}
+
+
+def test_a_replay_fixes_what_the_first_run_measured(results):
+    capsule = capsule_of_results(results.out)
+    capsule = msgspec.structs.replace(capsule, model={**capsule.model, "hub": "a/b", "revision": "c0ffee"})
+    words = replay_words(capsule, {"output_dir": "/again"}, {"DATASET_PATH": "/here/cnn.json", "HF_TOKEN": "x"})
+    assert words[0] == "--tags=run-mlperf,inference,_vllm,_r6.1"
+    assert {"--offline_target_qps=0.3", "--server_target_qps=100.0", "--vllm_version=0.32.0", "--revision=c0ffee",
+            "--dataset_path=/here/cnn.json", "--output_dir=/again"} <= set(words)
+    assert "--rerun" not in words
+    given = replay_words(capsule, {"dataset_path": "/other", "api_server": "http://h"}, {"HF_TOKEN": "x"})
+    assert "--dataset_path=/other" in given and not any(word.startswith("--vllm_version") for word in given)
+    with pytest.raises(UsageError) as refused:
+        replay_words(capsule, {}, {})
+    assert "DATASET_PATH, HF_TOKEN" in refused.value.cause
+    with pytest.raises(UsageError, match="cannot be run again"):
+        replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
+
+
+def test_what_differs_here_is_known_before_the_run(results):
+    capsule = capsule_of_results(results.out)
+    elsewhere = msgspec.structs.replace(capsule, machine={**capsule.machine, "host_processor_model_name": "Abacus"},
+                                        packages={**capsule.packages, "cmind": "0.1"})
+    fields = {row.field for row in environment(elsewhere, this_place(elsewhere)) if row.judgement is Judgement.SHOWN}
+    assert {"machine.host_processor_model_name", "packages.cmind", "program.commit"} <= fields
+    assert "packages.msgspec" not in fields
+
+
+def test_a_tree_of_ours_gives_a_capsule_that_agrees_with_that_of_the_records(results):
+    own = capsule_of_results(results.out)
+    tree = build_tree(dataclasses.replace(results, capsule=as_yaml(own)))
+    (published,) = capsules_of_tree(tree)
+    assert (published.system, published.model["sha256"]) == (own.system, own.model["sha256"])
+    assert not differing(own, published)
+    embedded = next(tree.glob("open/Nobody/src/tiny-llama/rerun-*.yaml"))
+    assert read_capsule(embedded).runs == own.runs
+
+
+def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
+    found = {f"{one.system.partition('-ref')[0]}/{one.model['name']}": one for one in capsules_of_tree(neural_magic)}
+    assert len(found) == 8
+    fp8 = found["4xH100-SXM-80GB_vLLM_FP8/llama2-70b-99"]
+    assert fp8.round == "v4.1" and fp8.submitter == "NeuralMagic"
+    assert fp8.program["commit"] == "3955da1f609bc9c74a9e05fba3cdf41f78d8f633" and fp8.program["cm"] == "2.3.4"
+    assert fp8.server.command[:3] == ["vllm", "serve", "nm-testing/Llama-2-70b-chat-hf-FP8"]
+    assert "--max-num-seqs=1024" in fp8.server.command
+    assert any((one.alias, one.uid) == ("detect-os", "863735b7db8c44fc") for one in fp8.scripts)
+    server = next(run for run in fp8.runs if run.mode == "performance")
+    assert server.figures["tokens_per_second"].value == pytest.approx(1468.24, abs=0.01)
+    assert server.settings["target_qps"] == 5
+    accuracy = next(run for run in fp8.runs if run.mode == "accuracy")
+    assert accuracy.scores["rouge1"] == 44.5491 and len(accuracy.logs["mlperf_log_accuracy.json"]) == 64
+    assert {"server.version", "model.sha256", "model.revision", "dataset.sha256",
+            "runs.server accuracy.answers"} - set(fp8.unknown) <= {"runs.server accuracy.answers"}
+    words = replay_words(fp8, {"output_dir": "/again"}, {})
+    assert "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8" in words and "--server_target_qps=5" in words
+    with pytest.raises(UsageError, match="several capsules"):
+        capsule_at(neural_magic)
+
+
+def test_a_run_of_another_record_is_found(results):
+    capsule = capsule_of_results(results.out)
+    path = next(results.out.glob("runs/*/*/Server/accuracy/run.json"))
+    record = read_record(path, RunRecord)
+    write_record(path, msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, min_tokens=1)))
+    assert differing(capsule, capsule_of_results(results.out)) == {"runs.Server accuracy.sampling.min_tokens"}
