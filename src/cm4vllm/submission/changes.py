@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of, staged_folder
-from cm4vllm.submission.writing import TreeWriter
+from cm4vllm.submission.writing import GENERATE, TreeWriter
 
 __all__ = ["changed_tree", "digests", "new_tree", "recover"]
 
@@ -30,7 +30,7 @@ def changed_tree(tree: Path) -> Iterator[TreeWriter]:
     """
     recover(tree)
     if not tree.is_dir():
-        raise SubmissionError(f"no submission in {tree}", remedy="build it first, without --add")
+        raise SubmissionError(f"no submission in {tree}", remedy=f"build it first: --tags={GENERATE} without --add")
     before = digests(tree)
     with staged_folder(tree) as staging:
         shutil.copytree(tree, staging, dirs_exist_ok=True, symlinks=True)

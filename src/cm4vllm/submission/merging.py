@@ -10,7 +10,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.trees import read_tree
 from cm4vllm.rules import Division
 from cm4vllm.submission.layouts import TreeLayout
-from cm4vllm.submission.writing import read_object, refuse_other
+from cm4vllm.submission.writing import GENERATE, read_object, refuse_other
 
 __all__ = ["Added", "require_same_submission"]
 
@@ -49,7 +49,7 @@ def require_same_submission(results: Iterable[Added], tree: Path | None = None) 
         if len(found) > 1:
             raise SubmissionError(f"a submission is of one {what}",
                                   cause=", ".join(f"{name} in {where}" for name, where in found.items()),
-                                  remedy=f"make a tree for each {what}, with --submission_dir")
+                                  remedy=f"make a tree for each {what}: --tags={GENERATE} --submission_dir=DIR")
 
 
 def _require_same_system(tree: Path, one: Added) -> None:

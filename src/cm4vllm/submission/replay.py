@@ -38,7 +38,7 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
         return meant[0]
     names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
     raise UsageError(f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}", cause=names,
-                     remedy="choose one: --capsule_of=SYSTEM/MODEL")
+                     remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf")
 
 
 def capsules_at(place: Path) -> list[Capsule]:
@@ -115,7 +115,7 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
             name, value = _target(capsule, run.scenario, float(rate))
             if fixed.setdefault(name, value) != value:
                 raise UsageError(f"the runs of the capsule have several rates for --{name}",
-                                 cause=f"{fixed[name]} and {value}", remedy="replay one scenario: --scenario")
+                                 cause=f"{fixed[name]} and {value}", remedy="replay one scenario: --tags=replay,mlperf --scenario=NAME")
     server, hub = capsule.server, capsule.model.get("hub", "")
     if server.software == "vLLM" and server.version and not {"api_server", "vllm_wheel"} & {*flags, *given}:
         fixed["vllm_version"] = server.version.partition("+")[0]

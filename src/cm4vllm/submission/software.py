@@ -44,7 +44,8 @@ def contents_digest(package: metadata.Distribution) -> str:
     It is empty where the package has no such list, as one that is installed in place.
     """
     added = ("__pycache__", ".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json")
-    lines = [line for line in (package.read_text("RECORD") or "").splitlines()
+    read = package.read_text  # a file of the package's, in UTF-8
+    lines = [line for line in (read("RECORD") or "").splitlines()
              if ",sha256=" in line and not line.startswith("../") and not any(name in line for name in added)]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 

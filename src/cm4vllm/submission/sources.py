@@ -12,6 +12,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.program import MANIFEST, commit_of_this_repository, program_files
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.submission.writing import GENERATE
 
 __all__ = ["PROGRAM_FOLDER", "add_program", "program_digest", "source_page", "write_program"]
 
@@ -54,7 +55,7 @@ def add_program(folder: Path) -> list[str]:
         same = listed.is_file() and listed.read_bytes() == (Path(aside) / MANIFEST).read_bytes()
     if not same:
         raise SubmissionError("the tree holds another version of the program", cause=f"its {MANIFEST} is another",
-                              remedy="build the tree again from all results folders, without --add")
+                              remedy=f"build the tree again from all results folders: --tags={GENERATE} without --add")
     return changed
 
 

@@ -29,7 +29,7 @@ from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.software import published_facts
 from cm4vllm.submission.sources import PROGRAM_FOLDER, add_program, source_page
 from cm4vllm.submission.system import SYSTEM_FILE
-from cm4vllm.submission.writing import TreeWriter, place_below
+from cm4vllm.submission.writing import GENERATE, TreeWriter, place_below
 
 __all__ = ["TreeAsked", "build_tree", "require_place", "system_folder"]
 
@@ -89,7 +89,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
 def require_place(tree: Path | None, why: str) -> Path:
     """Return the tree's folder. Raises UsageError where none was given."""
     if tree is None:
-        raise UsageError(f"{why}: no tree was named", remedy="give its folder with --submission_dir")
+        raise UsageError(f"{why}: no tree was named", remedy=f"give its folder: --tags={GENERATE} --submission_dir=DIR")
     return tree
 
 
@@ -182,7 +182,7 @@ def _require_free(writer: TreeWriter, folder: Path) -> None:
     if any(path.name.lower() == folder.name.lower() for path in beside):
         system, model, scenario = folder.parts[-3:]
         raise SubmissionError(f"the tree has a result of {system}, {model}, {scenario} already",
-                              remedy=f"remove it first: --remove={system}/{model}/{scenario}")
+                              remedy=f"remove it first: --tags={GENERATE} --remove={system}/{model}/{scenario}")
 
 
 def _extra(writer: TreeWriter, path: Path, text: str, one: Results) -> None:

@@ -16,10 +16,13 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import json_of, sha256_of, write_bytes, write_json, write_text
 from cm4vllm.submission.pages import sections, with_section
 
-__all__ = ["TreeWriter", "place_below", "read_object", "refuse_other"]
+__all__ = ["GENERATE", "TreeWriter", "place_below", "read_object", "refuse_other"]
 
-_APART = ("results of one tree agree in everything that they share: measure them with the same settings, remove what "
-          "is in the tree with --remove, or give the others a tree of their own with --submission_dir")
+#: The recipe that builds and changes trees.
+GENERATE = "generate,mlperf,inference,submission"
+_APART = ("results of one tree agree in everything that they share: measure them with the same settings\n"
+          "or remove what is in the tree: --tags=generate,mlperf,inference,submission --remove=SYSTEM\n"
+          "or make another tree: --tags=generate,mlperf,inference,submission --submission_dir=DIR")
 
 
 class TreeWriter:
