@@ -1,0 +1,46 @@
+"""Runs made again: their capsules agree with the first ones, and do not where a sampling parameter was another."""
+
+import msgspec
+import pytest
+from fake_vllm import FakeVllm
+
+from cm4vllm.common.errors import ResultsDiffer
+from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.runner import run
+from cm4vllm.results.records import CampaignRecord
+from cm4vllm.submission.capsule import read_capsule, write_capsule
+from cm4vllm.submission.capsule_of_results import capsule_of_results
+from cm4vllm.submission.comparison import compare, judge
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("repeated")
+
+
+def measured(out, make_settings, **changed):
+    """Measure Offline in both modes on a server of its own; return the capsule, as it is read from its file."""
+    for mode in ("accuracy", "performance"):
+        with FakeVllm() as server:
+            settings = make_settings(server.endpoint, "Offline", mode)
+            run(msgspec.structs.replace(settings, **changed), out / "runs" / "system" / "tiny" / "Offline" / mode)
+    write_record(out / "campaign.json", CampaignRecord(
+        command="cm run script --tags=run-mlperf,inference,_vllm", cm_version="4.2.0", cm4vllm_version="0.1.0",
+        division="open", submitter="Nobody", round="v6.1", benchmark="llama3.1-8b", execution_mode="test",
+        started_at="2026-01-01T00:00:00+00:00"))
+    write_capsule(out / "rerun.yaml", capsule_of_results(out))
+    return read_capsule(out / "rerun.yaml")
+
+
+def test_a_run_made_again_is_verified_and_one_with_another_sampling_parameter_is_not(folder, make_settings):
+    first = measured(folder / "first", make_settings)
+    again = measured(folder / "again", make_settings)
+    judge(compare(first, again))
+    figures = next(one for one in first.runs if one.mode == "performance").figures
+    low, high = figures["tokens_per_second"].low, figures["tokens_per_second"].high
+    assert low is not None and high is not None and low < figures["tokens_per_second"].value < high
+    other = measured(folder / "other", make_settings, max_tokens=64)
+    with pytest.raises(ResultsDiffer) as differs:
+        judge(compare(first, other))
+    assert "runs.Offline accuracy.sampling.max_tokens: 128 and 64" in differs.value.cause
+    assert "runs.Offline accuracy.answers: 64 answers and " in differs.value.cause
