@@ -201,8 +201,8 @@ def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
     assert server.settings["target_qps"] == 5
     accuracy = next(run for run in fp8.runs if run.mode == "accuracy")
     assert accuracy.scores["rouge1"] == 44.5491 and len(accuracy.logs["mlperf_log_accuracy.json"]) == 64
-    assert {"server.version", "model.sha256", "model.revision", "dataset.sha256",
-            "runs.server accuracy.answers"} - set(fp8.unknown) <= {"runs.server accuracy.answers"}
+    assert {"server.version", "server.env", "model.sha256", "model.revision", "dataset.sha256",
+            "runs.Server accuracy.sampling", "runs.Server accuracy.answers"} <= set(fp8.unknown)
     words = replay_words(fp8, {"output_dir": "/again"}, {})
     assert "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8" in words and "--server_target_qps=5" in words
     with pytest.raises(UsageError, match="several capsules"):

@@ -13,8 +13,8 @@ from cm4vllm.submission.truncation import truncate_tree
 
 #: Each round with a benchmark that it has, and where its tree keeps the program and a scenario's settings.
 ROUNDS = {
-    "v4.1": ("llama2-70b-99.9", "code", "measurements"), "v5.0": ("llama2-70b-99.9", "code", "measurements"),
-    "v5.1": ("llama3.1-8b", "code", "measurements"), "v6.0": ("llama3.1-8b", "src", "results"),
+    "v5.0": ("llama2-70b-99.9", "code", "measurements"), "v5.1": ("llama3.1-8b", "code", "measurements"),
+    "v6.0": ("llama3.1-8b", "src", "results"),
 }  # fmt: skip
 
 
