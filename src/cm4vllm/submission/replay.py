@@ -115,7 +115,8 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
             name, value = _target(capsule, run.scenario, float(rate))
             if fixed.setdefault(name, value) != value:
                 raise UsageError(f"the runs of the capsule have several rates for --{name}",
-                                 cause=f"{fixed[name]} and {value}", remedy="replay one scenario: --tags=replay,mlperf --scenario=NAME")
+                                 cause=f"{fixed[name]} and {value}",
+                                 remedy="replay one scenario: --tags=replay,mlperf --scenario=NAME")
     server, hub = capsule.server, capsule.model.get("hub", "")
     if server.software == "vLLM" and server.version and not {"api_server", "vllm_wheel"} & {*flags, *given}:
         fixed["vllm_version"] = server.version.partition("+")[0]
