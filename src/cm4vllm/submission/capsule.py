@@ -17,6 +17,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import opened, write_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
+from cm4vllm.rules import Mode
 
 __all__ = ["CAPSULE_FILE", "Capsule", "CapsuleFigure", "CapsuleRun", "CapsuleScript", "CapsuleServer", "as_yaml",
            "read_capsule", "unknown_fields", "write_capsule"]
@@ -152,9 +153,9 @@ def unknown_fields(capsule: Capsule, *, expected: dict[str, tuple[str, ...]]) ->
         found += [f"{name}.{key}" for key in keys if not _part(value, key)]
     for run in capsule.runs:
         found += [f"runs.{run.name}.{key}" for key in expected.get("runs", ())
-                  if getattr(run, key) in ("", [], {}, None)]
+                  if getattr(run, key) in ("", [], {}, None) and (key != "answers" or run.mode == Mode.ACCURACY)]
         found += [f"runs.{run.name}.figures.{name}: the run's own spread" for name, figure in run.figures.items()
-                  if figure.low is None and run.mode == "performance"]
+                  if figure.low is None and run.mode == Mode.PERFORMANCE]
     return found
 
 
