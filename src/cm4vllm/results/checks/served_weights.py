@@ -83,7 +83,7 @@ def data_type(submission: Submission) -> Iterator[Fault]:
             result.files.get("measurements", result.folder),
             "weight_data_types",
             said,
-            f"{weights.data_type}, as in the headers of {len(weights.files)} files",
+            f"{weights.data_type}, as the files of the weights state",
             # A server can quantise what it loads, and a checkpoint in fp16 is served in bf16.
             severity=None if hidden else Severity.WARNING,
         )
