@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cm4vllm.hardware.gpu_samples import GpuSample, GpusSample
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
 from cm4vllm.report.drawing import Axis
 from cm4vllm.report.model import load
 from cm4vllm.report.pictures import pictures
 from cm4vllm.report.summary import MAX_BYTES, summary_html
-from cm4vllm.report.wording import ms, number
+from cm4vllm.report.timelines import gpu_pictures
+from cm4vllm.report.wording import ms, number, rate
 from cm4vllm.results.model import Performance
 
 
@@ -71,6 +73,21 @@ def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -
     assert "LoadGen's percentiles alone" in picture.source
     assert any(shape.attributes["class"] == "mark-limit" for shape in picture.shapes)
     assert not any(shape.attributes["class"] == "bar-1" for shape in picture.shapes)
+
+
+def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_runs: Path) -> None:
+    part = load(measured_runs).results[0].performance
+    assert isinstance(part, Performance) and not list(gpu_pictures(part, [], "x"))
+    looks = [GpusSample(at_s=2.0 * step, gpus=[
+        GpuSample(index=place, name="NVIDIA H100 80GB HBM3", utilisation=0.5 + 0.05 * place, power_w=300.0 + 10 * step)
+        for place in range(8)]) for step in range(200)]
+    load_of, power = gpu_pictures(part, looks, "runs/gpu_metrics.jsonl")
+    assert load_of.words.startswith("Part of the time in which 8 GPUs worked: 67.5%")
+    assert load_of.tables[-1].rows[7] == ("7: NVIDIA H100 80GB HBM3", "85.0", "85.0")
+    assert len(load_of.tables[0].rows) <= 12
+    assert "10,360.00 W in the mean, 18,320.00 W at most" in power.words
+    assert float(power.tables[0].rows[-1][3].replace(",", "")) == 8 * (300 + 10 * 199)
+    assert f"{rate(part.figures['tokens_per_second'].value / 10360)} tokens per joule" in power.words
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 
-__all__ = ["gpus_of_processes", "nvidia_gpus", "opened", "why_none"]
+__all__ = ["asked", "gpus_of_processes", "nvidia_gpus", "opened", "why_none"]
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -55,7 +55,7 @@ def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
         uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except nvml.NVMLError:  # a driver that fell out from under its library
         return []
-    cuda = _asked(nvml, "nvmlSystemGetCudaDriverVersion")
+    cuda = asked(nvml, "nvmlSystemGetCudaDriverVersion")
     buses = {uuid: _bus(nvml, handle) for uuid, handle in zip(uuids, handles, strict=True)}
     peers = list(zip(uuids, handles, strict=True))
     return [_gpu(nvml, handle, uuid, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", buses, peers)
@@ -70,7 +70,7 @@ def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
     found = []
     for i in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(i)
-        running = _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
+        running = asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
         if any(process.pid in pids for process in running):
             found.append(_text(nvml.nvmlDeviceGetUUID(handle)))
     return found
@@ -78,23 +78,23 @@ def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
 
 def _gpu(nvml: Any, handle: Any, uuid: str, driver: str, cuda: str, buses: dict[str, str],
          peers: list[tuple[str, Any]]) -> GpuFacts:
-    def asked(question: str, *more: Any) -> Any:
-        return _asked(nvml, question, handle, *more)
+    def of_it(question: str, *more: Any) -> Any:
+        return asked(nvml, question, handle, *more)
 
-    capability = asked("nvmlDeviceGetCudaComputeCapability")
-    ecc, mig = asked("nvmlDeviceGetEccMode"), asked("nvmlDeviceGetMigMode")
+    capability = of_it("nvmlDeviceGetCudaComputeCapability")
+    ecc, mig = of_it("nvmlDeviceGetEccMode"), of_it("nvmlDeviceGetMigMode")
     links = _links(nvml, handle, buses)
-    paths = {other: _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, peer)
+    paths = {other: asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, peer)
              for other, peer in peers if other != uuid}
     return GpuFacts(
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=uuid,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        max_sm_mhz=_mega(asked("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)),
-        max_memory_mhz=_mega(asked("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)),
-        memory_bus_bits=asked("nvmlDeviceGetMemoryBusWidth") or None,
-        pcie_generation=asked("nvmlDeviceGetMaxPcieLinkGeneration") or None,
-        pcie_width=asked("nvmlDeviceGetMaxPcieLinkWidth") or None,
+        max_sm_mhz=_mega(of_it("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)),
+        max_memory_mhz=_mega(of_it("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)),
+        memory_bus_bits=of_it("nvmlDeviceGetMemoryBusWidth") or None,
+        pcie_generation=of_it("nvmlDeviceGetMaxPcieLinkGeneration") or None,
+        pcie_width=of_it("nvmlDeviceGetMaxPcieLinkWidth") or None,
         pci_bus_id=buses[uuid],
         driver=driver,
         cuda=cuda,
@@ -102,9 +102,9 @@ def _gpu(nvml: Any, handle: Any, uuid: str, driver: str, cuda: str, buses: dict[
         ecc=bool(ecc[0]) if ecc is not None else None,
         mig=bool(mig[0]) if mig is not None else None,
         mig_devices=_mig_devices(nvml, handle) if mig and mig[0] else [],
-        power_limit_w=_watts(asked("nvmlDeviceGetEnforcedPowerLimit")),
-        power_default_w=_watts(asked("nvmlDeviceGetPowerManagementDefaultLimit")),
-        virtualisation=_VIRTUAL.get(asked("nvmlDeviceGetVirtualizationMode"), ""),
+        power_limit_w=_watts(of_it("nvmlDeviceGetEnforcedPowerLimit")),
+        power_default_w=_watts(of_it("nvmlDeviceGetPowerManagementDefaultLimit")),
+        virtualisation=_VIRTUAL.get(of_it("nvmlDeviceGetVirtualizationMode"), ""),
         link_name="NVLink" if links else "",
         links=links,
         paths={other: _PATHS[level] for other, level in paths.items() if level in _PATHS},
@@ -115,7 +115,7 @@ def _links(nvml: Any, handle: Any, buses: dict[str, str]) -> dict[str, int]:
     """Return the active NVLinks by what is at their other end."""
     links: dict[str, int] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        active = _asked(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+        active = asked(nvml, "nvmlDeviceGetNvLinkState", handle, link)
         if active is None:  # past the last link, or a GPU without any
             break
         if active:
@@ -125,18 +125,18 @@ def _links(nvml: Any, handle: Any, buses: dict[str, str]) -> dict[str, int]:
 
 
 def _other_end(nvml: Any, handle: Any, link: int, buses: dict[str, str]) -> str:
-    kind = _asked(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+    kind = asked(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return "switch"
-    remote = _asked(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+    remote = asked(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
     bus = _text(remote.busId).lower() if remote is not None else ""
     return next((uuid for uuid, own in buses.items() if own and own == bus), "unknown")
 
 
 def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
     found = []
-    for i in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
+    for i in range(asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        part = asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
         if part is not None:
             name = _text(nvml.nvmlDeviceGetName(part))
             found.append(MigFacts(uuid=_text(nvml.nvmlDeviceGetUUID(part)), profile=name.rpartition("MIG ")[2],
@@ -145,11 +145,12 @@ def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
 
 
 def _bus(nvml: Any, handle: Any) -> str:
-    info = _asked(nvml, "nvmlDeviceGetPciInfo", handle)
+    info = asked(nvml, "nvmlDeviceGetPciInfo", handle)
     return _text(info.busId).lower() if info is not None else ""
 
 
-def _asked(nvml: Any, question: str, *args: Any) -> Any:
+def asked(nvml: Any, question: str, *args: Any) -> Any:
+    """Return what the driver answers; None where it does not know an answer."""
     try:
         return getattr(nvml, question)(*args)
     except nvml.NVMLError:  # a GPU or driver that does not know an answer says so with an error

@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.files import sha256_of, staged_folder, write_text
+from cm4vllm.common.hosts import is_loopback
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.live_status import LiveStatus
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
@@ -93,7 +96,8 @@ def run(
         give_way(settings.server)
         try:
             meter = MachineMeter(settings.server)
-            with sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch:
+            with (gpus_sampled(staging / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
+                  sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch):
                 attended = _Attended(settings, alive or (lambda: None), watch, shown,
                                      LiveStatus(settings, staging, watch), on_answers, on_latencies)
                 outcome = _attend(attended, staging, pythonpath)
@@ -132,6 +136,11 @@ class _Attended:
         if (reason := self.alive()) is not None:
             return _died(self.settings, reason)
         return _stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None
+
+
+def _is_here(server: ServerRecord) -> bool:
+    """Whether the servers run on this machine, whose GPUs are then theirs."""
+    return all(is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints)
 
 
 def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:

@@ -18,7 +18,7 @@ from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.wording import ms, number, percent
 from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
 
-__all__ = ["pictures"]
+__all__ = ["Rows", "client_values", "pictures"]
 
 #: Bars of a histogram.
 BINS = 36
@@ -51,12 +51,12 @@ def pictures(result: Result) -> list[Picture]:
 def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
     """Give the distribution of TTFT and TPOT, or of the latency of whole answers that were asked for one by one."""
     for latency in part.latencies:
-        yield _distribution(part, latency.name, latency.name.lower(), _of_client(latency.name, rows), latency)
+        yield _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
     if not part.latencies and part.queries > 1:
-        yield _distribution(part, "Latency", "latency", _of_client("", rows), None)
+        yield _distribution(part, "Latency", "latency", client_values("", rows), None)
 
 
-def _of_client(name: str, rows: Rows | None) -> Values | None:
+def client_values(name: str, rows: Rows | None) -> Values | None:
     """Return the values, in ms, that the client's record has of a latency; None where it has none."""
     if rows is None or not len(rows):
         return None

@@ -14,7 +14,7 @@ from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_sc
 from cm4vllm.report.wording import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.results.model import Performance, Result
 
-__all__ = ["final_table"]
+__all__ = ["aligned", "final_table"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -37,7 +37,7 @@ def _text(report: Report, *, terminal: bool) -> str:
         return _coloured(report, rows)
     titles = [*([f"*** {report.notice} ***"] if report.notice else []),
               *([] if report.rehearsal else [headline(report)])]
-    return "\n".join([*map(_line, titles), "", *_aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join([*map(_line, titles), "", *aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -112,7 +112,8 @@ def _line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
-def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table whose first row is its head."""
     table = [[_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

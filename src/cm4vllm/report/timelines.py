@@ -1,4 +1,4 @@
-"""Pictures of a run over its time: tokens/s, requests that run and wait, the KV cache, answers, times to first token.
+"""Pictures of a run over its time: tokens/s, requests that run and wait, the KV cache, answers, TTFT, the GPUs.
 
 Each is drawn in at most INTERVALS parts of the run. Of each part the mean and the greatest value are kept, so that no
 peak is lost, however long the run was.
@@ -7,17 +7,19 @@ peak is lost, however long the run was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, read_gpu_samples
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.report.drawing import Canvas, Picture, Table
 from cm4vllm.report.wording import ms, number, percent, rate
 from cm4vllm.results.model import Performance
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples
 
-__all__ = ["timelines"]
+__all__ = ["gpu_pictures", "timelines"]
 
 #: Parts of a run that are drawn, and rows of its table.
 INTERVALS, ROWS = 60, 12
@@ -39,6 +41,7 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _kv_cache(samples, source)
     elif rows is not None and len(rows) > 1:
         yield _open(rows, f"{beside}/{SAMPLES_FILE}")
+    yield from gpu_pictures(part, read_gpu_samples(part.folder / GPU_SAMPLES_FILE), f"{beside}/{GPU_SAMPLES_FILE}")
     if rows is not None and len(rows) > 1 and part.queries == 1:
         yield _answered(rows, f"{beside}/{SAMPLES_FILE}")
 
@@ -109,6 +112,48 @@ def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
     words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
     return _over_time("KV cache in use", words, f"{source}: kv_cache_usage, preemptions", "% of the KV cache", [
         ("in use", "line-1", at, used)], lambda value: percent(value / 100))[1]
+
+
+def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) -> Iterator[Picture]:
+    """Give the utilisation of the GPUs (their mean, and the least of them) and the power that they drew together."""
+    if len(looks) < 3:
+        return
+    names = {gpu.index: gpu.name for look in looks for gpu in look.gpus}
+    count = f"{len(names)} {'GPU' if len(names) == 1 else 'GPUs'}"
+    at, load = _of_gpus(looks, "utilisation", 100)
+    if len(at) > 2:
+        words = (f"Part of the time in which {count} worked: {percent(float(load.mean()) / 100)} in the mean of the "
+                 "run; a GPU that works may still wait for its memory")
+        series = [("mean of the GPUs", "line-1", at, load.mean(axis=1))]
+        if len(names) > 1:
+            series.append(("the least of them", "line-2", at, load.min(axis=1)))
+        yield _of_each(_over_time("Utilisation of the GPUs", words, f"{source}: utilisation", "% of the time", series,
+                                  lambda value: percent(value / 100))[1], names, load, "mean, %", "most, %")
+    at, power = _of_gpus(looks, "power_w", 1)
+    if len(at) > 2:
+        drawn = power.sum(axis=1)
+        tokens = part.figures.get("tokens_per_second")
+        mean, most = float(drawn.mean()), float(drawn.max())
+        words = f"Power of {count} together: {rate(mean)} W in the mean, {rate(most)} W at most"
+        if tokens is not None:
+            words += f"; {rate(tokens.value / mean)} tokens per joule of the GPUs alone"
+        yield _of_each(_over_time("Power of the GPUs", words, f"{source}: power_w", "W", [
+            ("power", "line-1", at, drawn)], rate)[1], names, power, "mean, W", "most, W")
+
+
+def _of_gpus(looks: Sequence[GpusSample], name: str, scale: float) -> tuple[Floats, Floats]:
+    """Return times, and a row of all GPUs' values at each; looks in which one has none are left out."""
+    most = max(len(look.gpus) for look in looks)
+    rows = [(look.at_s, [getattr(gpu, name) for gpu in look.gpus]) for look in looks if len(look.gpus) == most]
+    whole = [(at, values) for at, values in rows if None not in values]
+    return np.array([at for at, _ in whole]), scale * np.array([values for _, values in whole], float)
+
+
+def _of_each(picture: Picture, names: dict[int, str], values: Floats, mean: str, most: str) -> Picture:
+    """Return the picture with a table of each GPU's mean and greatest value."""
+    rows = tuple((f"{index}: {name}", f"{values[:, place].mean():,.1f}", f"{values[:, place].max():,.1f}")
+                 for place, (index, name) in enumerate(sorted(names.items())))
+    return replace(picture, tables=(*picture.tables, Table(("GPU", mean, most), rows)))
 
 
 def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:

@@ -1,0 +1,15 @@
+"""Prints results side by side and writes them as a page."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.report.comparison_texts import report_comparison
+
+    env = i["env"]
+    if not env.get("CM_MLPERF_COMPARED_RESULTS", ""):
+        raise UsageError("no results were given", remedy="give two folders or more with --input=A,B")
+    page = Path(env.get("CM_MLPERF_COMPARISON_PAGE", "") or "comparison.html").absolute()
+    i["state"].update(report_comparison(env["CM_MLPERF_COMPARED_RESULTS"], page))
+    return {"return": 0}

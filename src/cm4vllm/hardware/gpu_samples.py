@@ -1,0 +1,110 @@
+"""What NVIDIA's GPUs of this machine do through a run: utilisation, power, memory, temperature, clock, by NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_bytes
+from cm4vllm.common.records import Record
+from cm4vllm.hardware import nvml
+
+__all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus", "read_gpu_samples"]
+
+#: The name of the samples' file in a run's folder: one JSON object a line.
+GPU_SAMPLES_FILE = "gpu_metrics.jsonl"
+INTERVAL_S = 2.0
+
+
+class GpuSample(Record, frozen=True, kw_only=True):
+    """One GPU at one time. `utilisation` is the part of the last second in which a kernel ran, in [0..1].
+
+    None stands for what the driver does not report.
+    """
+
+    index: int
+    name: str
+    utilisation: float | None = None
+    power_w: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: int | None = None
+    sm_mhz: int | None = None
+
+
+class GpusSample(Record, frozen=True, kw_only=True):
+    """All GPUs, `at_s` seconds after the run began."""
+
+    at_s: float
+    gpus: list[GpuSample]
+
+
+def look_at_gpus(library: Any) -> list[GpuSample]:
+    """Return what each GPU does just now; none where the driver has stopped responding."""
+    try:
+        return [_sample(library, place) for place in range(library.nvmlDeviceGetCount())]
+    except library.NVMLError:
+        return []
+
+
+def _sample(library: Any, place: int) -> GpuSample:
+    handle = library.nvmlDeviceGetHandleByIndex(place)
+    load, memory = (nvml.asked(library, question, handle)
+                    for question in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"))
+    power = nvml.asked(library, "nvmlDeviceGetPowerUsage", handle)
+    name = library.nvmlDeviceGetName(handle)
+    return GpuSample(
+        index=place, name=name.decode() if isinstance(name, bytes) else str(name),
+        utilisation=None if load is None else load.gpu / 100, power_w=None if power is None else power / 1000,
+        memory_used_bytes=None if memory is None else int(memory.used),
+        temperature_c=nvml.asked(library, "nvmlDeviceGetTemperature", handle, library.NVML_TEMPERATURE_GPU),
+        sm_mhz=nvml.asked(library, "nvmlDeviceGetClockInfo", handle, library.NVML_CLOCK_SM),
+    )
+
+
+@contextmanager
+def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """Sample the GPUs through the block, and write all samples to `path`; no file where there is no driver.
+
+    `here` says whether the server runs on this machine: the GPUs of another are not those of the run.
+    """
+    if not here:
+        yield
+        return
+    with nvml.opened() as library:
+        if library is None or not look_at_gpus(library):
+            yield
+            return
+        samples: list[GpusSample] = []
+        ended, begin = threading.Event(), time.monotonic()
+
+        def look() -> None:
+            if gpus := look_at_gpus(library):
+                samples.append(GpusSample(at_s=round(time.monotonic() - begin, 3), gpus=gpus))
+
+        def watch() -> None:
+            look()
+            while not ended.wait(interval_s):
+                look()
+
+        thread = threading.Thread(target=watch, name="gpu-samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5 * interval_s)
+            with contextlib.suppress(CmError):  # a full disk is reported by what the run itself writes
+                write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
+
+
+def read_gpu_samples(path: Path) -> list[GpusSample]:
+    """Return the samples of a file, oldest first; none where there is no file."""
+    return msgspec.json.Decoder(GpusSample).decode_lines(path.read_bytes()) if path.exists() else []

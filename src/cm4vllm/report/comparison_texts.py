@@ -1,0 +1,183 @@
+"""A comparison as lines for a terminal, as an object for programs, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from cm4vllm.common.files import write_text
+from cm4vllm.common.progress import say_text
+from cm4vllm.report import uncertainty, wording
+from cm4vllm.report.comparison import Cell, Comparison, Row, compare
+from cm4vllm.report.table import aligned
+from cm4vllm.report.uncertainty import Basis, Shift, Verdict
+from cm4vllm.report.wording import ms, number, percent, rate
+
+__all__ = ["as_object", "as_page", "as_text", "report_comparison"]
+
+#: Letters of a setting's value in the table of a terminal.
+_WIDTH = 46
+#: What an interval is and is not, below each table.
+NOTES = (
+    f"Each interval has a confidence of {uncertainty.LEVEL:.0%}: it holds what the same run, made longer, would give. "
+    f"It is made of up to {uncertainty.PARTS} parts of the run, drawn with replacement (block bootstrap), about "
+    "LoadGen's own figure.",
+    "What differs between two runs of the same settings, as a server's start, heat or a neighbour on the machine, is "
+    "in no interval: a real difference is one between these two runs. Repeat both to say more.",
+    "An interval marked ~ is computed from LoadGen's percentiles alone, as if the samples were independent. Samples "
+    "that wait in one queue are not, and the true interval is wider: a difference beyond it is likely, not real.",
+)
+
+
+def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
+    """Compare the results in these folders, separated by commas: print the tables, write the page, return the object.
+
+    Raises what compare raises.
+    """
+    paths = [Path(part.strip()).expanduser().absolute() for part in inputs.split(",") if part.strip()]
+    found = compare(paths)
+    write_text(page, as_page(found))
+    for line in as_text(found):
+        say_text(line)
+    say_text(f"page: {page}")
+    return {"comparison": as_object(found), "page": str(page)}
+
+
+def value(row: Row, cell: Cell) -> str:
+    """Write a cell's figure, as its unit is written elsewhere."""
+    if cell.figure is None:
+        return ""
+    return _number(row, cell.figure.value)
+
+
+def interval(row: Row, cell: Cell) -> str:
+    """Write a cell's interval; one of percentiles alone has a ~ before it."""
+    one = cell.estimate
+    if one is None:
+        return ""
+    return f"{'~' if one.basis is Basis.PERCENTILES else ''}{_number(row, one.low)} to {_number(row, one.high)}"
+
+
+def _number(row: Row, found: float) -> str:
+    return ms(found) if row.unit == "ms" else rate(found) if row.unit.endswith("/s") else number(round(found, 6))
+
+
+def change(moved: Shift | None) -> str:
+    """Write a relative change with its interval."""
+    if moved is None or moved.change is None or moved.verdict is Verdict.SAME:
+        return ""
+    text = _signed(moved.change)
+    return f"{text} ({_signed(moved.low)} to {_signed(moved.high)})" if None not in (moved.low, moved.high) else text
+
+
+def _signed(part: float | None) -> str:
+    return "" if part is None else f"{'+' if part >= 0 else '-'}{percent(abs(part))}"
+
+
+def verdict(row: Row, moved: Shift | None) -> str:
+    """Say what a change means, and in which direction."""
+    if moved is None:
+        return ""
+    side = "different"
+    if row.better and moved.change:
+        side = "better" if (moved.change > 0) == (row.better == "higher") else "worse"
+    return {Verdict.SAME: "the same figure", Verdict.REAL: f"{side}: real", Verdict.LIKELY: f"{side}: likely",
+            Verdict.WITHIN: "no difference shown", Verdict.UNKNOWN: "not known"}[moved.verdict]
+
+
+def as_text(found: Comparison) -> Iterator[str]:
+    """Give the lines of the comparison: who is who, the settings that differ, the figures."""
+    for side in found.sides:
+        yield f"{side.name}: {side.title} ({side.path})"
+    yield from (f"WARNING {text}" for text in found.warnings)
+    yield ""
+    yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
+    letters = [side.name for side in found.sides]
+    if found.differences:
+        yield from aligned([("setting", *letters), *(
+            (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
+            for one in found.differences)])
+    for block in found.blocks:
+        yield ""
+        yield f"{block.benchmark} {block.scenario}: " + ", ".join(
+            f"{side.name} {'not measured' if valid is None else 'valid' if valid else 'INVALID'}"
+            for side, valid in zip(block.sides, block.valid, strict=True))
+        yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
+        unknown = dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells
+                                if cell.shift and cell.shift.verdict is Verdict.UNKNOWN)
+        yield from (f"not known: {why}" for why in unknown if why)
+    yield ""
+    yield from NOTES
+
+
+def _only(found: Comparison, scenarios: Sequence[str]) -> str:
+    every = len(scenarios) == len(found.blocks) or scenarios == ("",)
+    return "" if every else f" ({', '.join(scenarios)})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH - 4]} ..."
+
+
+def _head(letters: Sequence[str]) -> tuple[str, ...]:
+    return ("figure", *(part for place, letter in enumerate(letters) for part in (
+        (letter, "interval") if place == 0 else (letter, "interval", f"{letter} against {letters[0]}", ""))))
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    cells = [f"{row.name}{f', {row.unit}' if row.unit and not row.unit.endswith('/s') else ''}"]
+    for place, cell in enumerate(row.cells):
+        cells += [value(row, cell), interval(row, cell)]
+        if place:
+            cells += [change(cell.shift), verdict(row, cell.shift)]
+    return tuple(cells)
+
+
+def as_object(found: Comparison) -> dict[str, Any]:
+    """Return the comparison as plain objects; docs/report.md describes the fields."""
+    return {
+        "sides": [{"name": side.name, "input": str(side.path), "model": side.first.model, "system": side.first.system,
+                   "notice": side.notice} for side in found.sides],
+        "warnings": list(found.warnings),
+        "settings": [{"group": str(one.group), "name": one.name, "values": list(one.values),
+                      "scenarios": list(one.scenarios)} for one in found.differences],
+        "settings_alike": found.alike, "settings_unstated": found.unstated, "confidence": uncertainty.LEVEL,
+        "results": [{"benchmark": block.benchmark, "scenario": block.scenario,
+                     "sides": [side.name for side in block.sides], "valid": list(block.valid),
+                     "reasons": [list(reasons) for reasons in block.reasons],
+                     "figures": [_figure(row) for row in block.rows]} for block in found.blocks],
+    }
+
+
+def _figure(row: Row) -> dict[str, Any]:
+    return {"name": row.name, "unit": row.unit, "better": row.better, "values": [
+        None if cell.figure is None else {
+            "value": float(cell.figure.value), "file": cell.figure.source.file, "field": cell.figure.source.field,
+            "interval": [cell.estimate.low, cell.estimate.high] if cell.estimate else None,
+            "basis": str(cell.estimate.basis) if cell.estimate else None,
+            "change": cell.shift.change if cell.shift else None,
+            "change_interval": [cell.shift.low, cell.shift.high] if cell.shift and cell.shift.low is not None else None,
+            "verdict": str(cell.shift.verdict) if cell.shift else None,
+            "why_unknown": cell.shift.why if cell.shift else "",
+        } for cell in row.cells]}
+
+
+def as_page(found: Comparison) -> str:
+    """Return the comparison as a page without scripts that loads nothing."""
+    return _template().render(
+        c=found, notes=NOTES, value=value, interval=interval, change=change, verdict=verdict, w=wording,
+        only=_only, kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"}, level=uncertainty.LEVEL,
+        whys=lambda block: list(dict.fromkeys(
+            cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)))
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("comparison.html.j2")

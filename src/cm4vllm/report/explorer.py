@@ -1,0 +1,89 @@
+"""A page of published results: one table that its own small script sorts and filters, and that is whole without it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cm4vllm.common.files import write_text
+from cm4vllm.common.progress import say
+from cm4vllm.report import wording
+from cm4vllm.report.place import Place, places
+from cm4vllm.results import index
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.index import Index, IndexRow, read_index
+
+__all__ = ["explorer_page", "index_folder", "report_published"]
+
+
+def report_published(root: Path, page: Path, own: Path | None = None) -> dict[str, Any]:
+    """Read the published results below `root`, write the page, and return how many there are.
+
+    `own` is a folder of results whose places among them are given, too. Raises SubmissionError where there are none.
+    """
+    found = read_index(root, index_folder(), say)
+    stand = places(own, found) if own else []
+    write_text(page, explorer_page(found, stand))
+    for one in stand:
+        say(one.words)
+    say(f"{len(found.rows)} results of {found.read + found.kept} submitters: {found.read} read, {found.kept} kept from "
+        "an earlier run")
+    say(f"page: {page}")
+    return {"page": str(page), "results": len(found.rows), "read": found.read, "kept": found.kept,
+            "places": [one.words for one in stand]}
+
+
+def index_folder() -> Path:
+    """Return the folder of what was read before: in the user's cache, which can be removed at any time."""
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "cm4vllm" / "published"
+
+
+def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
+    """Return the page of an index: it loads nothing, and its script is the only one that may run.
+
+    `stand` are results to show among the others, each marked, with their places.
+    """
+    script = files("cm4vllm.report").joinpath("templates/explorer.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = [one.own for one in stand]
+    rows = sorted([*found.rows, *own], key=_order)
+    return _template().render(
+        rows=rows, own=own, stand=stand, script=Markup(script), script_hash=f"sha256-{digest}", w=wording,  # noqa: S704  our own file
+        rounds=_counted([row.round or "round unknown" for row in rows]),
+        submitters=len({row.submitter for row in rows}), powered=any(row.power_w for row in rows),
+        outlier=found.outlier, errors=_errors, units=_units, factor=f"{index.OUTLIER:g}", least=index.OF_AT_LEAST)
+
+
+def _order(row: IndexRow) -> tuple[Any, ...]:
+    return row.benchmark, row.scenario, row.unit, -(row.per_accelerator or 0.0), row.submitter, row.system
+
+
+def _counted(words: Sequence[str]) -> str:
+    return ", ".join(f"{word}: {words.count(word):,}" for word in sorted(set(words)))
+
+
+def _units(row: IndexRow) -> str:
+    return row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({row.metric.replace('_', ' ')})"
+
+
+def _errors(row: IndexRow) -> str:
+    return ", ".join(f"{code.partition(' ')[2]}{f' x{count}' if count > 1 else ''}"
+                     for code, count in row.codes.items() if code.startswith(Severity.ERROR))
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("explorer.html.j2")

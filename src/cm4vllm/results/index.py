@@ -1,0 +1,242 @@
+"""An index of published results: one row a result, read once from a repository of results and kept by digest.
+
+Each submitter's folder is read by itself, with all checks, and its rows are kept in a file that is named after a digest
+of the names, sizes and times of its files: what has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cm4vllm
+from cm4vllm.common.digests import digest_of
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.results.checks import findings
+from cm4vllm.results.checks.check import Stage
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.model import Figure, Result, Submission
+from cm4vllm.results.power import measured_power
+from cm4vllm.results.trees import read_tree
+from cm4vllm.rules import Division
+
+__all__ = ["OUTLIER", "Index", "IndexRow", "cell_of", "read_index", "row_of"]
+
+#: Times that a figure is above or below the median of its like, from which on it is an outlier; of so many at least.
+OUTLIER, OF_AT_LEAST = 2.0, 4
+
+
+class IndexRow(Record, frozen=True, kw_only=True):
+    """One published result. `value` is the figure by which results of the scenario are compared, None where it is lost.
+
+    `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
+    mean of the run where a meter recorded it. `codes` counts the findings of the result by `severity CODE`.
+    """
+
+    round: str
+    division: str
+    submitter: str
+    availability: str
+    system: str
+    accelerator: str
+    accelerators: int
+    processor: str
+    framework: str
+    model: str
+    benchmark: str
+    scenario: str
+    metric: str
+    unit: str
+    value: float | None
+    valid: bool | None
+    ttft_p99_ms: float | None
+    tpot_p99_ms: float | None
+    weights: str
+    power_w: float | None
+    file: str
+    field: str
+    codes: dict[str, int]
+
+    @property
+    def per_accelerator(self) -> float | None:
+        """The rate divided by the number of accelerators; None for a latency, and without accelerators."""
+        rate = self.unit.endswith("/s") and self.value is not None and self.accelerators
+        return self.value / self.accelerators if rate and self.value is not None else None
+
+    @property
+    def per_watt(self) -> float | None:
+        """The rate divided by the mean power of the run."""
+        rate = self.unit.endswith("/s") and self.value is not None and self.power_w
+        return self.value / self.power_w if rate and self.value is not None and self.power_w else None
+
+    @property
+    def errors(self) -> int:
+        return sum(count for code, count in self.codes.items() if code.startswith(Severity.ERROR))
+
+
+class IndexPart(Record, frozen=True, kw_only=True):
+    """The rows of one submitter's folder."""
+
+    rows: tuple[IndexRow, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Published results, and how many submitters' folders were read now and had been kept."""
+
+    rows: tuple[IndexRow, ...]
+    read: int
+    kept: int
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, ...], list[IndexRow]]:
+        groups: dict[tuple[str, ...], list[IndexRow]] = {}
+        for row in self.rows:
+            groups.setdefault(_like(row), []).append(row)
+        return groups
+
+    def like(self, row: IndexRow) -> list[IndexRow]:
+        """Return the valid results of the same benchmark and scenario on the same accelerator, in the same unit."""
+        return [one for one in self._groups.get(_like(row), []) if one.valid and one.per_accelerator is not None]
+
+    def outlier(self, row: IndexRow) -> str:
+        """Say how far a result lies from the median of its like; empty where it is near, or where these are few."""
+        found = [one.per_accelerator or 0.0 for one in self.like(row)]
+        if row.per_accelerator is None or len(found) < OF_AT_LEAST:
+            return ""
+        ratio = row.per_accelerator / (median(found) or 1)
+        if 1 / OUTLIER < ratio < OUTLIER:
+            return ""
+        return f"{ratio:.2g} times the median of {len(found)} on {row.accelerator}"
+
+
+def _like(row: IndexRow) -> tuple[str, ...]:
+    return row.benchmark, row.scenario, row.accelerator, row.unit
+
+
+def cell_of(figure: Figure | None) -> tuple[str, str, float | None, str, str]:
+    """Return name, unit, value, file and field of a figure."""
+    if figure is None:
+        return "", "", None, "", ""
+    return figure.name, figure.unit, float(figure.value), figure.source.file, figure.source.field
+
+
+def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
+    """Return the results of all submissions below `root`: a repository of one round, or a folder of several.
+
+    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission.
+    """
+    homes = sorted({home for division in Division for pattern in (f"{division}/*", f"*/{division}/*")
+                    for home in root.glob(pattern) if (home / "results").is_dir()})
+    if not homes:
+        raise SubmissionError(f"{root} holds no published results",
+                              cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}",
+                              remedy="give the folder of a results repository, or one that holds several")
+    files = {home: kept / f"{_digest(home)}.json" for home in homes}
+    parts = {home: part for home, path in files.items() if (part := _kept(path)) is not None}
+    new = [home for home in homes if home not in parts]
+    for home, part in zip(new, _read_all(new, say), strict=True):
+        parts[home] = part
+        write_record(files[home], part)
+    rows = tuple(row for home in homes for row in _below(parts[home], home, root))
+    return Index(rows, len(new), len(homes) - len(new))
+
+
+def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
+    """Give the rows with files named from `root`."""
+    above = home.parents[1].relative_to(root).as_posix()
+    for row in part.rows:
+        named = row.file if above == "." else f"{above}/{row.file}"
+        yield IndexRow(**{**{name: getattr(row, name) for name in row.__struct_fields__}, "file": named})
+
+
+def _kept(path: Path) -> IndexPart | None:
+    try:
+        return read_record(path, IndexPart)
+    except CmError:
+        return None
+
+
+def _digest(home: Path) -> str:
+    """Return a digest of the names, sizes and times of all files in a folder, and of what reads them."""
+    found = []
+    for folder, folders, names in os.walk(home):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            try:
+                state = path.lstat()
+            except OSError:
+                continue
+            found.append(f"{path.relative_to(home)} {state.st_size} {state.st_mtime_ns}")
+    return digest_of("\n".join([cm4vllm.__version__, str(IndexPart.SCHEMA), *found]).encode())[:32]
+
+
+def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:
+    if len(homes) < 3:
+        yield from map(_read, homes)
+        return
+    with ProcessPoolExecutor(max_workers=min(len(homes), os.cpu_count() or 1),
+                             mp_context=get_context("spawn")) as pool:
+        for done, part in enumerate(pool.map(_read, homes), 1):
+            say(f"{done} of {len(homes)} submitters, {homes[done - 1].name}: {len(part.rows)} results")
+            yield part
+
+
+def _read(home: Path) -> IndexPart:
+    rows = []
+    for submission in read_tree(home):
+        found = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+        rows += [row_of(submission, result, found) for result in submission.results]
+    return IndexPart(rows=tuple(rows))
+
+
+def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()) -> IndexRow:
+    """Return the row of a result; `found` are the findings of its submission, of which its own are counted."""
+    described = submission.system(result.system)
+    description: Mapping[str, Any] = described.description if described else {}
+    part = result.performance
+    metric, unit, value, file, field = cell_of(part.metric if part else None)
+    power = measured_power(part) if part else None
+    own = (f"/{result.system}/{result.model}/{Path(result.folder).name}/", f"/systems/{result.system}.json")
+    codes: dict[str, int] = {}
+    for one in found:
+        if any(place in f"/{one.file}/" or f"/{one.file}".endswith(place) for place in own):
+            codes[f"{one.severity} {one.code}"] = codes.get(f"{one.severity} {one.code}", 0) + 1
+    return IndexRow(
+        round=result.round, division=result.division, submitter=result.submitter,
+        availability=str(description.get("status", "")), system=str(description.get("system_name") or result.system),
+        accelerator=_product(description), accelerators=_count(description, "accelerators_per_node") * max(
+            1, _count(description, "number_of_nodes")),
+        processor=str(description.get("host_processor_model_name", "")),
+        framework=str(description.get("framework", "")), model=result.model, benchmark=result.benchmark,
+        scenario=result.scenario, metric=metric, unit=unit, value=value, valid=part.valid if part else None,
+        ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
+        tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
+        weights=str(result.measurements.get("weight_data_types", "")), power_w=float(power.value) if power else None,
+        file=file, field=field, codes=dict(sorted(codes.items())))
+
+
+def _product(description: Mapping[str, Any]) -> str:
+    """Return one name for the accelerator: the table's, where it knows what the description calls it."""
+    said = " ".join(str(description.get("accelerator_model_name", "")).split())
+    if not _count(description, "accelerators_per_node"):
+        return ""
+    known = accelerator(said)
+    return known.names[0] if known else said
+
+
+def _count(description: Mapping[str, Any], name: str) -> int:
+    try:
+        return int(str(description.get(name, 0)).strip() or 0)
+    except ValueError:
+        return 0

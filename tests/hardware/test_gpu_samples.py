@@ -1,0 +1,65 @@
+"""GPUs sampled through a run: by NVML's answers, written as lines, and nothing where there is no driver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled, look_at_gpus, read_gpu_samples
+from cm4vllm.hardware.recording import Replay
+
+RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
+
+
+class Load(Replay):
+    """The recorded machine, with answers of NVML's calls about load: their fields are those of nvidia-ml-py."""
+
+    def __init__(self) -> None:
+        answers = dict(RECORDING["answers"])
+        for place in range(4):
+            answers[f"nvmlDeviceGetPowerUsage(gpu{place})"] = 650_500 + place
+            answers[f"nvmlDeviceGetClockInfo(gpu{place}, 1)"] = 1755
+        super().__init__({"answers": answers})
+
+    def __getattr__(self, name: str):
+        if name == "nvmlDeviceGetUtilizationRates":
+            return lambda handle: SimpleNamespace(gpu=97, memory=40)
+        return super().__getattr__(name)
+
+
+def test_each_gpu_is_read_and_what_it_does_not_report_stays_open() -> None:
+    found = look_at_gpus(Load())
+    assert [(gpu.index, gpu.utilisation, gpu.power_w, gpu.sm_mhz) for gpu in found] == [
+        (place, 0.97, (650_500 + place) / 1000, 1755) for place in range(4)]
+    assert "H100" in found[0].name and found[0].temperature_c is None  # not in the recording
+    silent = look_at_gpus(Replay(RECORDING))
+    assert len(silent) == 4 and silent[0].utilisation is None
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def opened():
+        yield Load()
+
+    monkeypatch.setattr(nvml, "opened", opened)
+
+
+def test_the_samples_of_a_run_are_read_back(driver, tmp_path: Path) -> None:
+    with gpus_sampled(tmp_path / GPU_SAMPLES_FILE, interval_s=0.02):
+        time.sleep(0.15)
+    samples = read_gpu_samples(tmp_path / GPU_SAMPLES_FILE)
+    assert len(samples) >= 3 and [len(sample.gpus) for sample in samples] == [4] * len(samples)
+    assert samples[0].at_s < 0.1 < samples[-1].at_s < 5
+
+
+def test_the_gpus_of_another_machine_are_not_those_of_the_run(driver, tmp_path: Path) -> None:
+    with gpus_sampled(tmp_path / GPU_SAMPLES_FILE, here=False):
+        pass
+    assert read_gpu_samples(tmp_path / GPU_SAMPLES_FILE) == [] and not list(tmp_path.iterdir())

@@ -1,0 +1,169 @@
+"""Results side by side: what differs, which figures, what is real; as text, as an object and as a page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
+from cm4vllm.report.compared_settings import Group, differences, options
+from cm4vllm.report.comparison import compare
+from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
+from cm4vllm.report.uncertainty import Verdict
+from cm4vllm.results.opening import open_results
+
+SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
+
+
+def row(comparison, scenario, name):
+    (block,) = [block for block in comparison.blocks if block.scenario == scenario]
+    return next(row for row in block.rows if row.name == name)
+
+
+@pytest.fixture(scope="session")
+def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A rehearsal, and another in which the server had another option and each answer took twice as long."""
+    one, other = (Path(shutil.copytree(real_runs, tmp_path_factory.mktemp(name) / "test")) for name in "ab")
+    for path in other.glob("runs/*/*/*/*/run.json"):
+        run = read_record(path, RunRecord)
+        server = replace(run.settings.server, argv=[*run.settings.server.argv, "--max-num-seqs=4"])
+        write_record(path, replace(run, settings=replace(run.settings, server=server)))
+    draw = np.random.default_rng(1)
+    rows = np.zeros(400, FIELDS)
+    rows["issued_ns"] = np.arange(400) * 10_000_000
+    rows["first_ns"] = rows["issued_ns"] + draw.lognormal(np.log(100e6), 0.1, 400).astype(np.int64)
+    rows["last_ns"] = rows["first_ns"] + 200_000_000
+    rows["tokens"], rows["prompt_tokens"] = 20, 60
+    np.save(next(one.glob("runs/*/*/Server/performance")) / SAMPLES_FILE, rows)
+    folder = next(other.glob("runs/*/*/Server/performance"))
+    log = (folder / DETAIL_LOG).read_text()
+    (folder / DETAIL_LOG).write_text(re.sub(
+        r'("key": "result_[\w.]+_ns", "value": )(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log))
+    for name in ("first_ns", "last_ns"):
+        rows[name] = rows["issued_ns"] + 2 * (rows[name] - rows["issued_ns"])
+    np.save(folder / SAMPLES_FILE, rows)
+    return one, other
+
+
+def test_settings_that_differ_come_first_and_the_others_are_counted(two) -> None:
+    found = compare(two)
+    assert [(one.group, one.name, one.values) for one in found.differences] == [
+        (Group.SERVER, "--max-num-seqs", ("", "4"))]
+    assert found.alike > 60
+    text = list(as_text(found))
+    assert text.index(f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):") < next(
+        place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline"))
+    assert any(line.startswith("WARNING A: REHEARSAL") for line in text)
+
+
+def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two) -> None:
+    found = compare(two)
+    median = row(found, "Server", "ttft p50")
+    assert median.cells[1].shift and median.cells[1].estimate
+    assert median.cells[1].shift.change == pytest.approx(1.0, abs=1e-6)
+    assert median.cells[1].shift.verdict is Verdict.REAL
+    p99 = row(found, "Server", "ttft p99").cells[1].shift
+    assert p99 and p99.verdict is Verdict.UNKNOWN and "an interval needs 1,000" in p99.why
+    same = row(found, "Offline", "tokens per second").cells[1].shift
+    assert same and same.verdict is Verdict.SAME
+    lines = [line for line in as_text(found) if line.startswith("ttft p50")]
+    assert "+100.0%" in lines[0] and lines[0].endswith("worse: real")
+
+
+def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:
+    made = as_object(compare(two))
+    checked = 0
+    for result in made["results"]:
+        for figure in result["figures"]:
+            for root, cell in zip(two, figure["values"], strict=True):
+                if cell is None or not cell["file"].endswith(DETAIL_LOG):
+                    continue
+                logged = [read_detail_log(root / cell["file"]).number(key) for key in cell["field"].split(", ")]
+                assert any(cell["value"] == pytest.approx(value / scale) for value in logged for scale in (1, 1e6))
+                checked += 1
+    assert checked >= 24
+
+
+def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> None:
+    done = report_comparison(",".join(map(str, two)), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page and not re.search(r"url\(|@import| (src|href)=", page) and len(page) < 100_000
+    assert "--max-num-seqs" in page and "worse: real" in page and "REHEARSAL" in page
+    comparison = done["comparison"]
+    assert isinstance(comparison, dict)
+    values = [float(text) for text in re.findall(r'<data value="([^"]+)"', page)]
+    assert values == [cell["value"] for result in comparison["results"] for figure in result["figures"]
+                      for cell in figure["values"] if cell]
+
+
+def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic: Path) -> None:
+    found = compare([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
+    assert [one.values for one in found.differences if one.name == "weight data types"] == [("fp8", "int4")]
+    assert found.warnings == ("Server: LoadGen asked for 5 and 4 samples/s. The throughput follows that, and the "
+                              "latencies are those of different loads.",)
+    rate, p99 = (row(found, "Server", name).cells for name in ("tokens per second", "tpot p99"))
+    assert rate[1].shift and rate[1].shift.verdict is Verdict.UNKNOWN and rate[0].estimate is None
+    assert p99[1].shift and p99[1].shift.verdict is Verdict.LIKELY and "worse: likely" in as_page(found)
+    assert any("~" in line for line in as_text(found) if line.startswith("tpot p99"))
+
+
+def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic: Path, real_runs: Path) -> None:
+    whole = open_results(neural_magic.parents[1])
+    assert [len(one.results) for one in (*whole, *open_results(neural_magic))] == [10, 10]
+    system = neural_magic / "results" / SYSTEMS.format("GPTQ")
+    (part,) = open_results(system)
+    assert {one.system for one in part.results} == {system.name} and len(part.results) < 10
+    (runs,) = open_results(real_runs)
+    assert {one.scenario for one in runs.results} == {"Offline", "Server"}
+    model = next(real_runs.glob("runs/*/*"))
+    assert open_results(model) == open_results(model.parent) == (runs,)
+
+
+def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neural_magic: Path, tmp_path) -> None:
+    with pytest.raises(UsageError, match="one result alone"):
+        compare([real_runs])
+    with pytest.raises(UsageError, match="nothing to compare"):
+        compare([real_runs, neural_magic / "results" / SYSTEMS.format("FP8")])
+    with pytest.raises(UsageError, match="too many to read"):
+        compare([neural_magic, neural_magic])
+    with pytest.raises(SubmissionError, match="holds no results"):
+        compare([tmp_path, real_runs])
+    with pytest.raises(UsageError, match="is no folder"):
+        compare([tmp_path / "missing", real_runs])
+
+
+def test_what_one_result_does_not_state_is_no_difference() -> None:
+    ours = {(Group.SERVER, "--a"): "1", (Group.MEASURED, "dataset"): "x", (Group.SYSTEM, "cooling"): "air"}
+    bare = {(Group.SERVER, "server"): "vLLM", (Group.MEASURED, "round"): "v6.1", (Group.SYSTEM, "cooling"): "water"}
+    rows, alike, unstated = differences({"Offline": [ours, bare, {}]})
+    assert [(row.name, row.values) for row in rows] == [
+        ("--a", ("1", "", "not stated")), ("server", ("", "vLLM", "not stated")),
+        ("cooling", ("air", "water", "not stated"))]
+    assert (alike, unstated) == (0, 2)
+
+
+def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two) -> None:
+    consumer = neural_magic / "results" / "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
+    found = compare([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
+    assert [side.name for side in found.sides] == ["A", "B", "C", "D"]
+    having = {(block.benchmark, block.scenario): [side.name for side in block.sides] for block in found.blocks}
+    assert having["llama2-70b-99.9", "Offline"] == ["C", "D"]
+    assert all(len(sides) > 1 for sides in having.values())
+    assert all(len(row.cells) == len(block.sides) for block in found.blocks for row in block.rows)
+    assert [one.values for one in found.differences if one.name == "weight data types"]
+    assert any("D against C" in line for line in as_text(found))
+
+
+def test_options_of_a_command_are_read_as_a_shell_has_them() -> None:
+    words = ["VLLM_CPU_KVCACHE_SPACE=1", "python", "-m", "server", "--port=1", "--name", "x y", "--eager", "--a", "1"]
+    assert dict(options(words)) == {"VLLM_CPU_KVCACHE_SPACE": "1", "--port": "1", "--name": "x y", "--eager": "set",
+                                    "--a": "1"}

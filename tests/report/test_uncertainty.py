@@ -1,0 +1,91 @@
+"""Intervals hold what they promise: on samples of a queue that are correlated, and not on their independence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cm4vllm.report import uncertainty
+from cm4vllm.report.uncertainty import Basis, Verdict, shift
+
+#: Repetitions of each trial, and samples of each run.
+TRIALS, SAMPLES = 40, 12_000
+
+
+def latencies(seed: int, *, correlation: float = 0.9) -> np.ndarray:
+    """Latencies of about 100 ms whose logarithms follow each other as a queue's do: the next depends on the last."""
+    draw = np.random.default_rng(seed)
+    noise = draw.normal(0, 0.3 * np.sqrt(1 - correlation**2), SAMPLES)
+    values = [last := float(draw.normal(0, 0.3))]
+    for one in noise[1:].tolist():
+        last = correlation * last + one
+        values.append(last)
+    return 100 * np.exp(np.array(values))
+
+
+@pytest.fixture(scope="session")
+def runs() -> list[np.ndarray]:
+    return [latencies(seed) for seed in range(TRIALS)]
+
+
+TRUE = {0.5: 100.0, 0.99: 100 * float(np.exp(0.3 * 2.3263))}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> None:
+    found = [uncertainty.percentile(float(np.quantile(values, share)), values, share, seed=seed)
+             for seed, values in enumerate(runs)]
+    held = sum(one is not None and one.low <= TRUE[share] <= one.high for one in found)
+    assert held >= 0.93 * TRIALS
+    # Taken as independent, the same samples would give an interval that misses it far more often.
+    narrow = [uncertainty.from_percentiles(float(np.quantile(values, share)), {
+        part: float(np.quantile(values, part)) for part in (0.0, 0.5, 0.9, 0.97, 0.99, 0.999, 1.0)}, SAMPLES, share)
+        for values in runs]
+    assert sum(one is not None and one.low <= TRUE[share] <= one.high for one in narrow) < held
+
+
+def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) -> None:
+    def verdict(one: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
+        estimates = [uncertainty.mean(float(values.mean()), values, seed=seed + place)
+                     for place, values in enumerate((one, other))]
+        return shift(float(one.mean()), float(other.mean()), *estimates, "").verdict
+
+    same = [verdict(one, other, 2 * seed) for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
+    slower = [verdict(one, other * 1.15, 2 * seed)
+              for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
+    assert same.count(Verdict.REAL) <= 2
+    assert slower.count(Verdict.REAL) >= 0.9 * len(slower)
+
+
+def test_the_interval_of_a_rate_follows_the_spread_of_the_run() -> None:
+    ends = np.cumsum(np.random.default_rng(1).exponential(0.01, SAMPLES))
+    steady = uncertainty.rate(100.0, ends, np.ones(SAMPLES), seed=1)
+    # A server that stops for a while each time: the same mean rate, in lumps.
+    half = SAMPLES // 2
+    lumps = np.sort(np.concatenate([ends[:half] / 3, ends[half:] / 3 + ends[-1] / 2]))
+    uneven = uncertainty.rate(100.0, lumps, np.ones(SAMPLES), seed=1)
+    assert steady is not None and uneven is not None
+    assert 2 < steady.high - steady.low < 12 < 3 * 12 < uneven.high - uneven.low
+    assert steady.low < 100 < steady.high and steady.basis is Basis.SAMPLES
+
+
+@pytest.mark.parametrize(("samples", "share", "words"), [
+    (64, 0.5, "64 samples, an interval needs 100"), (999, 0.99, "999 samples, an interval needs 1,000"),
+    (1000, 0.99, ""), (100, 0.5, "")])
+def test_too_few_samples_give_no_interval_and_say_how_many_would(samples: int, share: float, words: str) -> None:
+    assert uncertainty.too_few(samples, share) == words
+    made = uncertainty.percentile(1.0, np.random.default_rng(0).uniform(0.5, 1.5, samples), share, seed=1)
+    assert (made is None) is bool(words)
+
+
+def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone() -> None:
+    known = {0.0: 10.0, 0.5: 100.0, 0.9: 150.0, 0.97: 180.0, 0.99: 200.0, 0.999: 300.0, 1.0: 400.0}
+    one = uncertainty.from_percentiles(200.0, known, 24576, 0.99)
+    far = uncertainty.from_percentiles(260.0, {share: 1.3 * value for share, value in known.items()}, 24576, 0.99)
+    near = uncertainty.from_percentiles(201.0, {share: 1.005 * value for share, value in known.items()}, 24576, 0.99)
+    assert one and far and near
+    assert shift(200, 260, one, far, "").verdict is Verdict.LIKELY
+    assert shift(200, 201, one, near, "").verdict is Verdict.WITHIN
+    assert shift(200, 260, one, None, "no samples").why == "no samples"
+    assert shift(200, 200, None, None, "no samples").verdict is Verdict.SAME
+    assert shift(0, 5, one, far, "").change is None
