@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from cm4vllm.report import summary
+from cm4vllm.report.explorer import explorer_page
+from cm4vllm.report.screenshot import MAX_BYTES as PICTURE_BYTES
 from cm4vllm.report.summary import summary_html
+from cm4vllm.results.index import read_index
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -59,6 +64,33 @@ def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path)
     assert "CONSOLE" not in done.stderr
     pdf = (tmp_path / "page.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-") and 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 14
+
+
+@needs_chromium
+def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic: Path, tmp_path: Path) -> None:
+    found = read_index(neural_magic.parents[1], tmp_path / "kept")
+    (tmp_path / "page.html").write_text(explorer_page(found), encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    script = """const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+        page.querySelector("th.num button").click();
+        page.querySelector("input[type=search]").value = "fp8 server";
+        page.querySelector("input[type=search]").dispatchEvent(new Event("input"));
+        const last = [...page.querySelectorAll("tbody tr")].map(row => row.cells[7].dataset.sort);
+        document.title = JSON.stringify([root.scrollWidth, page.querySelector("#count").textContent, last]);"""
+    frame.write_text('<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:360px;height:4000px;'
+                     f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>')
+    done = chromium(tmp_path, "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title and "CONSOLE" not in done.stderr, done.stderr[-400:]
+    width, count, counts = json.loads(unescape(title[1]))
+    assert width == 360 and count == "2 of 10 results"
+    assert [int(one) for one in counts] == sorted((row.accelerators for row in found.rows), reverse=True)
+
+
+def test_the_picture_of_the_readme_is_small() -> None:
+    root = Path(__file__).parents[2]
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text(encoding="utf-8"))
+    assert pictures and all((root / one).stat().st_size < PICTURE_BYTES for one in pictures)
 
 
 def luminance(colour: str) -> float:
