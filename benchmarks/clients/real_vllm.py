@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
@@ -18,13 +18,13 @@ from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
-from cm4vllm.serving.clusters.placement import in_few_processes, own_cores
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.records import Api
 
 __all__ = ["Made", "RealVllm", "Served", "bench_serve"]
 
 #: Seconds that vLLM may take to load a model, or to answer all prompts.
-START_S = 300
+START_S = 600
 #: Prompts are drawn from the first ids, which every model knows.
 VOCABULARY = 700
 
@@ -33,13 +33,15 @@ VOCABULARY = 700
 class Made:
     """Tokens/s, and who used the processors meanwhile, in s: the server's HTTP process, its engine, client and LoadGen.
 
-    The client's time is that of its start, too.
+    The client's time is that of its start, too. Latencies in ms are those of paced queries.
     """
 
     rate: float
     api: float = 0.0
     engine: float = 0.0
     client: float = 0.0
+    ttft_p99: float = 0.0
+    tpot_p99: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,20 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class RealVllm:
-    """`python` has vLLM; `model` is a folder. `samples` prompts of 128 tokens are answered with 128 tokens each."""
+    """`python` has vLLM; `model` is a folder. `samples` prompts of 128 tokens are answered with 128 tokens each.
+
+    `load_format` dummy fills the weights with random numbers, `quantization` has vLLM quantise them; one server spreads
+    over `gpus` GPUs.
+    """
 
     python: str
     model: Path
     samples: int
     sequences: int = 256
+    device: str = "cpu"
+    load_format: str = ""
+    quantization: str = ""
+    gpus: int = 1
 
     @property
     def task(self) -> Task:
@@ -67,40 +77,56 @@ class RealVllm:
 
     def settings(self, executor: str = "") -> ServerSettings:
         """The settings of a server as a run starts it on this machine, or with another executor."""
-        settings = ServerSettings(model=str(self.model), name="mock", max_num_seqs=self.sequences, max_model_len=1024,
-                                  api=Api.GENERATE, distributed_executor_backend=executor)
+        settings = ServerSettings(
+            model=str(self.model), name="mock", max_num_seqs=self.sequences, max_model_len=1024, api=Api.GENERATE,
+            distributed_executor_backend=executor, device=self.device, load_format=self.load_format,
+            quantization=self.quantization, tp_size=self.gpus if self.gpus > 1 else None)
         return in_few_processes(settings, 1, len(own_cores()))
 
     @contextmanager
-    def in_process(self, settings: ServerSettings | None = None) -> Iterator[Callable[[], Made]]:
+    def in_process(self, settings: ServerSettings | None = None,
+                   qps: float | None = None) -> Iterator[Callable[[], Made]]:
         """Load the model without a server; give what has vLLM's own generate answer all samples.
 
-        It is as vLLM sets it up by itself, or with the executor and the environment of a server's `settings`.
+        It is as vLLM sets it up by itself, or with the executor and the environment of a server's `settings`. With
+        `qps` the samples come at that rate.
         """
         env, executor = ({}, "") if settings is None else (server_env(settings), settings.distributed_executor_backend)
         prompts = [prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)]
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(json.dumps(prompts))
             file.flush()
-            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name, str(self.sequences), executor]
+            options = {"max_num_seqs": self.sequences, "distributed_executor_backend": executor,
+                       "load_format": self.load_format, "quantization": self.quantization,
+                       "tensor_parallel_size": self.gpus}
+            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name,
+                    json.dumps({key: value for key, value in options.items() if value})]
             process = subprocess.Popen(argv, env=_environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, text=True)
             told, said = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
 
             def generate() -> Made:
-                told.write("\n")
+                told.write(f"{qps or ''}\n")
                 told.flush()
                 lines = []
                 for line in said:
                     lines.append(line)
-                    if line.startswith("RATE "):
-                        return Made(float(line.split()[1]))
+                    if line.startswith(("RATE ", "PACED ")):
+                        rate, *latencies = map(float, line.split()[1:])
+                        return Made(rate, **dict(zip(("ttft_p99", "tpot_p99"), latencies, strict=False)))
                 raise RuntimeError(f"vLLM's own generate failed:\n{''.join(lines[-10:])}")
 
             try:
                 yield generate
             finally:
                 process.communicate(timeout=TOO_LONG_S)
+
+    @contextmanager
+    def replicas(self, count: int) -> Iterator[list[Served]]:
+        """Serve the model `count` times, each on GPUs or cores of its own."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.served(one))
+                   for one in placed(self.settings(), count, count * self.gpus, os.environ)]
 
     @contextmanager
     def served(self, settings: ServerSettings, unix: Path | None = None) -> Iterator[Served]:
@@ -118,13 +144,16 @@ class RealVllm:
                 server.terminate()
                 server.wait(timeout=TOO_LONG_S)
 
-    def through_loadgen(self, server: Served, task: Task) -> Made:
-        """Make an Offline run against `server`."""
+    def through_loadgen(self, server: Served, task: Task, others: Sequence[Served] = ()) -> Made:
+        """Make a run against `server`, and `others` like it."""
+        more = [int(other.endpoint.rpartition(":")[2]) for other in others]
+        task = replace(task, endpoint=server.endpoint, more_ports=more)
         before = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
-        result = perform("ours", "loadgen", replace(task, endpoint=server.endpoint), sorted(os.sched_getaffinity(0)))
+        result = perform("ours", "loadgen", task, sorted(os.sched_getaffinity(0)))
         after = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
         api, whole = after[0] - before[0], after[1] - before[1]
-        return Made(result.tokens / result.wall_s, api, whole - api, sum(after[2][2:4]) - sum(before[2][2:4]))
+        return Made(result.tokens / result.wall_s, api, whole - api, sum(after[2][2:4]) - sum(before[2][2:4]),
+                    result.ttft_p99, result.tpot_p99)
 
 
 def bench_serve(python: str, model: Path, task: Task, cores: Sequence[int]) -> Result:

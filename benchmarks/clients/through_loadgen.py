@@ -88,6 +88,7 @@ def settings_of(task: Task, folder: Path) -> RunSettings:
         dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
                               samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
         server=ServerRecord(endpoint=task.endpoint or f"http://127.0.0.1:{task.port}", api=Api(task.api),
+                            replicas=[f"http://127.0.0.1:{port}" for port in task.more_ports],
                             model_name="mock", max_model_len=131_072, version="0.32.0", owned=False),
     )
 
@@ -124,4 +125,5 @@ def _result(folder: Path, tokens: int) -> Result:
     return Result(queries=queries, tokens=tokens, wall_s=queries / rate,
                   ttft_p50=ms("first_token_50.00_percentile_latency"),
                   ttft_p99=ms("first_token_99.00_percentile_latency"),
-                  tpot_p50=ms("time_per_output_token_50.00_percentile"))
+                  tpot_p50=ms("time_per_output_token_50.00_percentile"),
+                  tpot_p99=ms("time_per_output_token_99.00_percentile"))

@@ -124,7 +124,7 @@ FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
 #: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, valgrind, ...
 OTHERS = {"url", "config", "template", "json", "only", "quick", "rounds", "vllm", "endpoints", "cores", "uds",
-          "tool", "app"}
+          "tool", "app", "list", "true_lengths"}
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
 

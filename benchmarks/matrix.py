@@ -1,0 +1,249 @@
+"""Every benchmark, round and scenario that can be run, each as a rehearsal from the command line to the checked tree.
+
+    python benchmarks/matrix.py [--only=ROUND/BENCHMARK/SCENARIO,…] [--inference_src=DIR] [--json=FILE]
+
+The cells are found from the rules and from what this version can run. One server is started for each model and kept;
+each cell is one run of the main job against it (--api_server), into a folder of its own. --only takes patterns as
+`v6.1/*/Offline`. The model is the tiny one, whose answers are shorter than those of the benchmark's own: the factor is
+in the record of its dataset, and printed, where the rules publish the length. --true_lengths takes random weights
+(_dummy) instead, with answers of the published length; their prompts are still the stand-in's, and only the performance
+is measured, since nothing else can be of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from cm4vllm.assets import dummy
+from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.rules import Mode, Scenario, benchmark_terms, round_names, round_terms, terms
+from figures import Figure, figure, report
+
+CM = Path(sys.executable).with_name("cm")
+#: Seconds that a server may take until it serves, with all that it installs, and that one cell may take.
+START_S, CELL_S = 1800, 1800
+#: Context that is left for the prompts of the stand-in's dataset.
+_PROMPT = 2048
+
+
+@dataclass(frozen=True)
+class Cell:
+    round: str
+    benchmark: str
+    scenario: Scenario
+
+    @property
+    def name(self) -> str:
+        return f"{self.round}/{self.benchmark}/{self.scenario}"
+
+    @property
+    def longest(self) -> int:
+        """The longest answer, in tokens."""
+        return max(terms(self.round, self.benchmark, self.scenario, mode).generation.max_tokens for mode in Mode)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outcome of a cell: how long it took in s, tokens/s, how long its answers are beside the real ones.
+
+    `error` is empty where it ran to its end.
+    """
+
+    cell: Cell
+    took_s: float
+    tokens_per_second: float = 0.0
+    factor: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served: `tag` chooses it in the main job, `name` is that of the server."""
+
+    tag: str
+    name: str
+
+
+def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
+    """Return the cells whose names fit one of the patterns, newest round first."""
+    found = []
+    for round_name in reversed(round_names()):
+        try:
+            require_round(round_terms(round_name))
+        except CmError:
+            continue
+        found += [Cell(round_name, benchmark, scenario) for benchmark in runnable_benchmarks(round_name)
+                  for scenario in benchmark_terms(round_name, benchmark).scenarios]
+    return [cell for cell in found if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
+
+
+def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
+    """Return what serves a cell."""
+    if not true_lengths:
+        return Model("_tiny", TINY_NAME)
+    known = dummy.known_model(cell.benchmark)
+    return Model(f"_dummy.{known}", dummy.dummy_name(known, layers))
+
+
+@contextmanager
+def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> Iterator[str]:
+    """Serve a model as run,vllm-server does, and give its URL. Raises RuntimeError where it does not start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = []
+    if model.name != TINY_NAME:
+        made = subprocess.run([CM, "run", "script", f"--tags=get,ml-model,{model.tag}", "--quiet", "--out=json",
+                               *asked], capture_output=True, text=True, check=True, timeout=START_S).stdout
+        record = json.loads(made[made.index("{"):])["new_env"]["CM_ML_MODEL_RECORD"]
+        words = [f"--model_record={record}", f"--max_model_len={longest + _PROMPT}"]
+    log = folder / "server.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen([CM, "run", "script", "--tags=run,vllm-server", "--quiet", *words], cwd=folder,
+                                   stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+    try:
+        yield _url(process, log)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=120)
+
+
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if found := re.search(r"--api_server=(http://\S+)", log.read_text(errors="replace")):
+            return found[1]
+        time.sleep(1)
+    raise RuntimeError(f"the server did not start:\n{error_of(log.read_text(errors='replace'))}")
+
+
+def command(cell: Cell, model: Model, url: str, out: Path, more: Sequence[str]) -> list[str]:
+    """Return the words of the main job for a cell, as a user types them."""
+    tags = f"run-mlperf,inference,_vllm,{model.tag},_r{cell.round.removeprefix('v')}"
+    return [str(CM), "run", "script", f"--tags={tags}", "--quiet", f"--model={cell.benchmark}",
+            f"--scenario={cell.scenario}", f"--api_server={url}", f"--vllm_model_name={model.name}",
+            f"--output_dir={out}", *more]
+
+
+def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -> Ran:
+    """Rehearse one cell."""
+    out, begin = folder / cell.name, time.monotonic()
+    try:
+        done = subprocess.run(command(cell, model, url, out, more), stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=CELL_S)
+    except subprocess.TimeoutExpired:
+        return Ran(cell, CELL_S, error=f"not done after {CELL_S} s")
+    took = time.monotonic() - begin
+    if done.returncode:
+        return Ran(cell, took, error=error_of(done.stdout + done.stderr))
+    return outcome(cell, out / "test", took)
+
+
+def outcome(cell: Cell, out: Path, took_s: float) -> Ran:
+    """Read what a cell left: the run's figures, and whether the tree is there that all but random weights end in."""
+    found = sorted(out.glob(f"runs/*/*/{cell.scenario}/performance/{RUN_FILE}"))
+    if not found:
+        return Ran(cell, took_s, error=f"no {RUN_FILE} of a performance run in {out}")
+    settings = read_record(found[0], RunRecord).settings
+    if not settings.model.is_dummy and not (out / "submission").is_dir():
+        return Ran(cell, took_s, error=f"no submission tree in {out}")
+    factor = ("true" if settings.model.is_dummy else
+              settings.dataset.recipe.get("length_factor", "").partition(":")[0])
+    return Ran(cell, took_s, float(read_performance(found[0].parent).tokens_per_second), factor)
+
+
+def error_of(text: str) -> str:
+    """Return the error that a command ended with, in one line."""
+    _, found, message = text.rpartition("CM error:")
+    return " ".join((message if found else text[-300:]).split()) or "it ended without a message"
+
+
+def table(ran: Sequence[Ran]) -> str:
+    """Return the Markdown table benchmark x round, with a word for each scenario in a cell."""
+    rounds = sorted({one.cell.round for one in ran})
+    lines = ["| benchmark | " + " | ".join(rounds) + " |", "|---|" + "---|" * len(rounds)]
+    for benchmark in sorted({one.cell.benchmark for one in ran}):
+        row = []
+        for round_name in rounds:
+            here = [one for one in ran if (one.cell.benchmark, one.cell.round) == (benchmark, round_name)]
+            row.append(", ".join(f"{one.cell.scenario} {'FAILED' if one.error else 'ran'}" for one in here) or "-")
+        lines.append(f"| {benchmark} | " + " | ".join(row) + " |")
+    factors = sorted({(one.cell.benchmark, one.factor or "the rules publish none") for one in ran if not one.error})
+    return "\n".join([*lines, "", "Length of the answers beside those of the benchmark's own model:",
+                      *(f"{benchmark}: {factor}" for benchmark, factor in factors),
+                      *(f"{one.cell.name}: {one.error}" for one in ran if one.error)])
+
+
+def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
+    """Give the figures of the cells that ran, and the share that did."""
+    for one in ran:
+        if not one.error:
+            yield figure(f"{one.cell.name}, time", [one.took_s], "s")
+            yield figure(f"{one.cell.name}, tokens/s", [one.tokens_per_second], "tokens/s")
+    yield figure("cells that ran", [sum(not one.error for one in ran) / len(ran)], "share", at_least=1)
+
+
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser.add_argument("--only", default="*", metavar="PATTERN,…", help="as v6.1/*/Offline (all)")
+    parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
+    parser.add_argument("--output_dir", type=Path, default=Path("matrix-results"), help="%(default)s")
+    parser.add_argument("--test_query_count", type=int, default=32, help="samples of a run (%(default)s)")
+    parser.add_argument("--inference_src", metavar="DIR",
+                        help="mlcommons/inference, for the official checkers; without it they are left out")
+    parser.add_argument("--true_lengths", action="store_true", help="random weights, answers of the published length")
+    parser.add_argument("--dummy_layers", type=int, help="with --true_lengths: layers of each model; all otherwise")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    asked = parser.parse_args()
+    asked.cells = cells(asked.only.split(","))
+    if not asked.cells:
+        parser.error(f"no cell fits {asked.only}; --list shows them")
+    return asked
+
+
+def main() -> int:
+    """Run the cells that are asked for and print the table; return 1 where one failed."""
+    asked = parsed()
+    if asked.list:
+        print("\n".join(cell.name for cell in asked.cells))
+        return 0
+    layers = [f"--dummy_layers={asked.dummy_layers}"] if asked.true_lengths and asked.dummy_layers else []
+    checkers = f"--inference_src={Path(asked.inference_src).absolute()}" if asked.inference_src else "--run_checker=no"
+    more = [f"--test_query_count={asked.test_query_count}", checkers, *layers]
+
+    def model(cell: Cell) -> Model:
+        return model_of(cell, asked.dummy_layers, true_lengths=asked.true_lengths)
+
+    ran, folder = [], asked.output_dir.absolute()
+    for one, group in groupby(sorted(asked.cells, key=lambda cell: model(cell).name), model):
+        together = list(group)
+        with served(one, layers, folder / one.name, max(cell.longest for cell in together)) as url:
+            for cell in together:
+                ran.append(done := run(cell, one, url, folder, more))
+                print(f"{cell.name}: {done.error or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
+                      flush=True)
+    print(table(ran))
+    return report(figures(ran), asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
