@@ -36,6 +36,7 @@ def test_a_part_that_a_machine_cannot_run_says_why(capsys):
     assert "two GPUs, 1 can be used" in said and "CPU backend" in said
 
 
+@pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-gpu")
 def test_its_parts_run_on_the_cpu_backend(tmp_path, vllm_python):
