@@ -180,9 +180,15 @@ def main() -> int:
         model = provide(ModelSettings(source="dummy", location=asked.model, layers=asked.dummy_layers), Path(folder))
         print(f"DUMMY WEIGHTS: {model.name}, {model.parameters:,} parameters; {gpus} GPUs")
         hour = Hour(RealVllm(python=asked.vllm_python, model=Path(model.path), samples=asked.samples,
-                             sequences=asked.sequences, device=asked.device, load_format="dummy"),
+                             sequences=asked.sequences, device=asked.device, load_format="dummy",
+                             eager=asked.device == "cpu"),
                     asked.rounds, gpus, asked.share)
-        return report([one for name in asked.only.split(",") for one in PARTS[name](hour)], asked.json)
+        found = []
+        for name in asked.only.split(","):
+            for one in PARTS[name](hour):
+                print(f"{one.name}: {one.value:,.4g} {one.unit}", flush=True)
+                found.append(one)
+        return report(found, asked.json)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class RealVllm:
     """`python` has vLLM; `model` is a folder. `samples` prompts of 128 tokens are answered with 128 tokens each.
 
     `load_format` dummy fills the weights with random numbers, `quantization` has vLLM quantise them; one server spreads
-    over `gpus` GPUs.
+    over `gpus` GPUs. `eager` says that nothing is compiled.
     """
 
     python: str
@@ -68,6 +68,7 @@ class RealVllm:
     load_format: str = ""
     quantization: str = ""
     gpus: int = 1
+    eager: bool = False
 
     @property
     def task(self) -> Task:
@@ -80,7 +81,8 @@ class RealVllm:
         settings = ServerSettings(
             model=str(self.model), name="mock", max_num_seqs=self.sequences, max_model_len=1024, api=Api.GENERATE,
             distributed_executor_backend=executor, device=self.device, load_format=self.load_format,
-            quantization=self.quantization, tp_size=self.gpus if self.gpus > 1 else None)
+            quantization=self.quantization, enforce_eager=self.eager or None,
+            tp_size=self.gpus if self.gpus > 1 else None)
         return in_few_processes(settings, 1, len(own_cores()))
 
     @contextmanager
@@ -98,7 +100,7 @@ class RealVllm:
             file.flush()
             options = {"max_num_seqs": self.sequences, "distributed_executor_backend": executor,
                        "load_format": self.load_format, "quantization": self.quantization,
-                       "tensor_parallel_size": self.gpus}
+                       "tensor_parallel_size": self.gpus, "enforce_eager": self.eager}
             argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name,
                     json.dumps({key: value for key, value in options.items() if value})]
             process = subprocess.Popen(argv, env=_environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
