@@ -28,7 +28,8 @@ def preprocess(i):
     folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
     words = replay_words(capsule, {**given, "output_dir": folder}, os.environ)
     say(f"running: {stored_command(['cm', 'run', 'script', *words])}")
-    done = i["automation"].run({**cli.parse(["run", "script", *words]), "cmd": words, "quiet": True, "out": ""})
+    typed = cli.parse(["run", "script", *words])["cm_input"]
+    done = i["automation"].run({**typed, "quiet": True, "out": ""})
     if done["return"]:
         raise CmError.again(done["return"], done["error"])
     out = Path(done["new_env"]["CM_MLPERF_RESULTS_DIR"])
