@@ -41,7 +41,7 @@ def intervals(folder: Path, values: dict[str, float]) -> dict[str, tuple[float, 
     for name, weights in (("samples_per_second", np.ones(len(rows))), ("tokens_per_second", rows["tokens"])):
         if name in values:
             half = _half_width(ended, weights)
-            found[name] = values[name] * (1 - half), values[name] * (1 + half)
+            found[name] = max(0.0, values[name] * (1 - half)), values[name] * (1 + half)
     first = rows["first_ns"]
     if (first >= 0).all():
         many = rows["tokens"] > 1
