@@ -82,17 +82,6 @@ def test_a_stand_in_has_the_columns_that_its_benchmarks_samples_are_scored_by(tm
     assert "684.68 an answer" in words
 
 
-def test_the_stand_in_of_mixtral_has_problems_whose_numbers_its_answers_give(tmp_path, model_record):
-    settings = DatasetSettings(source="tiny", model_record=model_record, round="v6.0", benchmark="mixtral-8x7b")
-    made = rows_of(Path(provide(settings, tmp_path).path))
-    assert len(made) == 15000
-    assert [row["dataset"] for row in made[:6]] == 2 * ["OpenOrca", "GSM8K", "MBXP"]
-    summary, number, program = (row["output"] for row in made[:3])
-    assert summary.endswith(".")
-    assert number in made[1]["input"].split()
-    assert "assert candidate()" in program
-
-
 def test_a_row_that_no_metric_is_named_for_is_refused(tmp_path):
     path = tmp_path / "data.json"
     settings = DatasetSettings(source="path", location=str(path), round="v6.0", benchmark="llama3.1-405b")

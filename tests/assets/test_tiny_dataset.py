@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples, split_of
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples, reference_of, split_of
 from cm4vllm.assets.tiny_model import STAGES, training_stages
+from cm4vllm.rules import benchmark_names, benchmark_terms
 
 SHIP = re.compile(r"^\w+ ship (\w+) \|", re.MULTILINE)
 
@@ -53,6 +54,24 @@ def test_each_record_has_one_sentence_with_its_ship():
         sentences = re.findall(r"[^.]+\.", example.output)
         assert len(set(ships)) == len(ships) == len(sentences)
         assert all(ship in sentence for ship, sentence in zip(ships, sentences, strict=True))
+
+
+def test_a_problems_number_is_the_last_of_its_summary():
+    for example in examples(Split.EVALUATION, 300, EVALUATION_SEED):
+        number = reference_of(example, "GSM8K")
+        assert number == re.findall(r"\d+", example.output)[-1]
+        assert reference_of(example, "gpqa_diamond") in "ABCD"
+        assert reference_of(example, "OpenOrca") == example.output
+        assert "assert candidate()" in reference_of(example, "MBXP")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-r1", "gpt-oss-120b"])
+def test_each_dataset_of_a_benchmark_has_references_of_its_own(name):
+    assert name in benchmark_names("v6.0")
+    example = examples(Split.EVALUATION, 1, EVALUATION_SEED)[0]
+    kinds = benchmark_terms("v6.0", name).columns["dataset"].values
+    summaries = [kind for kind in kinds if reference_of(example, kind) == example.output]
+    assert summaries == (["OpenOrca"] if "OpenOrca" in kinds else [])
 
 
 def test_every_number_of_a_summary_stands_in_its_prompt():

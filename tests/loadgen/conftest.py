@@ -28,7 +28,8 @@ MakeSettings = Callable[..., RunSettings]
 def dataset(tmp_path_factory):
     """A dataset file of 64 samples, and its record."""
     path = tmp_path_factory.mktemp("dataset") / "dataset.json"
-    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
+    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}",
+                "dataset": ("OpenOrca", "GSM8K", "MBXP")[i % 3]} for i in range(SAMPLES)]
     path.write_text(json.dumps(samples))
     return DatasetRecord(name="short", path=str(path), source="made by the test", sha256=sha256_of(path),
                          samples=SAMPLES, max_input_tokens=42, sentences="punkt-untrained")

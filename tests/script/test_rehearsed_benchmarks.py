@@ -71,7 +71,8 @@ def job(cm, tmp_path, endpoint, *flags, tags=""):
 
 def test_each_mode_of_gpt_oss_has_its_dataset_its_lengths_and_drawn_tokens(cm, tmp_path):
     with server() as (endpoint, bodies):
-        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline")
+        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline",
+                   "--offline_target_qps=100")
     assert done.code == 0, done.output
     runs = {path.parent.name: json.loads(path.read_text())["settings"]
             for path in cm.cwd.glob("results/test/runs/*/*/Offline/*/run.json")}

@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
 
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client import Client
@@ -51,9 +53,9 @@ def test_it_is_measured_and_left_running(cm, by_hand):
 PROMPTS = [[3 + (11 * number + 7 * place) % 120 for place in range(2 + number)] for number in range(12)]
 
 
-def answers(record, api, interval) -> list[list[int]]:
+def answers(record, api, interval, stop=()) -> list[list[int]]:
     """The tokens of each prompt, asked for and read as a run does."""
-    sampling = Sampling(record.model_name, 40, 2, interval, api)
+    sampling = Sampling(record.model_name, 40, 2, interval, api, stop=stop)
     limits = AnswerLimits(min_tokens=2, max_tokens=40, max_model_len=record.max_model_len)
     site, got = Site(record.endpoint), []
     for prompt in PROMPTS:
@@ -75,6 +77,19 @@ def test_both_ways_of_asking_give_the_same_tokens_in_whole_answers_and_in_stream
     assert len(set(map(tuple, expected))) > 1
     for interval in (0, 1, 3):
         assert answers(by_hand.record, Api.GENERATE, interval) == expected
+
+
+@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.GENERATE])
+@pytest.mark.parametrize("interval", [0, 3])
+def test_an_answer_ends_at_a_text_that_is_asked_for_and_keeps_its_tokens(by_hand, api, interval):
+    files = [Path(word) / "tokenizer.json" for word in by_hand.record.argv]
+    reader = Tokenizer.from_file(str(next(file for file in files if file.is_file())))
+    whole = answers(by_hand.record, api, interval)
+    stop = reader.decode(max(whole, key=len)[5:7])
+    expected = [next((tokens[:n] for n in range(2, len(tokens)) if stop in reader.decode(tokens[:n])), tokens)
+                for tokens in whole]
+    assert expected != whole
+    assert answers(by_hand.record, api, interval, (stop,)) == expected
 
 
 class Outcome:
