@@ -86,8 +86,13 @@ def test_an_answer_ends_at_a_text_that_is_asked_for_and_keeps_its_tokens(by_hand
     reader = Tokenizer.from_file(str(next(file for file in files if file.is_file())))
     whole = answers(by_hand.record, api, interval)
     stop = reader.decode(max(whole, key=len)[5:7])
-    expected = [next((tokens[:n] for n in range(2, len(tokens)) if stop in reader.decode(tokens[:n])), tokens)
-                for tokens in whole]
+
+    def ended(tokens):
+        """Return the tokens up to the first of such texts that is not a part of the first two tokens, the least."""
+        begin = max(0, len(reader.decode(tokens[:2])) - len(stop) + 1)
+        return next((tokens[:n] for n in range(3, len(tokens)) if stop in reader.decode(tokens[:n])[begin:]), tokens)
+
+    expected = list(map(ended, whole))
     assert expected != whole
     assert answers(by_hand.record, api, interval, (stop,)) == expected
 
