@@ -79,8 +79,7 @@ def test_both_ways_of_asking_give_the_same_tokens_in_whole_answers_and_in_stream
         assert answers(by_hand.record, Api.GENERATE, interval) == expected
 
 
-@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.GENERATE])
-@pytest.mark.parametrize("interval", [0, 3])
+@pytest.mark.parametrize(("api", "interval"), [(Api.COMPLETIONS, 0), (Api.GENERATE, 3)])
 def test_an_answer_ends_at_a_text_that_is_asked_for_and_keeps_its_tokens(by_hand, api, interval):
     files = [Path(word) / "tokenizer.json" for word in by_hand.record.argv]
     reader = Tokenizer.from_file(str(next(file for file in files if file.is_file())))
