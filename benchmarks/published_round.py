@@ -1,9 +1,9 @@
 """The checks on a tree as large as a whole published round: `python benchmarks/published_round.py [--json=FILE]`.
 
-The tree is generated: as many submissions, results, files and bytes as round v4.1 has, in its layout, with detail logs
-of the sizes that are usual there. Each command is that of the recipe, in a process of its own: without anything kept,
-then again with what the first one kept. The last figure is the memory of a process that reads one log of a gigabyte.
-The tree was just written, and lies in the memory of the system: no disk is measured.
+The tree is generated: as many submissions, results and files as round v4.1 has, in its layout, with detail logs of the
+sizes that are usual there, 1.0 GB in all; it was just written, and lies in the memory of the system: no disk is
+measured. Each command is that of the recipe, in a process of its own: without anything kept, then again with what the
+first one kept. The last figure is the memory of a process that reads one log of a gigabyte.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def write_large_log(path: Path, size: int) -> None:
 def main() -> int:
     """Generate the tree, check it, print the figures; return 1 when a limit does not hold."""
     parser = arguments(__doc__ or "", rounds=3)
-    parser.add_argument("--folder", type=Path, help="where the tree is written, 1.4 GB; a temporary one by default")
+    parser.add_argument("--folder", type=Path,
+                        help="where the tree is written, 2 GB with the log; a temporary folder by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         root, kept, large = Path(folder, "round"), Path(folder, "kept"), Path(folder, "large.txt")
