@@ -39,6 +39,7 @@ def test_the_same_tree_gives_the_same_bytes(tree, tmp_path):
         os.utime(other / name, (time.time() - 9000, 5))
     second = pack(other, tmp_path / "b" / "two.tar.gz")
     assert first.archive.read_bytes() == second.archive.read_bytes()
+    assert first.archive.read_bytes()[3:8] == bytes(5)  # no name and no time in the header of gzip (RFC 1952)
     assert first.sha256 == second.sha256 == sha256_of(first.archive)
     assert (tmp_path / "a" / "one.tar.gz.sha256").read_text() == f"{first.sha256}  one.tar.gz\n"
     (other / "open/Nobody/README.md").write_text("# Somebody\n")
