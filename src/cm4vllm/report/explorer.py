@@ -59,8 +59,8 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
     rows = sorted([*found.rows, *own], key=_order)
     return _template().render(
         rows=rows, own=own, stand=stand, script=Markup(script), script_hash=f"sha256-{digest}", w=wording,  # noqa: S704  our own file
-        rounds=_counted([row.round or "round unknown" for row in rows]),
-        submitters=len({row.submitter for row in rows}), powered=any(row.power_w for row in rows),
+        rounds=_counted([row.round or "round unknown" for row in found.rows]),
+        submitters=len({row.submitter for row in found.rows}), powered=any(row.power_w for row in rows),
         outlier=found.outlier, errors=_errors, units=_units, factor=f"{index.OUTLIER:g}", least=index.OF_AT_LEAST)
 
 

@@ -31,8 +31,8 @@ def places(own: Path, index: Index) -> list[Place]:
 def place(submission: Submission, result: Result, index: Index) -> Place:
     """Return the place of one result; a rehearsal, and one that is not valid, has none."""
     own = row_of(submission, result)
-    same = [row for row in index.rows if (row.benchmark, row.scenario, row.unit) == (
-        own.benchmark, own.scenario, own.unit) and row.valid and row.per_accelerator is not None]
+    same = [row for row in index.rows if (row.benchmark, row.model, row.scenario, row.unit) == (
+        own.benchmark, own.model, own.scenario, own.unit) and row.valid and row.per_accelerator is not None]
     why = _none(own, same, rehearsal=any(run.notice for run in result.runs))
     title = f"{own.model} {own.scenario}"
     if why:
@@ -53,7 +53,7 @@ def _none(own: IndexRow, same: Sequence[IndexRow], *, rehearsal: bool) -> str:
         return "the result is not valid"
     if own.per_accelerator is None:
         return "the system has no accelerator, or the result is no rate"
-    return "" if same else f"there is none of {own.benchmark} {own.scenario}"
+    return "" if same else f"there is none of {own.model} in {own.benchmark} {own.scenario}"
 
 
 def _ordinal(mine: float, others: Sequence[IndexRow]) -> str:

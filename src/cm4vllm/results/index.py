@@ -105,7 +105,7 @@ class Index:
         return groups
 
     def like(self, row: IndexRow) -> list[IndexRow]:
-        """Return the valid results of the same benchmark and scenario on the same accelerator, in the same unit."""
+        """Return the valid results of the same model, benchmark and scenario on the same accelerator."""
         return [one for one in self._groups.get(_like(row), []) if one.valid and one.per_accelerator is not None]
 
     def outlier(self, row: IndexRow) -> str:
@@ -120,7 +120,7 @@ class Index:
 
 
 def _like(row: IndexRow) -> tuple[str, ...]:
-    return row.benchmark, row.scenario, row.accelerator, row.unit
+    return row.benchmark, row.model, row.scenario, row.accelerator, row.unit
 
 
 def cell_of(figure: Figure | None) -> tuple[str, str, float | None, str, str]:
