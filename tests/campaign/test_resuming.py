@@ -1,4 +1,4 @@
-"""The same command again: what is done is kept, what has changed is done again, and what was killed is set aside."""
+"""The same command again: what is done is kept, what was stopped goes on, and what failed or was killed is set aside."""
 
 import json
 import os
@@ -10,79 +10,105 @@ from pathlib import Path
 
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State, read_ledger
 from cm4vllm.common.processes import die_with_parent
+from cm4vllm.loadgen.kept_answers import file_of, kept_answers
+from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE
 
-JOB = Path(__file__).parents[2] / "benchmarks/fault_injection/job.py"
-SRC = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "benchmarks/fault_injection/job.py"
 RUNS = "results/test/runs/sut/small/Offline"
 
 
 class SmallJob:
-    """A job with two LoadGen runs on a fast server, in processes of its own."""
+    """A job with two LoadGen runs on a small server, which takes some seconds for each, in processes of its own."""
 
     def __init__(self, folder):
         self.folder = folder
         self.out = folder / "results" / "test"
         self.log = folder / "job.log"
+        (folder / "fault-of-the-server").write_text("slow")
 
     def start(self, *given):
         with self.log.open("w") as log:
             return subprocess.Popen(
-                [sys.executable, JOB, self.folder, *given], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-                preexec_fn=die_with_parent, start_new_session=True)
+                [sys.executable, JOB, self.folder, "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=4", *given], stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"})
 
-    def run(self, *given):
-        """Run it to its end; return the states of its steps."""
-        assert self.start(*given).wait(120) == 0, self.log.read_text()
-        return {state.last.step: state for state in read_ledger(self.out).of_last_run}
-
-    def wait_for(self, step, process):
-        """Wait until a step is under way."""
-        deadline = time.monotonic() + 60
-        while True:
-            state = read_ledger(self.out).states.get(step)
-            if state and state.last.state is State.RUNNING:
-                return
+    def wait_until(self, process, holds):
+        deadline = time.monotonic() + 90
+        while not holds():
             assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
 
+    def is_measuring(self, process):
+        """Say whether a process has begun the performance run."""
+        state = read_ledger(self.out).states.get("Offline performance")
+        return (state is not None and state.last.state is State.RUNNING
+                and state.last.run.endswith(f" {process.pid}")
+                and (self.folder / RUNS / "performance.partial" / "console.log").exists())
+
+    def kill_server(self):
+        os.kill(json.loads((self.out / "server" / "supervisor.json").read_text())["server"], signal.SIGKILL)
+
+    def states(self):
+        return {state.last.step: state for state in read_ledger(self.out).of_last_run}
+
     def record(self, mode):
-        """Return when a run was made, and the digests of its logs."""
-        record = json.loads((self.folder / RUNS / mode / RUN_FILE).read_text())
-        return record["started_at"], record["files"]
+        return json.loads((self.folder / RUNS / mode / RUN_FILE).read_text())
 
 
-def test_the_same_command_goes_on_where_one_was_killed_and_keeps_what_is_done(tmp_path):
+def entries(job, state):
+    lines = [json.loads(line) for line in (job.out / LEDGER_FILE).read_text().splitlines()]
+    return [entry for entry in lines if entry["state"] == state]
+
+
+def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twice(tmp_path):
     job = SmallJob(tmp_path)
-    killed = job.start()
-    job.wait_for("Offline performance", killed)
-    partial = job.folder / RUNS / "performance.partial"
-    while not partial.exists():
-        time.sleep(0.01)
-    accuracy = job.record("accuracy")
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
+    answers = file_of(job.folder / RUNS / "accuracy")
+    process = job.start()
+    job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 8)
+    job.kill_server()
+    job.wait_until(process, lambda: job.is_measuring(process))
+    process.kill()
+    process.wait()
+
+    # An accuracy run goes on with a new server.
+    accuracy, logged = job.record("accuracy"), read_accuracy_log(job.folder / RUNS / "accuracy" / ACCURACY_LOG)
+    shares = [piece["answers"] for piece in accuracy["pieces"]]
+    assert len(shares) == 2 and sum(shares) == 64 and shares[0] >= 8
+    assert (accuracy["client"]["kept"], accuracy["client"]["completed"]) == (shares[0], 64)
+    assert sum(len(tokens) for _, tokens, _ in logged) == accuracy["client"]["completion_tokens"]
+    assert not answers.exists()
+    (failed,) = entries(job, "failed")
+    assert failed["step"] == "Offline accuracy" and "the server ended" in failed["why"]
+    assert (job.out / failed["left"] / "server.log").exists()
+
+    # The command that was killed left a torn line; the next one keeps the accuracy run, and measures the other again.
     with (job.out / LEDGER_FILE).open("ab") as file:
         file.write(b'{"schema":1,"run"')
-    states = job.run()
-    assert job.record("accuracy") == accuracy
-    assert (states["Offline accuracy"].last.state, states["Offline accuracy"].attempts) == (State.KEPT, 1)
-    assert states["Offline accuracy: scores"].last.state is State.KEPT
-    assert (states["Offline performance"].last.state, states["Offline performance"].attempts) == (State.DONE, 2)
-    assert states["server"].attempts == 2
-    (aside,) = (job.out / ATTEMPTS).glob("offline.performance-*")
-    assert (aside / "user.conf").exists() and not (aside / RUN_FILE).exists()
+    process = job.start()
+    job.wait_until(process, lambda: job.is_measuring(process))
+    job.kill_server()
+    assert process.wait(90) == 0, job.log.read_text()
+    states = job.states()
+    assert job.record("accuracy")["files"] == accuracy["files"]
+    assert (states["Offline accuracy"].last.state, states["Offline accuracy"].attempts) == (State.KEPT, 2)
+    assert (states["Offline performance"].last.state, states["Offline performance"].attempts) == (State.DONE, 3)
+    assert "is INVALID, and the server is started again" in job.log.read_text()
+    assert job.record("performance")["pieces"] == []
     assert (job.out / ATTEMPTS / "torn-line-of-ledger-1").read_bytes() == b'{"schema":1,"run"'
-    assert not partial.exists()
-    entries = [json.loads(line) for line in (job.out / LEDGER_FILE).read_text().splitlines()]
-    (aborted,) = [entry for entry in entries if entry["state"] == "aborted"]
-    assert (aborted["step"], aborted["left"]) == ("Offline performance", f"{ATTEMPTS}/{aside.name}")
+    (aborted,) = entries(job, "aborted")
+    left = [entry["left"] for entry in (aborted, entries(job, "failed")[1])]
+    assert left == [f"{ATTEMPTS}/offline.performance-{number}" for number in (1, 2)]
+    assert all((job.out / one / "user.conf").exists() and not (job.out / one / RUN_FILE).exists() for one in left)
+    assert not list((job.folder / RUNS).glob("*.partial"))
 
+    # Nothing is left to do, and no server is started for it.
     performance = job.record("performance")
-    states = job.run()
-    assert {name: states[name].last.state for name in ("server", "Offline accuracy", "Offline performance")} == {
-        "server": State.KEPT, "Offline accuracy": State.KEPT, "Offline performance": State.KEPT}
-    assert "no step needed it" in states["server"].last.why
-    assert (job.record("accuracy"), job.record("performance")) == (accuracy, performance)
+    assert job.start().wait(90) == 0, job.log.read_text()
+    states = job.states()
+    assert {states[name].last.state for name in ("server", "Offline accuracy", "Offline accuracy: scores",
+                                                 "Offline performance")} == {State.KEPT}
+    assert job.record("performance")["files"] == performance["files"]
     assert "starting vLLM" not in job.log.read_text()

@@ -11,8 +11,9 @@ from cm4vllm.campaign.keeping import result_folder
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.search.records import SEARCH_FILE
 from cm4vllm.campaign.steps import key_of
+from cm4vllm.loadgen.kept_answers import file_of
 
-__all__ = ["set_aside"]
+__all__ = ["forget_answers", "set_aside"]
 
 #: What a run that was killed, and one that failed, leave beside the folder of their result.
 _LEFT = (".partial", ".failed")
@@ -34,6 +35,13 @@ def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: b
             with contextlib.suppress(OSError):
                 shutil.copy2(log, target / "-".join(log.relative_to(out / "server").parts))
     return str(target.relative_to(out)) if target.exists() else ""
+
+
+def forget_answers(inputs: Mapping[str, str]) -> None:
+    """Remove the answers that are kept of a run, whose folder is among the inputs of its step."""
+    if (folder := result_folder(inputs)) is not None:
+        with contextlib.suppress(OSError):
+            file_of(folder).unlink(missing_ok=True)
 
 
 def _remains(inputs: Mapping[str, str]) -> Iterator[Path]:

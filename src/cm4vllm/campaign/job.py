@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cm4vllm import REHEARSAL_NOTICE, __version__
-from cm4vllm.campaign.attempts import set_aside
+from cm4vllm.campaign.attempts import forget_answers, set_aside
 from cm4vllm.campaign.checks import CHECKS
 from cm4vllm.campaign.keeping import Found, found
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
@@ -117,6 +117,8 @@ class _Execution:
             if self.server.can_wait(self.recipes, self.env):
                 return
         earlier, why = self._found(step, inputs)
+        if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
+            forget_answers(inputs)
         if earlier.exports is not None:
             say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
             self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)

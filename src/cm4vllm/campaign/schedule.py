@@ -10,12 +10,14 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES
-from cm4vllm.rules import Mode, RateUse, Scenario
+from cm4vllm.rules import Division, Mode, RateUse, Scenario
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
 
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 SCENARIO, MODE, FOLDER = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE", "CM_MLPERF_OUTPUT_DIR"
+#: Whether an accuracy run that was stopped goes on with the answers that it had: in the open division.
+KEEP = "CM_MLPERF_KEEP_ANSWERS"
 TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
 #: The step that measures the server's rate where no accuracy run gives it.
 _RATE = "Offline rate"
@@ -171,7 +173,8 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
 def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
     name, folder = _name(scenario, Mode.ACCURACY), _folder(job, scenario, Mode.ACCURACY)
     gives = shown(_place(scenario, Mode.ACCURACY))
-    inputs = {**_run(job, scenario, Mode.ACCURACY, folder), **target}
+    inputs = {**_run(job, scenario, Mode.ACCURACY, folder), **target,
+              KEEP: "yes" if job.division is Division.OPEN else "no"}
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(name=f"{name}: scores", tags="process,mlperf,accuracy", gives=f"{gives}/accuracy.json",
                product=Product.SCORES, inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})

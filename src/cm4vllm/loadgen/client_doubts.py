@@ -23,7 +23,9 @@ def headroom(run: RunRecord) -> float | None:
     check, client = run.client.self_check, run.client
     if check is None:
         return None
-    return times_the_load(check, run.settings, client.completed, client.completion_tokens, run.duration_s)
+    asked = 1 - client.kept / client.completed if client.completed else 1.0
+    return times_the_load(check, run.settings, round(asked * client.completed),
+                          round(asked * client.completion_tokens), run.duration_s)
 
 
 def times_the_load(check: SelfCheck, settings: RunSettings, done: int, tokens: int, seconds: float) -> float | None:

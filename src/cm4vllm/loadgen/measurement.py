@@ -54,6 +54,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
+    keep_answers: Annotated[bool, Key("CM_MLPERF_KEEP_ANSWERS")] = False
     #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
 
@@ -82,7 +83,7 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
     record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server),
-                 on_answers=on_answers)
+                 on_answers=on_answers, keep_answers=inputs.keep_answers)
     return record, folder / RUN_FILE
 
 

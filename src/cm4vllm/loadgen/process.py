@@ -1,8 +1,9 @@
-"""The process that runs LoadGen: `python -m cm4vllm.loadgen.process SETTINGS.json FOLDER [--answers] [--latencies]`.
+"""The process that runs LoadGen: `python -m cm4vllm.loadgen.process SETTINGS.json FOLDER [FLAG ...]`.
 
 LoadGen issues queries on the main thread, which gives them to worker processes; a second thread reports what they
 answer. The logs go to FOLDER, progress and the outcome as lines of JSON (loadgen.messages) to standard output, with
---answers the tokens of each answer too, with --latencies its times. One process makes one run: LoadGen applies
+--answers the tokens of each answer too, with --latencies its times. With --keep=FILE answers are kept there, and those
+that are there already are given to LoadGen (loadgen.kept_answers). One process makes one run: LoadGen applies
 mlperf.conf only to the first FromConfig of a process.
 """
 
@@ -47,6 +48,7 @@ __all__ = ["main"]
 
 #: The interpreter's default of 5 ms between threads would show in the measured TTFT.
 SWITCH_INTERVAL_S = 1e-4
+_KEEP = "--keep="
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,14 +60,20 @@ def main(argv: Sequence[str]) -> int:
     settings_file, folder = Path(argv[1]), Path(argv[2])
     try:
         _send(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:],
-                   show_latencies="--latencies" in argv[3:]))
+                   show_latencies="--latencies" in argv[3:], keep=_kept_in(argv[3:])))
     except CmError as error:
         _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
         return error.exit_code
     return 0
 
 
-def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool) -> Message:
+def _kept_in(words: Sequence[str]) -> Path | None:
+    """Return the file in which the answers are kept, None where they are not."""
+    return next((Path(word.removeprefix(_KEEP)) for word in words if word.startswith(_KEEP)), None)
+
+
+def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool,
+         keep: Path | None) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
@@ -80,7 +88,7 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latenc
         _send(Checked(check=checked, text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
     with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers,
-                       show_latencies=show_latencies) as system:
+                         show_latencies=show_latencies, answers=keep) as system:
         duration = _test(loadgen, test, folder, library, system)
     system.times.write(folder)
     client = replace(system.record(), self_check=checked)

@@ -17,6 +17,7 @@ __all__ = [
     "ClientRecord",
     "FailureRecord",
     "FinishReasons",
+    "Piece",
     "ProcessRecord",
     "RunRecord",
     "RunSettings",
@@ -203,7 +204,8 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
     fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
     `at_once` counts the streams that came whole, which something between server and client had collected.
-    `connections` counts those that were opened. `text` is None where the server lists token ids.
+    `connections` counts those that were opened. `kept` of the requests were answered in an earlier piece of the run,
+    and the server was not asked for them again. `text` is None where the server lists token ids.
     """
 
     requests: int
@@ -218,6 +220,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     at_once: int = 0
     text: TextCounts | None = None
     connections: int = 0
+    kept: int = 0
     processes: list[ProcessRecord] = []
     self_check: SelfCheck | None = None
 
@@ -261,6 +264,18 @@ class MachineLoad(Record, frozen=True, kw_only=True):
         return seconds / (self.processors * self.wall_s) if self.wall_s else 0.0
 
 
+class Piece(Record, frozen=True, kw_only=True):
+    """What one LoadGen process got of an accuracy run that was stopped and went on: its answers, and their digest.
+
+    `duration_s` is the time from its first query to its last answer.
+    """
+
+    began_at: str
+    answers: int
+    duration_s: float
+    sha256: str
+
+
 class FailureRecord(Record, frozen=True, kw_only=True):
     """A run that failed, beside what is left of its logs. `client` is None where it had not started."""
 
@@ -279,7 +294,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
 
     `notice` is REHEARSAL_NOTICE in a rehearsal and empty otherwise. `files` maps each log's name to the SHA-256 it had
     when the run ended, before any truncation. `versions` names the packages that took part. `server_metrics` is None
-    for a server that has no metrics.
+    for a server that has no metrics. `pieces` are those in which the answers of an accuracy run came, none where it was
+    made at once.
     """
 
     notice: str
@@ -294,6 +310,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     server_metrics: ServerMetrics | None = None
     machine_load: MachineLoad | None = None
     files: dict[str, str]
+    pieces: list[Piece] = []
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import IO, cast
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.files import sha256_of, staged_folder, write_text
@@ -23,6 +24,7 @@ from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.live_status import LiveStatus
 from cm4vllm.loadgen.logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, loadgen_version, require_whole
 from cm4vllm.loadgen.machine_load import MachineMeter
@@ -41,6 +43,7 @@ from cm4vllm.loadgen.run_warnings import run_warnings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
+from cm4vllm.rules import Mode
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.priority import give_way
@@ -74,18 +77,20 @@ class RunStopped(Exception):
 
 def run(
     settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None,
-    on_answers: OnAnswers | None = None, on_latencies: OnLatencies | None = None,
+    on_answers: OnAnswers | None = None, on_latencies: OnLatencies | None = None, keep_answers: bool = False,
 ) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
     server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
     once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server
-    run: RunStopped is raised then. Raises ServerDied, ServerStuck, RunFailed and the errors of the process. What was
+    run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it was. Raises
+    ServerDied, ServerStuck, RunFailed and the errors of the process. What was
     written until then is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"
+    keep = _begun_piece(settings, folder) if keep_answers and settings.mode is Mode.ACCURACY else None
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         if settings.audit_config:
@@ -99,12 +104,14 @@ def run(
             with (gpus_sampled(staging / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
                   sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch):
                 attended = _Attended(settings, alive or (lambda: None), watch, shown,
-                                     LiveStatus(settings, staging, watch), on_answers, on_latencies)
+                                     LiveStatus(settings, staging, watch), on_answers, on_latencies, keep)
                 outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
                 raise _error(outcome)
             record = _record(settings, staging, outcome, started_at, watch.summary(), meter.load())
+            if keep is not None and len(found := pieces(keep)) > 1:
+                record = replace(record, pieces=found)
         except RunStopped as stopped:
             stopped.metrics = watch.summary()
             raise
@@ -114,9 +121,19 @@ def run(
                 remedy=error.remedy, exit_code=error.exit_code, client=client))
             raise
         write_record(staging / RUN_FILE, record)
+    if keep is not None:
+        keep.unlink(missing_ok=True)
     for warning in run_warnings(record):
         warn(f"{title}: {warning}")
     return record
+
+
+def _begun_piece(settings: RunSettings, folder: Path) -> Path:
+    """Begin a piece of an accuracy run, and return the file with its answers."""
+    path = file_of(folder)
+    if count := begin_piece(path, settings_sha256(settings)):
+        say(f"{settings.title} run: {count:,} of {settings.samples:,} answers are kept from before it was stopped")
+    return path
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,7 @@ class _Attended:
     live: LiveStatus
     on_answers: OnAnswers | None
     on_latencies: OnLatencies | None = None
+    keep: Path | None = None
 
     def fault(self) -> CmError | None:
         """Say what is wrong with the server, None while it lives and works."""
@@ -152,7 +170,8 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
     with console.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder),
-             *(["--answers"] if run.on_answers else []), *(["--latencies"] if run.on_latencies else [])],
+             *(["--answers"] if run.on_answers else []), *(["--latencies"] if run.on_latencies else []),
+             *([f"--keep={run.keep}"] if run.keep else [])],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
         )
         try:

@@ -6,13 +6,16 @@ import os
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.live_latencies import LiveLatencies
 from cm4vllm.loadgen.messages import Answers, Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process_metrics import ProcessMetrics, stop_garbage_collection
@@ -41,7 +44,8 @@ class SystemUnderTest:
     """
 
     def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, workers: int, *,
-                 send: Callable[[Message], None], show_answers: bool = False, show_latencies: bool = False) -> None:
+                 send: Callable[[Message], None], show_answers: bool = False, show_latencies: bool = False,
+                 answers: Path | None = None) -> None:
         self._settings = settings
         self._library = library
         self._send = send
@@ -50,8 +54,13 @@ class SystemUnderTest:
         self._live = (LiveLatencies(self.times, terms.limits)
                       if terms.first_token and settings.mode is Mode.PERFORMANCE else None)
         self._shows_latencies = show_latencies
-        self._indices: dict[int, int] | None = {} if show_answers else None
-        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices)
+        self._shows_answers = show_answers
+        self._kept = kept_answers(answers) if answers else {}
+        self._writer = AnswerWriter(answers) if answers else None
+        self._kept_counts = Counter[str]()
+        self._indices: dict[int, int] | None = {} if show_answers or answers else None
+        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices,
+                                  writer=self._writer)
         self._workers = Workers(worker_settings(settings, workers), library.descriptor,
                                 self._reporter, self._end)
         self._issued = 0
@@ -82,28 +91,48 @@ class SystemUnderTest:
         """Pass samples to the workers; called by LoadGen on its thread."""
         if not self._issued:
             self._begin = time.monotonic()
+            if self._writer is not None:
+                self._writer.begin()
         self._issued += len(samples)
         if self._indices is not None:
             self._indices.update((sample.id, sample.index) for sample in samples)
+        if self._kept:
+            self._give([sample for sample in samples if sample.index in self._kept])
+            samples = [sample for sample in samples if sample.index not in self._kept]
         records = self._library.records
         indices = [sample.index for sample in samples]
         queries = [(sample.id, *records[index]) for sample, index in zip(samples, indices, strict=True)]
         now_ns = time.monotonic_ns()
-        self._workers.issue(queries)
+        if queries:
+            self._workers.issue(queries)
         # Behind it: no query waits for this.
         self.times.issued(now_ns, ((query[0], index, query[3]) for query, index in zip(queries, indices, strict=True)))
 
+    def _give(self, samples: Sequence[Any]) -> None:
+        """Give LoadGen the answers of an earlier piece of the run."""
+        now_ns, records = time.monotonic_ns(), self._library.records
+        self.times.issued(now_ns, ((sample.id, sample.index, records[sample.index][2]) for sample in samples))
+        for sample in samples:
+            answer = self._kept[sample.index]
+            self._kept_counts.update(
+                answers=1, prompt=records[sample.index][2], completion=len(answer.tokens), length=answer.at_length)
+        if samples:
+            self._reporter.given([(sample.id, self._kept[sample.index]) for sample in samples])
+
     def record(self) -> ClientRecord:
         """Return the client's record, after its end."""
+        kept = self._kept_counts
         stats = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
         counts = [each.counts for each in stats]
         text = added_up([each.text for each in stats], prompt_tokens=sum(c.prompt_tokens for c in counts))
         return ClientRecord(
             requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
-            retries=sum(c.retries for c in counts), prompt_tokens=sum(c.prompt_tokens for c in counts),
-            completion_tokens=sum(c.completion_tokens for c in counts),
-            finish_reasons=FinishReasons(stop=sum(c.finish_reasons.stop for c in counts),
-                                         length=sum(c.finish_reasons.length for c in counts)),
+            retries=sum(c.retries for c in counts), kept=kept["answers"],
+            prompt_tokens=sum(c.prompt_tokens for c in counts) + kept["prompt"],
+            completion_tokens=sum(c.completion_tokens for c in counts) + kept["completion"],
+            finish_reasons=FinishReasons(
+                stop=sum(c.finish_reasons.stop for c in counts) + kept["answers"] - kept["length"],
+                length=sum(c.finish_reasons.length for c in counts) + kept["length"]),
             at_once=sum(c.at_once for c in counts),
             reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
@@ -136,7 +165,7 @@ class SystemUnderTest:
         return self._live.status()
 
     def _send_answers(self) -> None:
-        if answers := self._reporter.take():
+        if (answers := self._reporter.take()) and self._shows_answers:
             self._send(Answers(answers=[(sample, tokens.tolist()) for sample, tokens in answers]))
 
     def _on_first_failure(self, cause: str) -> None:

@@ -154,6 +154,8 @@ class Workers:
         """Read until every worker has closed its end. An error here ends the run, which would wait for ever."""
         try:
             self._read_all()
+        except CmError as error:
+            self._fail(error)
         except Exception as error:
             traceback.print_exc()
             self._fail(RunFailed("the client cannot read the messages of its workers", cause=repr(error),

@@ -9,8 +9,10 @@ from cm4vllm.accuracy.records import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Performance, Submission
 from cm4vllm.results.reading import terms_of
+from cm4vllm.rules import Division
 from cm4vllm.serving.dialects import counting
 
 __all__ = ["Part", "parts", "record_file"]
@@ -131,3 +133,15 @@ def logs_unchanged(submission: Submission) -> Iterator[Fault]:
             if path.is_file() and (found := sha256_of(path)) != digest:
                 yield Fault(f"{record_file(part, name)} is not the log of the run beside it", record_file(part, name),
                             "SHA-256", found, digest)
+
+
+@check("ANSWERS-IN-PIECES", "the answers of an accuracy run come of one run of LoadGen; of several, where it was "
+       "stopped and went on, only in the open division", source=_DESIGN, remedy="run it again with --rerun, or leave it",
+       severity=Severity.NOTE)
+def one_piece(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        if run.pieces:
+            shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
+            yield Fault(f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
+                        record_file(part), "pieces", len(run.pieces), 1,
+                        severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR)

@@ -1,0 +1,161 @@
+"""The answers of an accuracy run, kept as they come, so that a run that was stopped goes on where it was.
+
+They lie in a file beside the run's folder until the run is whole. Each piece, which is what one LoadGen process got
+from the server, begins with a line that names the digest of the run's settings; one line for each answer follows, with
+its own digest. LoadGen runs over the whole dataset again after a stop: it is given what is kept, and the server is
+asked for the rest. The process that runs LoadGen writes each answer before LoadGen hears of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.errors import translated_os_errors
+from cm4vllm.common.files import opened
+from cm4vllm.common.records import now
+from cm4vllm.loadgen.records import Piece
+
+__all__ = ["Answer", "AnswerWriter", "begin_piece", "file_of", "kept_answers", "pieces"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens of one whole answer, and whether it ended at its greatest length."""
+
+    tokens: array[int]
+    at_length: bool
+
+
+class _Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line of a piece: the digest of the run's settings, and when the piece began, in UTC."""
+
+    settings: str
+    began: str
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An answer: its sample, `s` seconds after the first query of its piece, its tokens, and their digest."""
+
+    sample: int
+    s: float
+    at_length: bool
+    tokens: list[int]
+    digest: str
+
+
+def file_of(folder: Path) -> Path:
+    """Return the file with the answers of the run whose folder this is."""
+    return folder.with_name(f"{folder.name}.answers")
+
+
+def begin_piece(path: Path, settings_sha256: str) -> int:
+    """Begin a piece of a run; return how many answers are kept. Those of other settings are removed.
+
+    Raises DiskFull, NotWritable.
+    """
+    with translated_os_errors("write", path):
+        whole = _whole_bytes(path)
+        first = _begin(whole.partition(b"\n")[0])
+        if first is not None and first.settings != settings_sha256:
+            path.unlink()
+            whole = b""
+        with path.open("ab") as file:
+            file.truncate(len(whole))  # without what is torn at its end
+            file.write(msgspec.json.encode(_Begin(settings_sha256, now())) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    return len(kept_answers(path))
+
+
+def kept_answers(path: Path) -> dict[int, Answer]:
+    """Return the answers that are kept, by the index of their sample. Raises OSError."""
+    found: dict[int, Answer] = {}
+    for line in _whole_bytes(path).splitlines():
+        if (one := _answer(line)) is not None:
+            found.setdefault(one.sample, Answer(array("i", one.tokens), one.at_length))
+    return found
+
+
+def pieces(path: Path) -> list[Piece]:
+    """Return the pieces that gave answers, in their order. Raises OSError."""
+    found: list[Piece] = []
+    began, lines, seconds = "", list[bytes](), 0.0
+    for line in [*_whole_bytes(path).splitlines(), b""]:
+        if (one := _answer(line)) is not None:
+            lines.append(line)
+            seconds = one.s
+            continue
+        begin = _begin(line)
+        if (begin is not None or not line) and lines:
+            found.append(Piece(began_at=began, answers=len(lines), duration_s=seconds,
+                               sha256=hashlib.sha256(b"\n".join(lines)).hexdigest()))
+            lines, seconds = [], 0.0
+        began = begin.began if begin is not None else began
+    return found
+
+
+class AnswerWriter:
+    """Appends answers to the present piece: each batch with one write, so that a killed process loses none of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin = time.monotonic()
+        with translated_os_errors("write", path):
+            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def begin(self) -> None:
+        """Count the seconds from now on."""
+        self._begin = time.monotonic()
+
+    def write(self, answers: Iterable[tuple[int, array[int], bool]]) -> None:
+        """Append answers: sample, tokens, whether it ended at its greatest length. Raises DiskFull, NotWritable."""
+        s = round(time.monotonic() - self._begin, 3)
+        data = b"".join(
+            msgspec.json.encode(_Line(sample=sample, s=s, at_length=at_length, tokens=tokens.tolist(),
+                                      digest=_digest(sample, tokens, at_length))) + b"\n"
+            for sample, tokens, at_length in answers)
+        with translated_os_errors("write", self._path):
+            while data:
+                data = data[os.write(self._handle, data):]
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _whole_bytes(path: Path) -> bytes:
+    """Return the file's whole lines; none where it does not exist, or does not begin as it must."""
+    try:
+        with opened(path) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return b""
+    data = data[:data.rfind(b"\n") + 1]
+    return data if _begin(data.partition(b"\n")[0]) is not None else b""
+
+
+def _begin(line: bytes) -> _Begin | None:
+    try:
+        return msgspec.json.decode(line, type=_Begin)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _answer(line: bytes) -> _Line | None:
+    """Return the answer of a line; None for one that is none, or whose digest is another."""
+    try:
+        one = msgspec.json.decode(line, type=_Line)
+        return one if one.digest == _digest(one.sample, array("i", one.tokens), one.at_length) else None
+    except (msgspec.MsgspecError, OverflowError):
+        return None
+
+
+def _digest(sample: int, tokens: array[int], at_length: bool) -> str:
+    return hashlib.sha256(b"%d %d " % (sample, at_length) + tokens.tobytes()).hexdigest()[:16]
