@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import SUMMARY_LOG
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, Piece, RunRecord
 from cm4vllm.report.model import load
+from cm4vllm.report.readme import measurement_readmes
 from cm4vllm.results.checks import CHECKS, Stage, findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
@@ -130,6 +132,23 @@ def test_a_target_that_nobody_gave_is_loadgens_own(out: Path, change: Change) ->
     assert performance is not None and performance.target_source == "LoadGen's default"
 
 
+PIECES = [Piece(began_at="2026-11-20T10:00:00+00:00", answers=answers, duration_s=1.0, sha256="00" * 32)
+          for answers in (40, 24)]
+
+
+def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change: Change) -> None:
+    change(run_file(out, "Server", "accuracy"), RunRecord, pieces=PIECES)
+    (submission,) = [read_runs(out, chosen_folder(out))]
+    (found,) = [one for one in findings(submission) if one.code == "ANSWERS-IN-PIECES"]
+    assert (found.severity, found.what) == (
+        Severity.NOTE, "the answers of the Server accuracy run came in 2 pieces: 40 + 24")
+    closed = dataclasses.replace(submission, division=Division.CLOSED)
+    (found,) = [one for one in findings(closed) if one.code == "ANSWERS-IN-PIECES"]
+    assert found.severity is Severity.ERROR
+    text = measurement_readmes(out)[Scenario.SERVER]
+    assert "its answers came in 2 pieces" in text and "| 1 | 2026-11-20T10:00:00+00:00 | 40 |" in text
+
+
 def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
     """Return for the code of each check how the rehearsal in `out` is made to break its rule."""
     server, offline = run_file(out, "Server", "performance"), run_file(out, "Offline", "performance")
@@ -151,6 +170,7 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         "RECORD-TERMS": run(settings__terms__benchmark="llama4"),
         "LOADGEN-NAME": run(settings__terms__loadgen_name="llama3.1-8b"),
         "LOG-CHANGED": lambda: (server.parent / SUMMARY_LOG).write_text("another"),
+        "ANSWERS-IN-PIECES": run(pieces=PIECES),
         "CAMPAIGN-DIFFERS": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, round="v6.0"),
         "CLOSED-MAPPED": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED),
         "LOG-SCENARIO": lambda: (server.parent / DETAIL_LOG).write_bytes((offline.parent / DETAIL_LOG).read_bytes()),
@@ -182,4 +202,4 @@ def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path
     assert [str(one) for one in findings(read_runs(out, folder, scenarios), submitted=True)] == []
     broken(out, change)[code]()
     found = [one for one in findings(read_runs(out, folder, scenarios), submitted=True) if one.code == code]
-    assert found and all(one.severity is Severity.ERROR and one.what and one.rule.text for one in found)
+    assert found and all(one.severity is CHECKS[code].severity and one.what and one.rule.text for one in found)

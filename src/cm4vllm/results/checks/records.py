@@ -136,7 +136,7 @@ def logs_unchanged(submission: Submission) -> Iterator[Fault]:
 
 
 @check("ANSWERS-IN-PIECES", "the answers of an accuracy run come of one run of LoadGen; of several, where it was "
-       "stopped and went on, only in the open division", source=_DESIGN, remedy="run it again with --rerun, or leave it",
+       "stopped and went on, only in the open division", source=_DESIGN, remedy="run it again with --rerun",
        severity=Severity.NOTE)
 def one_piece(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
