@@ -40,8 +40,6 @@ Env = Mapping[str, str]
 
 SERVER = Path(__file__).with_name("server.py")
 MODEL, SAMPLES = "small", 256
-#: The file in the job's folder whose text is the server's fault.
-CONTROL = "fault-of-the-server"
 
 
 def main(arguments: list[str]) -> int:
@@ -102,7 +100,7 @@ class _Recipes:
     def _planned(self, env: Env) -> Planned:
         part = ServerSettings(model="small", name=MODEL, api=Api.COMPLETIONS,
                               max_num_seqs=int(env.get("CM_VLLM_SERVER_MAX_NUM_SEQS", "8")))
-        words = [sys.executable, str(SERVER), str(self._folder / CONTROL), "--port", "{port}",
+        words = [sys.executable, str(SERVER), str(self._folder), "--port", "{port}",
                  f"--max-num-seqs={part.max_num_seqs}"]
         return Planned(Path(sys.executable), [part], words)
 

@@ -1,7 +1,7 @@
-"""A fast server with vLLM's API: `python server.py CONTROL --port PORT`.
+"""A fast server with vLLM's API: `python server.py FOLDER --port PORT`.
 
-The text of the file CONTROL is its present fault: `hang` leaves requests unanswered, `slow` answers ten times slower,
-`rubbish` answers what no server of this API does. Each answer depends on its prompt alone.
+The text of the file `fault` in FOLDER is its present fault: `hang` leaves requests unanswered, `slow` answers ten times
+slower, `rubbish` answers what no server of this API does. Each answer depends on its prompt alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 MODEL, LENGTH = "small", 2048
+#: The name of the file whose text is the present fault.
+FAULT_FILE = "fault"
 #: Seconds that an answer takes.
-ANSWER_S = 0.02
+ANSWER_S = 0.1
 _METRICS = 'vllm:cache_config_info{enable_prefix_caching="False"} 1.0\n'
 
 
@@ -98,4 +100,4 @@ async def _serve(port: int, control: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[sys.argv.index("--port") + 1]), Path(sys.argv[1])))
+    asyncio.run(_serve(int(sys.argv[sys.argv.index("--port") + 1]), Path(sys.argv[1]) / FAULT_FILE))

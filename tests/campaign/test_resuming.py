@@ -26,7 +26,6 @@ class SmallJob:
         self.folder = folder
         self.out = folder / "results" / "test"
         self.log = folder / "job.log"
-        (folder / "fault-of-the-server").write_text("slow")
 
     def start(self, *given):
         with self.log.open("w") as log:
