@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.assets.records import DUMMY_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
@@ -171,6 +172,7 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         "LOADGEN-NAME": run(settings__terms__loadgen_name="llama3.1-8b"),
         "LOG-CHANGED": lambda: (server.parent / SUMMARY_LOG).write_text("another"),
         "ANSWERS-IN-PIECES": run(pieces=PIECES),
+        "WEIGHTS-DUMMY": run(settings__model__source=DUMMY_SOURCE),
         "CAMPAIGN-DIFFERS": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, round="v6.0"),
         "CLOSED-MAPPED": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED),
         "LOG-SCENARIO": lambda: (server.parent / DETAIL_LOG).write_bytes((offline.parent / DETAIL_LOG).read_bytes()),
