@@ -12,6 +12,6 @@ def preprocess(i):
     env = i["env"]
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
     inputs = read_settings(RunInputs, env)
-    _, path = measure(inputs, watch, audit_config=audit_config(inputs.compliance_test))
+    _, path = measure(inputs, watch, audit_config=audit_config(inputs.compliance_test, inputs.model))
     env["CM_MLPERF_RUN_RECORD"] = str(path)
     return {"return": 0}

@@ -92,16 +92,9 @@ def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(nam
     assert "_performance-only" in refused.value.remedy
 
 
-@pytest.mark.parametrize("division", [Division.CLOSED, Division.NETWORK])
-def test_another_division_is_refused(division):
-    benchmark = benchmark_terms("v6.1", "llama3.1-8b")
-    with pytest.raises(UsageError, match=f"the {division} division is not supported"):
-        require_runnable(round_terms("v6.1"), benchmark, benchmark.scenarios[:1], division)
-
-
 @pytest.mark.parametrize(("asked", "division", "tests"), [
     ("", Division.OPEN, ()), ("TEST06", Division.OPEN, ("TEST06",)), ("test06,TEST06", Division.OPEN, ("TEST06",)),
-    ("", Division.CLOSED, ("TEST06",))])
+    ("", Division.CLOSED, ("TEST06",)), ("TEST06", Division.CLOSED, ("TEST06",))])
 def test_the_compliance_tests_of_a_job(asked, division, tests):
     assert compliance_tests(asked, benchmark_terms("v6.1", "llama3.1-8b"), division) == tests
 
@@ -116,3 +109,9 @@ def test_a_compliance_test_that_cannot_be_run_is_refused(round_name, name, asked
     with pytest.raises(UsageError, match=words) as refused:
         compliance_tests(asked, benchmark_terms(round_name, name), Division.OPEN)
     assert refused.value.remedy
+
+
+def test_a_closed_job_is_refused_where_a_test_that_its_rules_ask_for_cannot_be_run():
+    with pytest.raises(UsageError, match="TEST07 cannot be run yet") as refused:
+        compliance_tests("", benchmark_terms("v6.1", "gpt-oss-120b"), Division.CLOSED)
+    assert "rule TESTS:" in refused.value.cause and refused.value.remedy == "give --division=open"

@@ -98,6 +98,9 @@ def test_a_campaign_that_is_not_of_these_runs_is_refused(
 def test_a_mapped_model_has_no_place_in_the_closed_division(out: Path, change: Change) -> None:
     change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED, command="cm run script")
     (out / "system" / "system.json").unlink()
+    load(out)  # a rehearsal is no result
+    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, settings__rehearsal=False)
     with pytest.raises(SubmissionError, match="cannot stand in the closed division"):
         load(out)
 
@@ -163,6 +166,10 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
             change(path, RunRecord, **fields)
 
+    def closed(**fields: Any) -> None:
+        everywhere(**fields)
+        change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED)
+
     return {
         "RUNS-DIFFER": run(settings__server__packages={"torch": "1"}),
         "REHEARSAL-MIXED": run(settings__rehearsal=False),
@@ -174,7 +181,9 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         "ANSWERS-IN-PIECES": run(pieces=PIECES),
         "WEIGHTS-DUMMY": run(settings__model__source=DUMMY_SOURCE),
         "CAMPAIGN-DIFFERS": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, round="v6.0"),
-        "CLOSED-MAPPED": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED),
+        "CLOSED-MAPPED": lambda: closed(settings__rehearsal=False),
+        "CLOSED-IDENTITY": lambda: closed(settings__model__name="llama3.1-8b"),
+        "CLOSED-LENGTHS": lambda: closed(settings__max_tokens=64),
         "LOG-SCENARIO": lambda: (server.parent / DETAIL_LOG).write_bytes((offline.parent / DETAIL_LOG).read_bytes()),
         "LOG-SEEDS": lambda: everywhere(settings__terms__round="v6.0"),
         "LOG-MIN-DURATION": lambda: everywhere(settings__rehearsal=False, notice=""),

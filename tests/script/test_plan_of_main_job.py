@@ -277,7 +277,8 @@ def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, f
 REFUSED = [
     ("_vllm", {"model": "llama9"}, "unknown model"),
     ("_vllm,_r4.1", {}, "round v4.1"),
-    ("_vllm", {"division": "closed"}, "closed division"),
+    ("_vllm", {"division": "closed", "execution_mode": "valid"}, "rule MODEL"),
+    ("_vllm", {"division": "network"}, "rule QDL-NAME"),
     ("_vllm", {"scenario": "Ofline"}, "Ofline"),
     ("_vllm", {"execution_mode": "vaild"}, "vaild"),
     ("_vllm", {"device": "tpu"}, "--device=tpu"),

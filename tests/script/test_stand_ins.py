@@ -33,7 +33,7 @@ def test_the_plan_of_random_weights_measures_performance_and_downloads_nothing(c
 
 @pytest.mark.parametrize(("flags", "tags", "error", "word"), [
     (["--model=llama9"], "", UsageError, "llama9"),
-    (["--division=closed"], "", UsageError, "closed division"),
+    (["--division=closed", "--execution_mode=valid"], "", UsageError, "rule MODEL"),
     ([], ",_r4.1", UsageError, "v4.1"),
     (["--vllm_model_name=/nowhere/model"], "", UsageError, "/nowhere/model"),
     ([], ",_path./nowhere/model", ModelError, "/nowhere/model"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -41,11 +42,14 @@ MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
 
 
 def run_loadgen(out: Path, scenario: str, mode: str, *, samples: int = SAMPLES, spread_s: float = 1.5,
-                conf: str = CONF) -> None:
+                conf: str = CONF, name: str = "llama3_1-8b", audit_config: str = "") -> None:
+    """Make a run of LoadGen under the names of its own: `scenario` is one of its scenarios, `name` a benchmark's."""
     out.mkdir(parents=True)
     (out / "user.conf").write_text(conf)
+    if audit_config:
+        (out / "audit.config").write_text(audit_config)
     subprocess.run([sys.executable, str(Path(__file__).with_name("loadgen_sut.py")), str(out), scenario, mode,
-                    str(samples), str(spread_s)], check=True, timeout=120)
+                    str(samples), str(spread_s), name], check=True, timeout=120)
 
 
 @pytest.fixture(scope="session")
@@ -108,11 +112,11 @@ def of_round(log: str, round_name: str) -> str:
 
 
 def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
-    conf, scenario = (folder / "user.conf").read_text(), found.scenario
+    conf = (folder / "user.conf").read_text()
     settings = RunSettings(
         rehearsal=rehearsal, terms=found, user_conf=conf, samples=samples,
         max_tokens=128, min_tokens=2, max_in_flight=64, target_qps_source="given",
-        target_qps=float(re.findall(rf"{scenario}.target_qps = (.*)", conf)[0]),
+        target_qps=float(re.findall(rf"{found.loadgen_scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(name=MODEL, path="/models/tiny-llama", source=source or "trained in /models/tiny-llama",
                           sha256="1" * 64, weight_data_types="bf16"),
         dataset=DatasetRecord(name="tiny", path="/data/tiny.json", source="made here", sha256="2" * 64, samples=samples,
@@ -130,9 +134,10 @@ def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, sou
     )
 
 
-def write_scores(folder: Path, record: RunRecord, samples: int) -> None:
-    values = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644, "gen_num": samples,
-              "tokens_per_sample": 294.45}
+def write_scores(folder: Path, record: RunRecord, samples: int, **other: float) -> None:
+    values: dict[str, float] = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644,
+                                "gen_num": samples, "tokens_per_sample": 294.45}
+    values |= other
     write_text(folder / "accuracy.txt", f"{values}\n")
     whole = samples == record.settings.terms.samples
     scores = [Score(metric=target.metric, label=target.label, value=values[target.label], lower=target.lower,
@@ -165,6 +170,12 @@ def inference() -> Source:
     if not folder:
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
     return open_source(Path(folder))
+
+
+@pytest.fixture(scope="session")
+def parts() -> ModuleType:
+    """What campaigns are laid out of here, for tests that lay out another one."""
+    return sys.modules[__name__]
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """One real LoadGen run of a system under test that answers out of thin air: a program, to be run in its own process.
 
-    python loadgen_sut.py OUT SCENARIO MODE SAMPLES SPREAD_S
+    python loadgen_sut.py OUT SCENARIO MODE SAMPLES SPREAD_S [NAME]
 
-OUT holds user.conf and gets LoadGen's logs. SPREAD_S is the time over which an Offline query is answered, in seconds.
+OUT holds user.conf, perhaps audit.config, and gets LoadGen's logs. SPREAD_S is the time over which an Offline query is
+answered, in seconds. NAME is the benchmark's in mlperf.conf.
 LoadGen reads its embedded mlperf.conf once a process, so each run needs its own.
 """
 
@@ -20,11 +21,11 @@ ANSWER = np.arange(8, dtype=np.int32)
 
 
 def main() -> None:
-    out, scenario, mode, samples, spread_s = sys.argv[1:6]
+    out, scenario, mode, samples, spread_s, name = [*sys.argv[1:], "llama3_1-8b"][:6]
     settings = lg.TestSettings()
     settings.scenario = getattr(lg.TestScenario, scenario)
     settings.mode = {"performance": lg.TestMode.PerformanceOnly, "accuracy": lg.TestMode.AccuracyOnly}[mode]
-    settings.FromConfig(str(Path(out) / "user.conf"), "llama3_1-8b", scenario, 1)
+    settings.FromConfig(str(Path(out) / "user.conf"), name, scenario, 1)
     logs = lg.LogSettings()
     logs.log_output.outdir = out
     logs.enable_trace = False
@@ -48,7 +49,7 @@ def main() -> None:
 
     sut = lg.ConstructSUT(issue, lambda: None)
     qsl = lg.ConstructQSL(int(samples), int(samples), lambda _: None, lambda _: None)
-    lg.StartTestWithLogSettings(sut, qsl, settings, logs, "audit.config")
+    lg.StartTestWithLogSettings(sut, qsl, settings, logs, f"{out}/audit.config")
     lg.DestroyQSL(qsl)
     lg.DestroySUT(sut)
 

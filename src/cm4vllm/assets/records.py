@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["DUMMY_SOURCE", "STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
+__all__ = ["DUMMY_SOURCE", "IDENTITY", "STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
 
 #: Where the tiny model comes from, in the words of its record.
 STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
 #: Where a model without weights comes from, in the words of its record.
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
+#: The key of a model's recipe that names the benchmark whose own model it is, by the digests of its files.
+IDENTITY = "identity"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.rules import (
     BenchmarkTerms,
+    Category,
     Division,
     ExecutionMode,
     Mode,
@@ -14,6 +15,7 @@ from cm4vllm.rules import (
     Scenario,
     benchmark_names,
     benchmark_terms,
+    division_rules,
     round_names,
     terms,
 )
@@ -28,6 +30,9 @@ __all__ = [
     "runnable_benchmarks",
     "unscored",
 ]
+
+#: The rule by which a division asks for the compliance tests of a benchmark.
+_TESTS = "TESTS"
 
 
 def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
@@ -47,8 +52,19 @@ def require_round(round_: RoundTerms) -> None:
         )
 
 
+#: Rules of divisions that this version cannot keep, whatever the job: what is missing.
+_NOT_KEPT = {
+    "DATACENTER": "the job is of another category",
+    "SEPARATE": "that the servers of --api_server run on other machines than LoadGen is neither checked nor recorded",
+    "QDL-NAME": "the client has the name that LoadGen gives it, and asks no server for a name",
+    "FABRIC": "the system description has no keys for the fabric and its protocols",
+    "DIAGRAM": "the submission tree has no place for one",
+}
+
+
 def require_runnable(
-    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division
+    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division,
+    category: Category = Category.DATACENTER,
 ) -> None:
     """Raise UsageError for what the rules have in a round that can be run, and this version cannot run."""
     if missing := _missing(benchmark):
@@ -57,12 +73,11 @@ def require_runnable(
     if unknown := [scenario for scenario in scenarios if scenario not in benchmark.scenarios]:
         raise UsageError(f"{benchmark.name} has no scenario {unknown[0]} in round {round_.name}",
                          remedy=f"run one of {', '.join(benchmark.scenarios)}")
-    if division is not Division.OPEN:
-        raise UsageError(
-            f"the {division} division is not supported",
-            cause="of what it asks for, only the compliance tests are built",
-            remedy="leave --division out, or give --division=open",
-        )
+    rules = division_rules(division, category)
+    if lacks := [f"{what}\n  rule {code}: {rules[code].text} ({rules[code].source})"
+                 for code, what in _NOT_KEPT.items() if code in rules]:
+        raise UsageError(f"the {division} division cannot be run yet", cause="\n".join(lacks),
+                         remedy="leave --division out for the open division, or give --division=closed")
 
 
 def unscored(benchmark: BenchmarkTerms) -> dict[str, str]:
@@ -86,13 +101,15 @@ def require_scored(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution
             "with --execution_mode=test, which shows that metric as not scored")
 
 
-def compliance_tests(asked: str, benchmark: BenchmarkTerms, division: Division) -> tuple[str, ...]:
-    """Return the compliance tests of a job: those that are asked for by name, else those that its division asks for.
+def compliance_tests(
+    asked: str, benchmark: BenchmarkTerms, division: Division, category: Category = Category.DATACENTER
+) -> tuple[str, ...]:
+    """Return the compliance tests of a job: those that are asked for by name, and those that its division asks for.
 
     Raises UsageError for a test that the benchmark does not have, and for one that cannot be run yet.
     """
-    names = [name for name in asked.upper().split(",") if name] or (
-        list(benchmark.compliance) if division is not Division.OPEN else [])
+    rule = division_rules(division, category).get(_TESTS)
+    names = [name for name in asked.upper().split(",") if name] + list(benchmark.compliance if rule else ())
     for name in names:
         if name not in benchmark.compliance:
             tests = ", ".join(benchmark.compliance)
@@ -100,9 +117,11 @@ def compliance_tests(asked: str, benchmark: BenchmarkTerms, division: Division) 
                 f"--compliance={name}: {benchmark.name} has no such test in round {benchmark.round}",
                 remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none")
         if name not in VERIFIED_TESTS:
+            why = "it needs a dataset of its own and the scorer of the benchmark's answers"
             raise UsageError(f"the compliance test {name} cannot be run yet",
-                             cause="it needs a dataset of its own and the scorer of the benchmark's answers",
-                             remedy=f"--compliance takes {', '.join(VERIFIED_TESTS)}")
+                             cause=f"{why}\n  rule {rule.code}: {rule.text} ({rule.source})" if rule else why,
+                             remedy="give --division=open" if rule else
+                             f"--compliance takes {', '.join(VERIFIED_TESTS)}")
     return tuple(dict.fromkeys(names))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
@@ -38,9 +39,11 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     env = {**env, **changed}
     require_files(env)
     job = Job.of(read_settings(CampaignSettings, env))
-    job = replace(job, notes=(*published_notes(env), *job.notes))
+    faults = division_faults(job, env)
+    job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
     _require_steps(job)
     try:
+        require_division_rules(job, faults)
         preflight(env, job)
     except CmError:
         for note in job.notes:

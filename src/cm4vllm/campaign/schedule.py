@@ -62,7 +62,7 @@ def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tu
 
 def _before(job: Job) -> Iterator[Step]:
     """Give the steps before hours are spent: a result that cannot be checked is not begun."""
-    if job.settings.run_checker and _makes_tree(job):
+    if job.settings.run_checker and not job.no_tree:
         yield Step(name="checker source", tags="get,mlperf,inference,src", gives="the official checkers' files",
                    without="the official checker will not run on this rehearsal" if job.rehearsal else "")
 
@@ -76,11 +76,15 @@ def _assets(job: Job) -> Iterator[Step]:
                gives=f"the LoadGen wheel of {job.round.name}")
     yield Step(name="model", tags=f"get,ml-model,{sources.model}", gives="the model's folder and its record",
                brings=sources.model_brings, notes=sources.model_notes, checks=(Check.VOCABULARY,) if given else ())
+    if job.proves_model:
+        yield _identity("model identity")
     if job.quantisation:
         yield Step(name="calibration set", tags=f"get,dataset,_calibration,{sources.calibration}",
                    gives="the calibration set's file and its record", brings=sources.calibration_brings)
         yield Step(name="quantisation", tags=f"quantize,ml-model,{job.quantisation}",
                    gives="the quantised model's folder and its record")
+        if job.proves_model:
+            yield _identity("quantised model identity")
     yield from _datasets(job)
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
@@ -100,6 +104,10 @@ def _datasets(job: Job) -> Iterator[Step]:
     if sources.performance:
         yield Step(name="performance dataset", tags=f"get,dataset,_performance,{sources.performance}",
                    gives="the file and the record of performance runs' dataset", brings=sources.performance_brings)
+
+
+def _identity(name: str) -> Step:
+    return Step(name=name, tags="verify,ml-model", gives="the model's record under the name of the benchmark")
 
 
 def _server(job: Job) -> Step:
@@ -349,14 +357,9 @@ def _duration(job: Job, scenario: Scenario) -> Duration | None:
 # --- the submission --------------------------------------------------------------------------------------------------
 
 
-def _makes_tree(job: Job) -> bool:
-    """Say whether a tree is made of the runs: it needs both modes."""
-    return set(job.modes) == set(Mode)
-
-
 def _submission(job: Job) -> Iterator[Step]:
-    """Give the steps that build the tree and check it."""
-    if not _makes_tree(job):
+    """Give the steps that build the tree and check it, where one is made."""
+    if job.no_tree:
         return
     yield Step(name="submission", tags="generate,mlperf,inference,submission", gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")

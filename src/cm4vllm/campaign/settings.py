@@ -16,6 +16,7 @@ from cm4vllm.campaign.capabilities import (
     require_scored,
     unscored,
 )
+from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.live.address import Address
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import key_of
@@ -34,6 +35,7 @@ from cm4vllm.rules import (
     Scenario,
     Terms,
     benchmark_terms,
+    division_rules,
     round_terms,
     terms,
 )
@@ -41,6 +43,8 @@ from cm4vllm.serving.choice import DEVICES
 
 __all__ = ["CampaignSettings", "Job"]
 
+#: The rule by which a division takes a benchmark's own model alone.
+_MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")
 #: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
 _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
@@ -122,6 +126,22 @@ class Job:
     rerun_all: bool = False
     serve: Address | None = None
     notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def no_tree(self) -> str:
+        """Why no submission tree is made, empty where one is."""
+        if set(self.modes) != set(Mode):
+            return "it needs an accuracy and a performance run of each scenario"
+        broken = dict.fromkeys(fault.rule.code for fault in self.faults)
+        words = f"the job does not keep these rules of the {self.division} division: {', '.join(broken)}"
+        return words if broken else ""
+
+    @property
+    def proves_model(self) -> bool:
+        """Whether the model is to be compared with the benchmark's published digests."""
+        rule = division_rules(self.division, self.category).get(_MODEL_RULE)
+        return rule is not None and all(fault.rule != rule for fault in self.faults)
 
     def reruns(self, step: str) -> bool:
         """Say whether a step is to be taken again whatever an earlier command left of it."""
@@ -143,7 +163,7 @@ class Job:
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return what the rules say of one of the job's runs."""
-        return terms(self.round.name, self.benchmark.name, scenario, mode)
+        return terms(self.round.name, self.benchmark.name, scenario, mode, self.division)
 
     @classmethod
     def of(cls, settings: CampaignSettings) -> Job:
@@ -158,7 +178,7 @@ class Job:
             _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
         scenarios = _scenarios(settings, benchmark, category)
-        require_runnable(round_, benchmark, scenarios, division)
+        require_runnable(round_, benchmark, scenarios, division, category)
         for flag, most in _POSITIVE.items():
             _positive(flag, getattr(settings, flag), most)
         require_workers(settings.num_workers)
@@ -176,7 +196,7 @@ class Job:
             modes=modes,
             execution_mode=execution_mode,
             division=division,
-            tests=compliance_tests(settings.compliance, benchmark, division),
+            tests=compliance_tests(settings.compliance, benchmark, division, category),
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=_quantisation(settings),
@@ -235,10 +255,10 @@ def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category
 
 
 def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms, category: Category) -> tuple[Scenario, ...]:
-    """Return the scenario that was asked for, else those that a complete result needs, of alternatives the first."""
-    chosen = Scenario.parse(settings.scenario) if settings.scenario else None
-    if chosen is not None and not settings.all_scenarios:
-        return (chosen,)
+    """Return the scenarios that were asked for, else those that a complete result needs, of alternatives the first."""
+    chosen = [Scenario.parse(word) for word in settings.scenario.split(",")] if settings.scenario else []
+    if chosen and not settings.all_scenarios:
+        return tuple(sorted(dict.fromkeys(chosen), key=list(Scenario).index))
     needed = benchmark.required_on(category) or benchmark.required[0]
     return tuple(scenario for scenario in benchmark.scenarios if scenario in (*needed.all_of, *needed.one_of[:1]))
 

@@ -23,9 +23,9 @@ _NOT_TAKEN = ("accuracy_log_sampling_target", "sample_concatenate_permutation")
 _FLAGS = (_UNIQUE, "sample_concatenate_permutation")
 
 
-def audit_config(test: str) -> str:
-    """Return the text of the audit.config of a test, empty where no test is named. Raises UsageError."""
-    return config_text(audit(test)) if test else ""
+def audit_config(test: str, benchmark: str = "") -> str:
+    """Return the text of the audit.config of a benchmark's test, empty where no test is named. Raises UsageError."""
+    return config_text(audit(test, benchmark)) if test else ""
 
 
 def config_text(test: Audit) -> str:

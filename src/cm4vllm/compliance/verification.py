@@ -48,7 +48,7 @@ def verify_run(folder: Path) -> ComplianceRecord:
     if digest != run.files[ACCURACY_LOG]:
         raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
                         remedy="run the test again: --rerun")
-    test = audit(settings.compliance_test)
+    test = audit(settings.compliance_test, settings.benchmark)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
     answers = read_answers(log)
     verified = _TESTS[test.name](answers, settings, test)

@@ -19,7 +19,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, Terms, round_terms, terms
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
@@ -38,6 +38,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
     execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
     target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
     target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_LATENCY")] = None
@@ -109,7 +110,8 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
 
 
 def _terms(inputs: RunInputs) -> Terms:
-    return terms(round_terms(inputs.round).name, inputs.model, Scenario.parse(inputs.scenario), Mode.parse(inputs.mode))
+    return terms(round_terms(inputs.round).name, inputs.model, Scenario.parse(inputs.scenario), Mode.parse(inputs.mode),
+                 Division.parse(inputs.division))
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:

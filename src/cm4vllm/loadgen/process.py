@@ -158,7 +158,7 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
     test.mode = modes[settings.mode]
     if settings.audit_config:
-        _set_audit(test, audit(settings.compliance_test), settings)
+        _set_audit(test, audit(settings.compliance_test, settings.benchmark), settings)
     seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
     if seeds != terms.seeds:
         raise InstallError(f"the LoadGen in use is not that of round {terms.round}",

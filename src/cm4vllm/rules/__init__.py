@@ -3,6 +3,7 @@
 `terms()` is the lookup; the tables behind it are the files under data/, and no other package reads them.
 """
 
+from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, speculation
 from cm4vllm.rules.terms import (
     AccuracyTarget,
     Arrivals,
@@ -38,6 +39,7 @@ __all__ = [
     "Checker",
     "Column",
     "Division",
+    "DivisionRule",
     "ExecutionMode",
     "Generation",
     "LatencyLimits",
@@ -48,13 +50,16 @@ __all__ = [
     "RoundTerms",
     "Scenario",
     "Seeds",
+    "Speculation",
     "StopSequence",
     "Terms",
     "accuracy_targets",
     "audit",
     "benchmark_names",
     "benchmark_terms",
+    "division_rules",
     "round_names",
     "round_terms",
+    "speculation",
     "terms",
 ]

@@ -1,4 +1,4 @@
-"""MLPerf's rules as the files under data/ state them. Only rules.terms reads these tables."""
+"""MLPerf's rules as the files under data/ state them. Only rules.terms and rules.divisions read these tables."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Literal, TypeVar
 import msgspec
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.words import Category, Mode, Scenario
+from cm4vllm.rules.words import Category, Division, Mode, Scenario
 
 __all__ = [
     "Arrivals",
     "Audit",
     "Checker",
+    "DivisionRule",
     "Entry",
     "Family",
+    "GenerationEntry",
+    "LengthsEntry",
     "LoadGenWheel",
     "RateUse",
     "RoundEntry",
     "ScenarioEntry",
     "Seeds",
     "audits",
+    "division_rule_entries",
     "families",
     "matching",
     "round_entries",
@@ -100,14 +104,28 @@ class ScenarioEntry(Record, frozen=True, kw_only=True):
 
 
 class Audit(Record, frozen=True, kw_only=True):
-    """A compliance test: the settings of its audit.config, the samples it logs and the thresholds it compares with."""
+    """A compliance test: the settings of its audit.config, the samples it logs and the thresholds it compares with.
+
+    One that names `benchmarks` is the test of those; they come before one that names none.
+    """
 
     name: str
     title: str
     samples: int
     audit: dict[str, int]
     source: str
+    benchmarks: tuple[str, ...] = ()
     thresholds: dict[str, float] = {}
+
+
+class DivisionRule(Record, frozen=True, kw_only=True):
+    """A rule of some divisions, in our words, with the place that states it; no categories stand for all."""
+
+    code: str
+    divisions: tuple[Division, ...]
+    text: str
+    source: str
+    categories: tuple[Category, ...] = ()
 
 
 class Entry(Record, frozen=True, kw_only=True):
@@ -168,6 +186,8 @@ class GenerationEntry(Entry, frozen=True, kw_only=True):
 
 
 class LengthsEntry(Entry, frozen=True, kw_only=True):
+    """The least and the most new tokens of an answer, as divisions state them that have the rule LENGTHS."""
+
     min_tokens: int
     max_tokens: int
 
@@ -268,9 +288,15 @@ def scenario_entries() -> dict[Scenario, ScenarioEntry]:
 
 
 @cache
-def audits() -> dict[str, Audit]:
-    """Return the compliance tests by name."""
-    return {audit.name: audit for audit in _read("compliance.yaml", tuple[Audit, ...])}
+def audits() -> tuple[Audit, ...]:
+    """Return the compliance tests, those of named benchmarks before the others."""
+    return tuple(sorted(_read("compliance.yaml", tuple[Audit, ...]), key=lambda audit: not audit.benchmarks))
+
+
+@cache
+def division_rule_entries() -> tuple[DivisionRule, ...]:
+    """Return the rules of the divisions."""
+    return _read("divisions.yaml", tuple[DivisionRule, ...])
 
 
 @cache

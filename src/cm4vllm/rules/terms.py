@@ -12,16 +12,19 @@ from cm4vllm.rules.tables import (
     Audit,
     Checker,
     Family,
+    GenerationEntry,
+    LengthsEntry,
     LoadGenWheel,
     RateUse,
     Seeds,
     audits,
+    division_rule_entries,
     families,
     matching,
     round_entries,
     scenario_entries,
 )
-from cm4vllm.rules.words import Category, Mode, Scenario
+from cm4vllm.rules.words import Category, Division, Mode, Scenario
 
 __all__ = [
     "AccuracyTarget",
@@ -47,6 +50,9 @@ __all__ = [
     "round_terms",
     "terms",
 ]
+
+#: The rule by which a division states the lengths of answers.
+_LENGTHS = "LENGTHS"
 
 
 class AccuracyTarget(Record, frozen=True, kw_only=True):
@@ -261,21 +267,25 @@ def benchmark_names(round_name: str | None = None) -> tuple[str, ...]:
 
 
 @cache
-def benchmark_terms(round_name: str, name: str) -> BenchmarkTerms:
-    """Return a benchmark as a round has it. Raises UsageError when it is unknown or not in that round."""
+def benchmark_terms(round_name: str, name: str, division: Division = Division.OPEN) -> BenchmarkTerms:
+    """Return a benchmark as a round has it, with the longest answer that a division asks for.
+
+    Raises UsageError when it is unknown or not in that round.
+    """
     round_name = round_terms(round_name).name
-    family = _family(round_name, name)
+    family = family_of(round_name, name)
     entry = next(entry for entry in family.benchmarks if entry.name == name)
     required = tuple(
         RequiredScenarios(system_type=kind, all_of=rule.all_of, one_of=rule.one_of, source=rule.source)
         for rule in matching(family.required, round_name, name) for kind in rule.system_types)
     used = {scenario for rule in required for scenario in (*rule.all_of, *rule.one_of)}
     generation = matching(family.generation, round_name, name)
+    lengths = [_lengths(family, one, division, round_name, name) for one in generation]
     return BenchmarkTerms(
         round=round_name, name=name, model=family.model, category=entry.category,
         scenarios=tuple(scenario for scenario in Scenario if scenario in used), required=required,
         samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
-        max_tokens=max((one.max_tokens for one in generation), default=0),
+        max_tokens=max((one.max_tokens for one in lengths), default=0),
         scorer=family.scorer, compliance=_tests(family, round_name, name), loadgen=bool(family.loadgen and generation),
         columns={one.name: Column(values=one.values, in_part=one.in_part)
                  for one in matching(family.columns, round_name, name)},
@@ -285,8 +295,10 @@ def benchmark_terms(round_name: str, name: str) -> BenchmarkTerms:
 
 
 @cache
-def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Terms:
-    """Return what the rules say of a run.
+def terms(
+    round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division = Division.OPEN
+) -> Terms:
+    """Return what the rules say of a run. Only the lengths of its answers depend on the division.
 
     Raises UsageError when the round, the benchmark in it, or the scenario of it is unknown, and when LoadGen does not
     measure the benchmark.
@@ -300,7 +312,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Te
     if not found.loadgen:
         raise UsageError(f"LoadGen does not measure {benchmark} in round {round_name}",
                          cause="the round measures it with the endpoints harness or a pipeline of its own")
-    family, how = _family(round_name, benchmark), scenario_entries()[scenario]
+    family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
     cell = (round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
     limits = matching(family.limits, *cell)
@@ -311,7 +323,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Te
         samples=samples.count, min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
         min_duration_ms=how.min_duration_ms,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
-        generation=_generation(family, *cell),
+        generation=_generation(family, *cell, division),
         limits=LatencyLimits(ttft_ms=limits[0].ttft_ms, tpot_ms=limits[0].tpot_ms, latency_ms=limits[0].latency_ms,
                              source=limits[0].source) if limits else None,
         targets=accuracy_targets(round_name, benchmark, scenario), scorer=family.scorer, seeds=round_.seeds,
@@ -323,7 +335,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Te
 
 def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tuple[AccuracyTarget, ...]:
     """Return what a closed result's accuracy must reach. Raises UsageError for an unknown round or benchmark."""
-    found = matching(_family(round_name, benchmark).targets, round_name, benchmark, scenario)
+    found = matching(family_of(round_name, benchmark).targets, round_name, benchmark, scenario)
     return tuple(
         AccuracyTarget(
             metric=one.metric, label=one.label, reference=one.reference,
@@ -333,14 +345,18 @@ def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tup
         for one in found)
 
 
-def audit(name: str) -> Audit:
-    """Return a compliance test. Raises UsageError when it is unknown or never applies to language models."""
-    if name not in audits():
-        raise UsageError(f"unknown compliance test {name!r}", remedy=nearest(name, audits()))
-    return audits()[name]
+def audit(name: str, benchmark: str = "") -> Audit:
+    """Return the compliance test of a benchmark, or that of all benchmarks without one of their own.
+
+    Raises UsageError when it is unknown or never applies to language models.
+    """
+    for one in audits():
+        if one.name == name and (not one.benchmarks or benchmark in one.benchmarks):
+            return one
+    raise UsageError(f"unknown compliance test {name!r}", remedy=nearest(name, [one.name for one in audits()]))
 
 
-def _family(round_name: str, benchmark: str) -> Family:
+def family_of(round_name: str, benchmark: str) -> Family:
     """Return the family of a benchmark of a round. Raises UsageError."""
     round_name = round_terms(round_name).name
     known = {entry.name: (family, entry) for family in families() for entry in family.benchmarks}
@@ -353,11 +369,23 @@ def _family(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _generation(family: Family, round_name: str, benchmark: str, scenario: Scenario, mode: Mode) -> Generation:
+def _generation(family: Family, round_name: str, benchmark: str, scenario: Scenario, mode: Mode,
+                division: Division) -> Generation:
+    """Return what the reference asks for; in divisions that state lengths of their own, with those."""
     (one,) = matching(family.generation, round_name, benchmark, scenario, mode)
-    return Generation(max_tokens=one.max_tokens, min_tokens=one.min_tokens, temperature=one.temperature,
-                      source=one.source, top_p=one.top_p, top_k=one.top_k, seed=one.seed, beams=one.beams,
+    held = _lengths(family, one, division, round_name, benchmark, scenario, mode)
+    source = one.source if held is one else f"{one.source}; lengths: {held.source}"
+    return Generation(max_tokens=held.max_tokens, min_tokens=held.min_tokens, temperature=one.temperature,
+                      source=source, top_p=one.top_p, top_k=one.top_k, seed=one.seed, beams=one.beams,
                       reasoning_effort=one.reasoning_effort)
+
+
+def _lengths(family: Family, reference: GenerationEntry, division: Division, round_name: str, benchmark: str,
+             scenario: Scenario | None = None, mode: Mode | None = None) -> GenerationEntry | LengthsEntry:
+    """Return what states the lengths of answers in a division: its own table where it has one, else the reference."""
+    stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
+    found = matching(family.closed_lengths, round_name, benchmark, scenario, mode) if stated else []
+    return found[0] if found else reference
 
 
 def _tests(family: Family, round_name: str, benchmark: str) -> tuple[str, ...]:

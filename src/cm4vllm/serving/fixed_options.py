@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from cm4vllm.common.errors import UsageError
 
-__all__ = ["refuse_fixed", "written_in_full"]
+__all__ = ["refuse_fixed", "speculative_options", "written_in_full"]
 
 _REUSE = "answers may not be reused between queries: the rules forbid it"
 _SAMPLING = "sampling is as the benchmark says"
@@ -51,6 +51,12 @@ def refuse_fixed(words: Iterable[str]) -> None:
             raise UsageError(f"{name} {_FIXED_VALUES[name]} cannot be given in --extra_args",
                              cause="random weights would be recorded as the model's own",
                              remedy="name the model as a dummy: _dummy.NAME among the tags; every page then says so")
+
+
+def speculative_options(words: Iterable[str]) -> list[str]:
+    """Return the words among options of `vllm serve` that switch speculative decoding on, in whatever form."""
+    names = [name for name, reason in _FIXED.items() if reason == _SPECULATION]
+    return [word.partition("=")[0] for word in words if written_in_full(word, _FIXED) in names]
 
 
 def written_in_full(word: str, names: Iterable[str]) -> str:

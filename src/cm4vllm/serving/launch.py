@@ -19,7 +19,7 @@ from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.hardware.gpu import detect_gpus
-from cm4vllm.rules import benchmark_names, benchmark_terms
+from cm4vllm.rules import Division, benchmark_names, benchmark_terms
 from cm4vllm.serving import arguments, server
 from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
@@ -68,6 +68,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
     replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
     python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
     ray_python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")] = ""
@@ -331,7 +332,7 @@ def _longest(settings: LaunchSettings) -> int:
     if not names or settings.benchmark not in benchmark_names(settings.round):
         return 0
     longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
-    return longest + benchmark_terms(settings.round, settings.benchmark).max_tokens
+    return longest + benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division)).max_tokens
 
 
 def wait_in_foreground(path: str) -> None:

@@ -1,0 +1,24 @@
+"""Compares a model's files with the digests that are published for a benchmark's model."""
+
+from pathlib import Path
+
+
+def preprocess(i):
+    from cm4vllm.assets.identity import identified
+    from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
+    from cm4vllm.assets.records import ModelRecord
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.common.records import read_record, write_record
+
+    env = i["env"]
+    if not env.get("CM_ML_MODEL_RECORD"):
+        raise UsageError("no model is named", remedy="--model_record=model.json of get,ml-model")
+    proved = env.get("CM_ML_MODEL_IDENTITY_RECORD")
+    record = identified(read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord), env["CM_MLPERF_MODEL"],
+                        read_record(Path(proved), ModelRecord) if proved else None)
+    path = Path.cwd() / MODEL_FILE
+    write_record(path, record)
+    env["CM_ML_MODEL_IDENTITY_RECORD"] = env["CM_ML_MODEL_RECORD"] = str(path)
+    env["CM_ML_MODEL_NAME"], env["CM_ML_MODEL_PATH"] = record.name, record.path
+    env["CM_ML_MODEL_SHA256"], env["CM_ML_MODEL_TOKENIZER_SHA256"] = record.sha256, tokenizer_sha256(record)
+    return {"return": 0}

@@ -1,0 +1,101 @@
+"""Whether a model is a benchmark's own, by the digests that MLCommons publishes, or was quantised here from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from cm4vllm.assets.catalogue import catalogue, published_digests
+from cm4vllm.assets.models import check_unchanged
+from cm4vllm.assets.records import IDENTITY, ModelRecord
+from cm4vllm.assets.transfer import amount, digest_of
+from cm4vllm.common.errors import ModelError
+from cm4vllm.common.progress import step
+
+__all__ = ["differences", "identified", "is_from"]
+
+#: Files that change what is served although no digest is published for them: further weights, and programs.
+_SERVED = ("*.safetensors", "*.py")
+#: Files up to this size are read where the answer must be quick.
+_SMALL_BYTES = 32 * 2**20
+_SHOWN = 3
+
+
+def is_from(benchmark: str, location: str) -> bool:
+    """Tell whether a name of the catalogue, or a hub id, is that of a benchmark's own model."""
+    name = catalogue().benchmark(benchmark).model
+    return location in (name, catalogue().model(name).hub)
+
+
+def differences(folder: Path, benchmark: str, *, quick: bool = False) -> list[str]:
+    """Return in words what sets the files of a folder apart from a benchmark's own model, empty for none.
+
+    With `quick` large files need only exist: their digests take seconds to minutes.
+    """
+    return list(_differences(folder, benchmark, quick=quick))
+
+
+def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
+    """Return the record of a benchmark's own model under the benchmark's name.
+
+    A model that was quantised here is one if it was made from `base`, which was identified before. Raises ModelError.
+    """
+    check_unchanged(record)
+    if record.quantization is not None:
+        _require_base(record, benchmark, base)
+        made = f"quantised here from {record.quantization.base_model}"
+    else:
+        made = _compared(record, benchmark)
+    return replace(record, name=benchmark, source=f"{record.source}; {made}",
+                   recipe={**record.recipe, IDENTITY: benchmark})
+
+
+def _compared(record: ModelRecord, benchmark: str) -> str:
+    folder, files = Path(record.path), _published(benchmark)
+    size = amount(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
+    with step(f"comparing {size} of {record.name} with the digests that MLCommons publishes"):
+        found = differences(folder, benchmark)
+    if found:
+        model = catalogue().benchmark(benchmark).model
+        raise ModelError(f"{record.name} is not the model of {benchmark}", cause=_first(found),
+                         remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference")
+    return f"{len(files)} files have the digests that MLCommons publishes"
+
+
+def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None) -> None:
+    made = record.quantization
+    if (made is None or base is None or base.recipe.get(IDENTITY) != benchmark or base.sha256 != made.base_sha256):
+        raise ModelError(f"{record.name} is not known to be quantised from the model of {benchmark}",
+                         cause="the model that it was made from was not compared with the published digests",
+                         remedy="quantise the benchmark's own model in the same command: --quantize of "
+                                "run-mlperf,inference")
+
+
+def _differences(folder: Path, benchmark: str, *, quick: bool) -> Iterator[str]:
+    files = _published(benchmark)
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif not (quick and path.stat().st_size > _SMALL_BYTES):
+            found = digest_of(path, digest.partition(":")[0])
+            if found != digest:
+                yield f"{name} has {found}, published is {digest}"
+    for path in sorted(path for kind in _SERVED for path in folder.glob(kind)):
+        if path.name not in files:
+            yield f"{path.name} is not among the published files"
+
+
+def _published(benchmark: str) -> dict[str, str]:
+    """Return the published digest of each file by its path in the model's own folder."""
+    name = catalogue().benchmark(benchmark).model
+    inside = catalogue().model(name).mlcommons_folder
+    return {path.removeprefix(f"{inside}/") if inside else path: digest
+            for path, digest in published_digests(name).items()}
+
+
+def _first(found: list[str]) -> str:
+    more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "\n".join(found[:_SHOWN]) + more

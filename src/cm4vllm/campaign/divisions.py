@@ -1,0 +1,216 @@
+"""What a division asks of a job, checked before anything is downloaded, installed or started.
+
+Each rule that can be known by then has a function here that says what is against it. A valid run is refused with all of
+them; a rehearsal goes on, names them, and makes no submission tree.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.identity import differences, is_from
+from cm4vllm.assets.transfer import digest_of
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.network import detect_network
+from cm4vllm.hardware.system_file import read_system_file
+from cm4vllm.rules import DivisionRule, Mode, division_rules, speculation
+from cm4vllm.serving.fixed_options import speculative_options
+
+if TYPE_CHECKING:
+    from cm4vllm.campaign.settings import Job
+
+__all__ = ["Fault", "division_faults", "fault_notes", "require_division_rules"]
+
+#: The environment keys of what is checked here and no setting of the campaign.
+_EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"
+_ECC_KEYS = {"host": "host_memory_configuration", "accelerators": "accelerator_memory_configuration"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is against a rule of the job's division, and what to do about it."""
+
+    rule: DivisionRule
+    found: str
+    remedy: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.found}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
+
+
+def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) -> tuple[Fault, ...]:
+    """Return all that is known to be against the rules of a job's division; nothing in a division without rules.
+
+    `root` holds the /proc and /sys of this machine.
+    """
+    facts = _Facts(job, env, root)
+    return tuple(Fault(rule, found, remedy) for code, rule in division_rules(job.division, job.category).items()
+                 if code in _CHECKS for found, remedy in _CHECKS[code](facts))
+
+
+def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
+    """Raise UsageError for a result that the rules of its division forbid; a rehearsal is none."""
+    if faults and not job.rehearsal:
+        remedies = dict.fromkeys([*(fault.remedy for fault in faults), "or give --division=open"])
+        raise UsageError(f"this job cannot give a result of the {job.division} division",
+                         cause="\n".join(fault.words for fault in faults), remedy="\n".join(remedies))
+
+
+def fault_notes(job: Job, faults: tuple[Fault, ...]) -> tuple[str, ...]:
+    """Return what a rehearsal says of the rules that it does not keep."""
+    if not faults:
+        return ()
+    return (*(f"{job.division} division, a valid run would be refused: {fault.words}" for fault in faults),
+            f"no submission tree: one of the {job.division} division is made of jobs that keep these rules")
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The job, and the environment and the machine that it is checked in."""
+
+    job: Job
+    env: Mapping[str, Any]
+    root: Path
+
+    @property
+    def stated(self) -> Mapping[str, str]:
+        """What the system file states, empty without one."""
+        path = str(self.env.get(_SYSTEM_FILE) or "")
+        return read_system_file(typed_path(path)).stated if path else {}
+
+
+#: What is against a rule and the remedy, for each fault.
+_Found = Iterator[tuple[str, str]]
+
+
+def _model(facts: _Facts) -> _Found:
+    job, (source, _, location) = facts.job, facts.job.sources.model.removeprefix("_").partition(".")
+    own = catalogue().benchmark(job.benchmark.name).model
+    remedy = f"name the benchmark's model: _mlcommons.{own} among the tags; --quantize=SCHEME quantises it"
+    if job.settings.api_server:
+        yield ("the server at --api_server was not started by cm4vllm: the files that it serves cannot be compared",
+               f"leave --api_server out; {remedy}")
+    elif source == "tiny":
+        yield "the model is the stand-in, a tiny model that is trained here", remedy
+    elif job.sources.dummy:
+        yield "the model has random weights (_dummy)", remedy
+    elif source == "path":
+        found = differences(typed_path(location), job.benchmark.name, quick=True)
+        if found:
+            yield (f"the model in {location} is not {own}: {found[0]}"
+                   + (f", and {len(found) - 1} more" if len(found) > 1 else ""), remedy)
+    elif not is_from(job.benchmark.name, location):
+        yield f"the model is {location}; the benchmark's is {own}", remedy
+
+
+def _calibration(facts: _Facts) -> _Found:
+    sources = facts.job.sources
+    if facts.job.quantisation:
+        name = catalogue().benchmark(facts.job.benchmark.name).calibration
+        yield from _published_file(sources.calibration, name, "calibration set", "--calibration_path")
+
+
+def _dataset(facts: _Facts) -> _Found:
+    assets, sources = catalogue().benchmark(facts.job.benchmark.name), facts.job.sources
+    yield from _published_file(sources.dataset, assets.dataset, "dataset", "--dataset_path")
+    if sources.performance and assets.performance_dataset:
+        yield from _published_file(sources.performance, assets.performance_dataset, "dataset of performance runs",
+                                   "--performance_dataset_path")
+
+
+def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
+    source, _, location = variation.removeprefix("_").partition(".")
+    known = catalogue().dataset(name)
+    remedy = f"leave {flag} out, or give {known.file} as published, {known.digest}"
+    if source == "tiny":
+        yield (f"the {what} is the stand-in's; the benchmark's is {name}",
+               "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny")
+    elif source == "path":
+        found = digest_of(typed_path(location), known.digest.partition(":")[0])
+        if found != known.digest:
+            yield f"the {what} {Path(location).name} has {found}; {known.file} is published with {known.digest}", remedy
+
+
+def _speculation(facts: _Facts) -> _Found:
+    job = facts.job
+    if job.settings.api_server:
+        yield ("the server at --api_server was not started by cm4vllm: whether it decodes speculatively is not known",
+               "leave --api_server out: a server that is started has no speculative decoding")
+    try:
+        given = speculative_options(shlex.split(str(facts.env.get(_EXTRA) or "")))
+    except ValueError:  # what starts the server says why
+        return
+    listed = [str(scenario) for scenario in job.benchmark.scenarios
+              if speculation(job.round.name, job.benchmark.name, scenario)]
+    where = (f"{job.benchmark.name} allows it in {', '.join(listed)} alone, which cm4vllm does not run with it"
+             if listed else f"{job.benchmark.name} allows none")
+    for option in given:
+        yield f"{option} in --extra_args: {where}", f"remove {option} from --extra_args"
+
+
+def _scenarios(facts: _Facts) -> _Found:
+    job, needed = facts.job, facts.job.benchmark.required_on(facts.job.category)
+    if needed is None:
+        return
+    missing = [str(one) for one in needed.all_of if one not in job.scenarios]
+    if needed.one_of and not set(needed.one_of) & set(job.scenarios):
+        missing.append(" or ".join(needed.one_of))
+    if missing:
+        asked = [str(one) for one in needed.all_of] + [str(one) for one in needed.one_of[:1]]
+        yield (f"{job.benchmark.name} needs {', '.join(missing)} beside {', '.join(job.scenarios)}",
+               f"leave --scenario out, or name all: --scenario={','.join(asked)}")
+
+
+def _validation(facts: _Facts) -> _Found:
+    missing = [str(mode) for mode in Mode if mode not in facts.job.modes]
+    if missing:
+        yield f"the job has no {' and no '.join(missing)} run", "add _performance-and-accuracy to the tags"
+
+
+def _ecc(facts: _Facts) -> _Found:
+    stated, memory = facts.stated, detect_memory(facts.root)
+    for where, has_ecc in (("host", memory.ecc), *_gpu_memory(facts)):
+        key = _ECC_KEYS[where]
+        if has_ecc is False:
+            yield f"the memory of the {where} has no ECC, or it is off", "switch ECC on"
+        elif has_ecc is None and not _states_ecc(stated.get(key, "")):
+            yield (f"whether the memory of the {where} has ECC is not known: it cannot be detected here",
+                   f"state it in {key} of --system_file, for example: 12x 64 GB DDR5-4800 ECC")
+
+
+def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
+    """Give whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
+    found = [] if facts.job.settings.device == "cpu" else [gpu.ecc for gpu in detect_gpus()]
+    if found:
+        yield "accelerators", False if False in found else None if None in found else True
+
+
+def _states_ecc(text: str) -> bool:
+    words = text.lower().replace("-", " ").split()
+    return "ecc" in words and not {"no", "non", "without", "off"} & set(words)
+
+
+def _networking(facts: _Facts) -> _Found:
+    stated = facts.stated
+    detected = [card for card in detect_network(facts.root) if card.kind != "virtual" and card.megabits]
+    counted = stated.get("host_network_card_count", "0").isdigit() and int(stated.get("host_network_card_count", "0"))
+    if not detected and not (stated.get("host_networking") and counted):
+        yield ("no network card with a known rate was detected, and none is stated",
+               "state host_networking and host_network_card_count in --system_file")
+
+
+#: What can be checked before a run, by the code of its rule. The others hold by what a job does: it asks for the
+#: lengths that the rules state, and runs the tests that they ask for.
+_CHECKS: Mapping[str, Callable[[_Facts], _Found]] = {
+    "MODEL": _model, "CALIBRATION": _calibration, "DATASET": _dataset, "SPECULATION": _speculation,
+    "SCENARIOS": _scenarios, "VALIDATION": _validation, "ECC": _ecc, "NETWORKING": _networking,
+}

@@ -1,0 +1,40 @@
+"""What the divisions ask for: their rules, and the speculative decoding that a benchmark allows in them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from cm4vllm.common.records import Record
+from cm4vllm.rules.tables import DivisionRule, division_rule_entries, matching, sources
+from cm4vllm.rules.terms import family_of
+from cm4vllm.rules.words import Category, Division, Scenario
+
+__all__ = ["DivisionRule", "Speculation", "division_rules", "speculation"]
+
+
+class Speculation(Record, frozen=True, kw_only=True):
+    """The speculative decoding that a benchmark allows in one scenario; None where a number is the submitter's."""
+
+    algorithm: str
+    steps: int | None
+    topk: int | None
+    source: str
+
+
+def division_rules(division: Division, category: Category) -> dict[str, DivisionRule]:
+    """Return the rules of a division by code, as they hold for systems of a category; each names its document."""
+    return {rule.code: replace(rule, source=_document(rule.source)) for rule in division_rule_entries()
+            if division in rule.divisions and (not rule.categories or category in rule.categories)}
+
+
+def _document(source: str) -> str:
+    """Return a source with the name of the document that its first word stands for."""
+    word, _, place = source.partition(" ")
+    return f"{sources()[word].partition(' at ')[0]}, {place}"
+
+
+def speculation(round_name: str, benchmark: str, scenario: Scenario) -> Speculation | None:
+    """Return the speculative decoding that the closed division allows; None where it allows none."""
+    found = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
+    return next((Speculation(algorithm=one.algorithm, steps=one.steps, topk=one.topk, source=one.source)
+                 for one in found), None)

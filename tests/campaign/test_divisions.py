@@ -1,0 +1,193 @@
+"""The rules of the closed and the network division: what is refused beforehand, with the rule and its place."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as changed
+
+from cm4vllm.assets import catalogue as catalogue_module
+from cm4vllm.campaign import divisions
+from cm4vllm.campaign.capabilities import _NOT_KEPT
+from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import UsageError
+from cm4vllm.hardware import records
+from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
+
+OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with ECC memory and a network card of 100 Gbit/s."""
+    (tmp_path / "machine/sys/devices/system/edac/mc/mc0").mkdir(parents=True)
+    card = tmp_path / "machine/sys/class/net/eth0"
+    (card / "device").mkdir(parents=True)
+    (card / "speed").write_text("100000\n")
+    return tmp_path / "machine"
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
+    """The GPUs that the machine of these tests has."""
+    found: list[records.GpuFacts] = []
+    monkeypatch.setattr(divisions, "detect_gpus", lambda: found)
+    return found
+
+
+def codes(root: Path, env: dict[str, str] | None = None, **fields: object) -> list[str]:
+    return [fault.rule.code for fault in division_faults(Job.of(CampaignSettings(**OWN | fields)), env or {}, root)]
+
+
+def test_a_job_that_keeps_the_rules_is_accepted(root):
+    job = Job.of(CampaignSettings(**OWN))
+    assert division_faults(job, {}, root) == ()
+    require_division_rules(job, ())
+    assert (job.no_tree, job.proves_model, job.tests) == ("", True, ("TEST06",))
+    assert [step.tags for step in schedule(job) if "identity" in step.name] == ["verify,ml-model"]
+
+
+@pytest.mark.parametrize(("fields", "expected"), [
+    ({"model_source": ""}, ["MODEL", "DATASET"]),
+    ({"model_source": "_hf.meta-llama/Llama-3.1-8B-Instruct"}, []),
+    ({"model_source": "_catalogue.llama-3.1-8b-instruct"}, []),
+    ({"model_source": "_catalogue.llama-3.1-8b-instruct-fp8"}, ["MODEL"]),
+    ({"model_source": "_hf.someone/finetuned"}, ["MODEL"]),
+    ({"model_source": "_dummy", "execution_mode": "test"}, ["MODEL", "DATASET", "VALIDATION"]),
+    ({"model_source": "", "vllm_model_name": "llama-3.1-8b-instruct"}, []),
+    ({"model": "llama3.1-8b-edge"}, []),
+    ({"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION"]),
+    ({"dataset": "tiny"}, ["DATASET"]),
+    ({"quantize": "fp8-dynamic"}, []),
+    ({"scenario": "Offline"}, ["SCENARIOS"]),
+    ({"scenario": "Interactive"}, ["SCENARIOS"]),
+    ({"scenario": "Offline,Interactive"}, []),
+    ({"scenario": "Server,Offline"}, []),
+    ({"model": "llama3.1-8b-edge", "scenario": "Offline"}, ["SCENARIOS"]),
+    ({"modes": "performance"}, ["VALIDATION"]),
+    ({"modes": "accuracy"}, ["VALIDATION"]),
+])
+def test_what_the_settings_break_is_found(root, fields, expected):
+    assert codes(root, **fields) == expected
+
+
+@pytest.mark.parametrize("division", ["open"])
+def test_a_division_without_rules_refuses_nothing(tmp_path, division):
+    assert codes(tmp_path, division=division, model_source="", scenario="Offline", modes="accuracy") == []
+
+
+@pytest.mark.parametrize(("extra", "expected"), [
+    ("--speculative-config.method ngram", ["SPECULATION"]), ("-sc={}", ["SPECULATION"]),
+    ("--spec-mod=x", ["SPECULATION"]), ("--max-num-seqs 4", []), ("'unclosed", [])])
+def test_speculative_decoding_is_found_in_every_form(root, extra, expected):
+    assert codes(root, {"CM_VLLM_SERVER_EXTRA_ARGS": extra}) == expected
+
+
+def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, monkeypatch):
+    given = tmp_path / "cnn_eval.json"
+    given.write_text("[]")
+    assert codes(root, dataset_path=str(given)) == ["DATASET"]
+    assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
+    known, digest = catalogue_module.catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
+    same = changed(known, datasets={name: changed(one, digest=digest) for name, one in known.datasets.items()})
+    monkeypatch.setattr(divisions, "catalogue", lambda: same)
+    assert codes(root, dataset_path=str(given)) == []
+    assert codes(root, quantize="fp8", calibration_path=str(given)) == []
+
+
+def test_a_folder_is_compared_with_the_published_digests(root, tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert codes(root, model_source=f"_path.{model}") == ["MODEL"]
+    (tmp_path / "llama-3.1-8b-instruct.md5").write_text(f"{hashlib.md5(b'{}').hexdigest()}  config.json\n")
+    monkeypatch.setattr(catalogue_module, "_DIGESTS", tmp_path)
+    assert codes(root, model_source=f"_path.{model}") == []
+
+
+@pytest.mark.parametrize(("stated", "expected"), [
+    ("", ["ECC", "NETWORKING"]),
+    ("host_memory_configuration: 12x 64 GB DDR5-4800 ECC", ["NETWORKING"]),
+    ("host_memory_configuration: 2x 16 GB DDR5, non-ECC", ["ECC", "NETWORKING"]),
+    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE", ["NETWORKING"]),
+    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 0", ["NETWORKING"]),
+    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2", []),
+])
+def test_what_a_machine_does_not_show_has_to_be_stated(tmp_path, stated, expected):
+    file = tmp_path / "system.yaml"
+    file.write_text(stated)
+    assert codes(tmp_path, {"CM_MLPERF_SYSTEM_FILE": str(file)}) == expected
+    assert codes(tmp_path, {}, model="llama3.1-8b-edge") == []  # the edge category has neither rule
+
+
+@pytest.mark.parametrize(("ecc", "expected"), [
+    ([True, True], []), ([True, False], ["ECC"]), ([True, None], ["ECC"])])
+def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
+    gpus += [records.GpuFacts(name="GPU", uuid=str(number), memory_bytes=1, max_sm_mhz=None, pcie_generation=None,
+                              pcie_width=None, driver="", ecc=one) for number, one in enumerate(ecc)]
+    assert codes(root) == expected
+    assert codes(root, device="cpu") == []
+
+
+def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
+    job = Job.of(CampaignSettings(**OWN | {"model_source": "", "scenario": "Offline"}))
+    with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
+        require_division_rules(job, division_faults(job, {}, root))
+    for words in ("the stand-in", "rule MODEL:", "rule DATASET:",
+                  "llama3.1-8b needs Server or Interactive beside Offline",
+                  'mlcommons/inference_policies inference_rules.adoc, "Model" and'):
+        assert words in refused.value.cause
+    assert "--scenario=Offline,Server" in refused.value.remedy and "--division=open" in refused.value.remedy
+
+
+def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
+    job = Job.of(CampaignSettings(division="closed"))
+    faults = division_faults(job, {}, root)
+    require_division_rules(job, faults)
+    notes = fault_notes(job, faults)
+    assert "a valid run would be refused: the model is the stand-in" in notes[0] and "no submission tree" in notes[-1]
+    job = replace(job, faults=faults)
+    names = [step.name for step in schedule(job)]
+    assert {"Offline TEST06", "Server TEST06: verification"} <= set(names)
+    assert not {"submission", "checkers", "model identity"} & set(names)
+    assert job.no_tree == "the job does not keep these rules of the closed division: MODEL, DATASET"
+
+
+def test_a_quantised_model_is_compared_before_and_named_after():
+    names = [step.name for step in schedule(Job.of(CampaignSettings(**OWN | {"quantize": "fp8-dynamic"})))]
+    order = ["model", "model identity", "calibration set", "quantisation", "quantised model identity"]
+    assert [name for name in names if name in order] == order
+
+
+@pytest.mark.parametrize(("category", "model", "code"), [
+    ("", "llama3.1-8b", "QDL-NAME"), ("", "llama3.1-8b-edge", "DATACENTER")])
+def test_the_network_division_is_refused_with_what_is_missing(category, model, code):
+    with pytest.raises(UsageError, match="the network division cannot be run yet") as refused:
+        Job.of(CampaignSettings(division="network", model=model, category=category))
+    assert f"rule {code}:" in refused.value.cause and "physically apart" in refused.value.cause
+
+
+def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
+    every = {code for division in Division for category in Category for code in division_rules(division, category)}
+    assert every == {*divisions._CHECKS, *_NOT_KEPT, "LENGTHS", "TESTS"}
+    closed, network = (division_rules(one, Category.DATACENTER) for one in (Division.CLOSED, Division.NETWORK))
+    assert set(closed) < set(network)  # which inherits all of it
+    assert division_rules(Division.OPEN, Category.DATACENTER) == {}
+
+
+@pytest.mark.parametrize(("division", "lengths"), [
+    (Division.OPEN, (1, 2000)), (Division.CLOSED, (2, 20000)), (Division.NETWORK, (2, 20000))])
+def test_the_lengths_of_answers_are_those_that_the_division_states(division, lengths):
+    for mode in Mode:
+        found = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, mode, division).generation
+        assert (found.min_tokens, found.max_tokens) == lengths
+
+
+def test_speculative_decoding_is_allowed_where_the_rules_list_it():
+    found = speculation("v6.1", "deepseek-r1", Scenario.INTERACTIVE)
+    assert found is not None and (found.steps, found.topk) == (3, 1)
+    assert speculation("v6.1", "deepseek-r1", Scenario.SERVER) is None
+    assert speculation("v6.1", "llama3.1-8b", Scenario.INTERACTIVE) is None
