@@ -45,7 +45,7 @@ def _section(name: str) -> Iterator[str]:
     rounds = [one for one in round_names() if name in benchmark_names(one)]
     facts = [benchmark_terms(one, name) for one in rounds]
     yield f"## {name}\n"
-    yield "| | |\n|---|---|"
+    yield "| rule | value |\n|---|---|"
     for title, value in (("model", lambda one: one.model), ("category", lambda one: one.category),
                          ("accuracy samples", lambda one: f"{one.samples:,}"), ("a closed result needs", _required),
                          ("accuracy targets", _targets),
