@@ -40,7 +40,7 @@ test-long: setup $(VENV)/.installed-test
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff check --no-cache src script automation tests benchmarks
 	@$(BIN)/mypy
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
