@@ -10,7 +10,7 @@ def test_a_page_is_made_of_a_repository(cm, neural_magic, tmp_path, monkeypatch)
     done = cm("run", "script", "--tags=explore,mlperf,results", f"--input={neural_magic.parents[1]}", "--quiet",
               f"--explorer_page={tmp_path}/page.html")
     assert done.code == 0, done.output
-    assert "10 results of 1 submitters: 1 read, 0 kept" in done.output
+    assert "results: 10; submitters: 1, of which 1 were read now and 0 are kept" in done.output
     assert (tmp_path / "page.html").read_text().count("<tr><th scope=\"row\">") == 10
     assert len(list((tmp_path / "cache" / "cm4vllm" / "published").iterdir())) == 1
 

@@ -35,8 +35,8 @@ def report_published(root: Path, page: Path, own: Path | None = None) -> dict[st
     write_text(page, explorer_page(found, stand))
     for one in stand:
         say(one.words)
-    say(f"{len(found.rows)} results of {found.read + found.kept} submitters: {found.read} read, {found.kept} kept from "
-        "an earlier run")
+    say(f"results: {len(found.rows)}; submitters: {found.read + found.kept}, of which {found.read} were read now and "
+        f"{found.kept} are kept from an earlier run")
     say(f"page: {page}")
     return {"page": str(page), "results": len(found.rows), "read": found.read, "kept": found.kept,
             "places": [one.words for one in stand]}
