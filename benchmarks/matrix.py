@@ -5,9 +5,9 @@
 The cells are found from the rules and from what this version can run. One server is started for each model and kept;
 each cell is one run of the main job against it (--api_server), into a folder of its own. --only takes patterns as
 `v6.1/*/Offline`. The model is the tiny one, whose answers are shorter than those of the benchmark's own: the factor is
-in the record of its dataset, and printed, where the rules publish the length. --true_lengths takes random weights
-(_dummy) instead, with answers of the published length; their prompts are still the stand-in's, and only the performance
-is measured, since nothing else can be of them.
+measured, and printed where the rules publish the length. --true_lengths takes random weights (_dummy) instead, with
+answers of the published length; their prompts are still the stand-in's, and only the performance is measured, since
+nothing else can be of them.
 """
 
 from __future__ import annotations
@@ -165,9 +165,10 @@ def outcome(cell: Cell, out: Path, took_s: float) -> Ran:
     settings = read_record(found[0], RunRecord).settings
     if not settings.model.is_dummy and not (out / "submission").is_dir():
         return Ran(cell, took_s, error=f"no submission tree in {out}")
-    factor = ("true" if settings.model.is_dummy else
-              settings.dataset.recipe.get("length_factor", "").partition(":")[0])
-    return Ran(cell, took_s, float(read_performance(found[0].parent).tokens_per_second), factor)
+    made = read_performance(found[0].parent)
+    length = float(made.tokens_per_second) / float(made.samples_per_second)
+    published = next((one.reference for one in settings.terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    return Ran(cell, took_s, float(made.tokens_per_second), f"{length / published:.3f}" if published else "")
 
 
 def error_of(text: str) -> str:
