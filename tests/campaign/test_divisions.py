@@ -134,6 +134,7 @@ def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
 
 def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
     job = Job.of(CampaignSettings(**OWN | {"model_source": "", "scenario": "Offline"}))
+    assert fault_notes(job, division_faults(job, {}, root)) == ()  # the refusal says it all
     with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
         require_division_rules(job, division_faults(job, {}, root))
     for words in ("the stand-in", "rule MODEL:", "rule DATASET:",

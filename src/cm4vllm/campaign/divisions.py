@@ -67,7 +67,7 @@ def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
 
 def fault_notes(job: Job, faults: tuple[Fault, ...]) -> tuple[str, ...]:
     """Return what a rehearsal says of the rules that it does not keep."""
-    if not faults:
+    if not (faults and job.rehearsal):
         return ()
     return (*(f"{job.division} division, a valid run would be refused: {fault.words}" for fault in faults),
             f"no submission tree: one of the {job.division} division is made of jobs that keep these rules")
