@@ -121,6 +121,13 @@ def test_a_search_whose_time_is_spent_says_so():
     assert prober.clock_s < 100
 
 
+def test_probes_in_which_no_query_counts_point_to_no_rate():
+    prober = SimulatedProber(Queue(1, 60.0), LIMITS, FullLength(10.0, 1))
+    with pytest.raises(InvalidResult, match="no rate that keeps the latency limits was found") as caught:
+        search(prober, 20, SearchPlan(LIMITS, probes_s=(3.0, 5.0), approach_s=20.0, budget_s=30.0))
+    assert "no TTFT seen" in caught.value.cause
+
+
 @pytest.mark.parametrize("start", [20, 500])
 def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     system, limits = SYSTEMS["M/D/c"]

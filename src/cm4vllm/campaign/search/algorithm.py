@@ -245,8 +245,8 @@ class _Search:
         rate = self._passing.rate if self._passing else next_rate
         above = [one for one in self._probes if one.rate > rate and one.verdict is not Verdict.PASSES]
         failed = [one for one in above if one.verdict is Verdict.FAILS]
-        if not self._passing and not any(one.verdict is not Verdict.FAILS for one in self._probes):
-            raise self._none_passes()
+        if not self._passing and not any(one.verdict is not Verdict.FAILS and one.queries for one in self._probes):
+            raise self._none_passes()  # nor does a probe say anything in which no query counted
         nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
         binding = nearest.binding if nearest else None
         return Found(rate=rate, confirmed=self._passing is not None,
