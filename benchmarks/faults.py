@@ -175,14 +175,29 @@ def _happen(trial: Trial) -> None:
     finished = trial.finished()
     FAULTS[trial.fault](trial)
     if trial.fault == "server hangs":
-        time.sleep(15)
+        _wait_until_noticed(trial, process)
         trial.says("")
-    trial.code = process.wait(JOB_S)
+    try:
+        trial.code = process.wait(JOB_S)
+    except subprocess.TimeoutExpired:
+        trial.wrong.append(f"the job had not ended after {JOB_S:.0f} s")
+        process.terminate()
+        trial.code = process.wait(JOB_S)
     trial.says("")
     (trial.folder / "results" / "filler").unlink(missing_ok=True)
     lost = [name for name, files in finished.items() if trial.finished().get(name) != files]
     if lost and trial.fault not in LOSING:
         trial.wrong.append(f"lost: {', '.join(lost)}")
+
+
+def _wait_until_noticed(trial: Trial, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the job has given up a step that asks the server, or has ended."""
+    deadline = time.monotonic() + JOB_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if any(str(state.last.state) == "failed" for state in read_ledger(trial.out).states.values()):
+                return
+        time.sleep(0.2)
 
 
 def _look_at(trial: Trial) -> None:
