@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import good_tree
+import msgspec
 import pytest
 
 from cm4vllm.assets import catalogue
@@ -61,9 +62,10 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "tree" / made.parent.name / made.name
     shutil.copytree(made, home)
     entry = catalogue.catalogue().model("llama-2-70b-chat")
-    monkeypatch.setitem(entry.config, "hidden_size", 0)
-    entry.config.clear()
-    entry.config.update(SMALL)
+    with_config = msgspec.structs.replace(entry, config=SMALL)
+    known = catalogue.catalogue()
+    changed = msgspec.structs.replace(known, models={**known.models, "llama-2-70b-chat": with_config})
+    monkeypatch.setattr("cm4vllm.results.weights.catalogue", lambda: changed)
     assert read_architecture(SMALL).parameters == 78
     return home
 

@@ -20,12 +20,16 @@ def argv(**more) -> list[str]:
     return server_argv(Path("/venv/bin/python"), ServerSettings(model="/m", name="n", **more), 8000)
 
 
+#: Bytes of a value.
+WIDTH = {"F32": 4, "BF16": 2}
+
+
 @pytest.fixture
 def model(tmp_path):
     """Make a model folder of a data type and a context; give its record."""
 
     def make(data_type="F32", context=4096):
-        header = json.dumps({"w": {"dtype": data_type, "shape": [2], "data_offsets": [0, 8]}}).encode()
+        header = json.dumps({"w": {"dtype": data_type, "shape": [8 // WIDTH[data_type]], "data_offsets": [0, 8]}}).encode()
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
         (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
         (tmp_path / "tokenizer.json").write_text("{}")

@@ -62,8 +62,8 @@ def test_what_cannot_be_packed_is_refused(tree, tmp_path, monkeypatch):
         pack(tmp_path / "none", tmp_path / "one.tar.gz")
     with pytest.raises(UsageError, match="somebody to encrypt for"):
         pack(tree, tmp_path / "one.tar.gz", program="gpg")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(NotFoundError, match="age not found"):
+    with monkeypatch.context() as without, pytest.raises(NotFoundError, match="age not found"):
+        without.setenv("PATH", "")
         pack(tree, tmp_path / "one.tar.gz", program="age", recipients=("age1x",))
     monkeypatch.setenv("USER", "jdoe" + "4711x")
     (tree / "open/Nobody/README.md").write_text("by jdoe" + "4711x")
