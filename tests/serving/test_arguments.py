@@ -29,7 +29,8 @@ def model(tmp_path):
     """Make a model folder of a data type and a context; give its record."""
 
     def make(data_type="F32", context=4096):
-        header = json.dumps({"w": {"dtype": data_type, "shape": [8 // WIDTH[data_type]], "data_offsets": [0, 8]}}).encode()
+        tensor = {"dtype": data_type, "shape": [8 // WIDTH[data_type]], "data_offsets": [0, 8]}
+        header = json.dumps({"w": tensor}).encode()
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
         (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
         (tmp_path / "tokenizer.json").write_text("{}")
