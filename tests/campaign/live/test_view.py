@@ -1,6 +1,7 @@
 """What is shown of a state, and how it is drawn: as text, and on a terminal of 80 columns."""
 
 import fcntl
+import itertools
 import os
 import pty
 import struct
@@ -17,7 +18,7 @@ from states import ACCURACY_RUN, SEARCH, SERVER_RUN, STEPS, status, step
 
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live import monitor as module
-from cm4vllm.campaign.live.monitor import watched
+from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.reading import read_status, status_text
 from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.live.status import JobStatus, job_left
@@ -225,6 +226,24 @@ def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_th
     assert not any("samples/s" in line for line in screen), "the view is still on the screen"
     assert "12,340 of 30,012" in output
     assert "measuring [x]: 1 of 2" not in output
+
+
+def test_lines_that_one_thread_prints_while_another_draws_leave_nothing_of_the_view(tmp_path):
+    with terminal() as written:
+        heights = itertools.cycle([[], STEPS])  # views of few lines and of more, in turn
+        monitor = Monitor(JobStatus("a job", [], lambda: next(heights)), tmp_path, interval_s=1e-4)
+        monitor.start()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with monitor.drawn():
+                for number in range(400):
+                    print(f"line {number}")
+        finally:
+            sys.setswitchinterval(before)
+        monitor.stop()
+        output = written()
+    assert [line for line in screen_of(output) if line] == [f"line {number}" for number in range(400)]
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):

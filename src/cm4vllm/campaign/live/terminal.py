@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from cm4vllm.common.plain_text import one_line
 from cm4vllm.common.progress import drawn_by_a_view
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
 __all__ = ["Drawing", "drawing", "plain_text"]
@@ -45,21 +46,53 @@ def drawing() -> Iterator[Drawing]:
         return
     from rich.live import Live
 
-    with drawn_by_a_view(), Live(console=console, auto_refresh=False, transient=True) as live:
+    lock = threading.RLock()
+    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with drawn_by_a_view(), live, _printed_above(console, lock):
         console.show_cursor(True)  # so that a process that is killed leaves the terminal with one
-        yield _LiveDrawing(live)
+        yield _LiveDrawing(live, lock)
+
+
+@contextmanager
+def _printed_above(console: Console, lock: threading.RLock) -> Iterator[None]:
+    """Have what is printed appear above the view.
+
+    rich redirects both streams by itself, but a line that one thread prints while another draws may leave a part of the
+    view behind: where the view stands is computed under a lock that is given back before the line is written.
+    """
+    from rich.file_proxy import FileProxy
+
+    class Printed(FileProxy):
+        def write(self, text: str) -> int:
+            with lock:
+                return super().write(text)
+
+        def flush(self) -> None:
+            with lock:
+                super().flush()
+
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (Printed(console, stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
 
 class _LiveDrawing:
     """Draws; a terminal that has gone ends the drawing, not the job."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, lock: threading.RLock) -> None:
         self._live: Live | None = live
+        self._lock = lock
 
     def __call__(self, view: View) -> None:
         if self._live is not None:
             try:
-                self._live.update(_drawn(view, self._live.console.width), refresh=True)
+                with self._lock:
+                    self._live.update(_drawn(view, self._live.console.width), refresh=True)
             except OSError:
                 self._live = None
 
