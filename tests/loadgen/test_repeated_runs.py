@@ -22,7 +22,7 @@ def measured(out, make_settings, **changed):
     """Measure Offline in both modes on a server of its own; return the capsule, as it is read from its file."""
     for mode in ("accuracy", "performance"):
         with FakeVllm() as server:
-            settings = make_settings(server.endpoint, "Offline", mode)
+            settings = make_settings(server.endpoint, "Offline", mode, test_query_count=128)
             run(msgspec.structs.replace(settings, **changed), out / "runs" / "system" / "tiny" / "Offline" / mode)
     write_record(out / "campaign.json", CampaignRecord(
         command="cm run script --tags=run-mlperf,inference,_vllm", cm_version="4.2.0", cm4vllm_version="0.1.0",

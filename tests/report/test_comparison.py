@@ -18,8 +18,8 @@ from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.compared_settings import Group, differences, options
 from cm4vllm.report.comparison import compare
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
-from cm4vllm.report.uncertainty import Verdict
 from cm4vllm.results.opening import open_results
+from cm4vllm.results.uncertainty import Verdict
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
 

@@ -6,20 +6,17 @@ import base64
 import dataclasses
 
 import msgspec
-import numpy as np
 import pytest
 
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.submission.capsule import CapsuleFigure, as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.capsule_of_results import capsule_of_results
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
 from cm4vllm.submission.comparison import Judgement, compare, environment, judge
 from cm4vllm.submission.replay import capsule_at, replay_words, this_place
-from cm4vllm.submission.spread import intervals
 from cm4vllm.submission.tree import build_tree, system_folder
 
 COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/jdoe/out --env.HF_TOKEN='${HF_TOKEN:?}' "
@@ -132,23 +129,6 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
         return msgspec.structs.replace(capsule, server=msgspec.structs.replace(capsule.server, command=list(words)))
     assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
     assert differing(served("serve", "m", "--port", "1"), served("serve", "m", "--seed=1")) == {"server.command"}
-
-
-def test_the_spread_of_a_run_gives_the_interval_of_its_figures(tmp_path):
-    random = np.random.default_rng(1)
-    rows = np.zeros(2000, FIELDS)
-    rows["tokens"] = 11
-    rows["issued_ns"] = np.sort(random.uniform(0, 100e9, 2000))
-    rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
-    rows["last_ns"] = rows["first_ns"] + 100e6
-    np.save(tmp_path / SAMPLES_FILE, rows)
-    found = intervals(tmp_path, {"tokens_per_second": 220.0, "ttft_p99": 19.9, "tpot_p99": 10.0, "queries": 1.0})
-    assert set(found) == {"tokens_per_second", "ttft_p99", "tpot_p99"}
-    low, high = found["tokens_per_second"]
-    assert 195 < low < 220 < high < 245
-    low, high = found["ttft_p99"]
-    assert 19.7 < low < 19.9 < high <= 20.0
-    assert intervals(tmp_path / "none", {"tokens_per_second": 1.0}) == {}
 
 
 def test_a_replay_fixes_what_the_first_run_measured(results):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Rows = npt.NDArray[np.void]
 
-__all__ = ["AT_LENGTH", "SAMPLES_FILE", "STOPPED", "SampleTimes", "read_sample_times"]
+__all__ = ["AT_LENGTH", "SAMPLES_FILE", "STOPPED", "SampleTimes", "client_values", "read_sample_times"]
 
 #: The name of the file in a run's folder: an array of NumPy (format .npy) with a row for each sample, in the order of
 #: issue. Times are in ns since the first sample was issued; first_ns is -1 where no first token was seen, as in whole
@@ -175,3 +175,23 @@ def read_sample_times(folder: Path) -> Rows | None:
         raise RunFailed(f"{path} is not the client's record of its samples", cause=f"its fields are {rows.dtype}",
                         remedy="remove the run's folder and run it again")
     return rows
+
+
+def client_values(name: str, rows: Rows | None) -> npt.NDArray[np.float64] | None:
+    """Return the values of TTFT, of TPOT or, without a name, of the latency, in ms, in the order of issue.
+
+    None where the record has none: answers that came whole have no first token.
+    """
+    import numpy as np
+
+    if rows is None or not len(rows):
+        return None
+    if name and (rows["first_ns"] < 0).any():
+        return None
+    if name == "TTFT":
+        return np.asarray((rows["first_ns"] - rows["issued_ns"]) / 1e6)
+    if name == "TPOT":
+        longer = rows[rows["tokens"] > 1]
+        spans = (longer["last_ns"] - longer["first_ns"]) / 1e6
+        return np.asarray(spans / (longer["tokens"] - 1)) if len(longer) else None
+    return np.asarray((rows["last_ns"] - rows["issued_ns"]) / 1e6)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.loadgen.sample_times import read_sample_times
-from cm4vllm.report import uncertainty
 from cm4vllm.report.compared_settings import Difference, Setting, differences, settings_of
-from cm4vllm.report.pictures import Rows, client_values
-from cm4vllm.report.uncertainty import Estimate, Shift
+from cm4vllm.report.pictures import Rows
+from cm4vllm.results import uncertainty
 from cm4vllm.results.model import Accuracy, Figure, Performance, Result, Source, Submission
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.reading import SCORE_UNITS
+from cm4vllm.results.uncertainty import Estimate, Shift
 
 __all__ = ["Block", "Cell", "Comparison", "Row", "Side", "compare"]
 
@@ -229,21 +229,11 @@ def _estimate(part: Performance | None, figure: Figure | None, rows: Rows | None
     """Return a figure's interval, and why it has none."""
     if part is None or figure is None:
         return None, ""
-    kind, _, pick = figure.name.rpartition("_")
-    value, share = float(figure.value), float(pick[1:]) / 100 if pick[1:].isdigit() else 0.0
     if rows is not None and len(rows):
-        if figure.unit.endswith("/s"):
-            amounts = rows["tokens"] if "tokens" in figure.name else rows["tokens"] * 0 + 1
-            found = uncertainty.rate(value, rows["last_ns"] / 1e9, amounts.astype(float), seed=seed)
-        else:
-            values = client_values("" if kind == "latency" else kind.upper(), rows)
-            if values is None:
-                return None, "the client's record has no times of tokens"
-            found = (uncertainty.percentile(value, values, share, seed=seed) if share else
-                     uncertainty.mean(value, values, seed=seed))
-        return found, "" if found else uncertainty.too_few(len(rows), share)
+        return uncertainty.from_samples(figure, rows, seed=seed)
+    kind, share = uncertainty.split_name(figure.name)
     known = {share: part.figures[f"{kind}_{words}"].value
              for share, words in ((0, "min"), (0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.97, "p97"), (0.99, "p99"),
                                   (0.999, "p99.9"), (1, "max")) if f"{kind}_{words}" in part.figures}
-    found = uncertainty.from_percentiles(value, known, part.samples, share) if share else None
+    found = uncertainty.from_percentiles(float(figure.value), known, part.samples, share) if share else None
     return found, "" if found else "one figure of one run, without its samples"

@@ -11,11 +11,12 @@ import jinja2
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.progress import say_text
-from cm4vllm.report import uncertainty, wording
+from cm4vllm.report import wording
 from cm4vllm.report.comparison import Cell, Comparison, Row, compare
 from cm4vllm.report.table import aligned
-from cm4vllm.report.uncertainty import Basis, Shift, Verdict
 from cm4vllm.report.wording import ms, number, percent, rate
+from cm4vllm.results import uncertainty
+from cm4vllm.results.uncertainty import Basis, Shift, Verdict
 
 __all__ = ["as_object", "as_page", "as_text", "report_comparison"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.sample_times import SAMPLES_FILE, read_sample_times
+from cm4vllm.loadgen.sample_times import SAMPLES_FILE, client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows, short
 from cm4vllm.report.wording import ms, number, percent
 from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
 
-__all__ = ["Rows", "client_values", "pictures"]
+__all__ = ["Rows", "pictures"]
 
 #: Bars of a histogram.
 BINS = 36
@@ -54,21 +54,6 @@ def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
     if not part.latencies and part.queries > 1:
         yield _distribution(part, "Latency", "latency", client_values("", rows), None)
-
-
-def client_values(name: str, rows: Rows | None) -> Values | None:
-    """Return the values, in ms, that the client's record has of a latency; None where it has none."""
-    if rows is None or not len(rows):
-        return None
-    if name and (rows["first_ns"] < 0).any():
-        return None
-    if name == "TTFT":
-        return np.asarray((rows["first_ns"] - rows["issued_ns"]) / 1e6)
-    if name == "TPOT":
-        longer = rows[rows["tokens"] > 1]
-        spans = (longer["last_ns"] - longer["first_ns"]) / 1e6
-        return np.asarray(spans / (longer["tokens"] - 1)) if len(longer) else None
-    return np.asarray((rows["last_ns"] - rows["issued_ns"]) / 1e6)
 
 
 def _distribution(part: Performance, name: str, key: str, values: Values | None, latency: Latency | None) -> Picture:

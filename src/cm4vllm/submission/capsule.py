@@ -19,11 +19,13 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 from cm4vllm.rules import Mode
 
-__all__ = ["CAPSULE_FILE", "Capsule", "CapsuleFigure", "CapsuleRun", "CapsuleScript", "CapsuleServer", "as_yaml",
-           "read_capsule", "unknown_fields", "write_capsule"]
+__all__ = ["ANSWER_BYTES", "CAPSULE_FILE", "Capsule", "CapsuleFigure", "CapsuleRun", "CapsuleScript", "CapsuleServer",
+           "as_yaml", "read_capsule", "unknown_fields", "write_capsule"]
 
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"
+#: Bytes of the digest of each answer in CapsuleRun.answers.
+ANSWER_BYTES = 3
 _SCHEMA = "schema"
 
 
@@ -49,7 +51,7 @@ class CapsuleServer(Record, frozen=True, kw_only=True):
 
 
 class CapsuleFigure(Record, frozen=True, kw_only=True):
-    """A figure with the interval in which the run's own spread lets it be expected, with 95 %; None if not known."""
+    """A figure with the interval in which the run's own spread lets it be expected, with 99 %; None if not known."""
 
     value: float
     unit: str

@@ -19,10 +19,13 @@ from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.sample_times import read_sample_times
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
+from cm4vllm.results.uncertainty import from_samples
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.capsule import (
+    ANSWER_BYTES,
     Capsule,
     CapsuleFigure,
     CapsuleRun,
@@ -34,11 +37,9 @@ from cm4vllm.submission.inspection import servers_of
 from cm4vllm.submission.measurements import without_folder
 from cm4vllm.submission.software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.submission.sources import program_digest
-from cm4vllm.submission.spread import intervals
 
 __all__ = ["answer_digests", "capsule_of_results", "machine_of", "plain_settings", "scripts_of"]
 
-_ANSWER_BYTES = 3
 #: Keys of a system's description that are the submission's, not the machine's.
 _NOT_OF_THE_MACHINE = {"submitter", "division", "status", "hw_notes", "sw_notes", "system_type", "system_type_detail",
                        "framework"}
@@ -118,13 +119,14 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _figures(folder: Path, performance: Performance | None) -> dict[str, CapsuleFigure]:
     if performance is None:
         return {}
-    wanted = [name for name in ("tokens_per_second", "samples_per_second", "ttft_p99", "tpot_p99")
-              if name in performance.figures]
-    values = {name: float(performance.figures[name].value) for name in wanted}
-    spread = intervals(folder, values)
-    return {name: CapsuleFigure(value=value, unit=performance.figures[name].unit,
-                                low=spread[name][0] if name in spread else None,
-                                high=spread[name][1] if name in spread else None) for name, value in values.items()}
+    rows, found = read_sample_times(folder), {}
+    for name in ("tokens_per_second", "samples_per_second", "ttft_p99", "tpot_p99"):
+        if (figure := performance.figures.get(name)) is not None:
+            estimate = from_samples(figure, rows, seed=0)[0] if rows is not None and len(rows) else None
+            found[name] = CapsuleFigure(value=float(figure.value), unit=figure.unit,
+                                        low=estimate.low if estimate else None,
+                                        high=estimate.high if estimate else None)
+    return found
 
 
 def answer_digests(log: Path) -> str:
@@ -134,7 +136,7 @@ def answer_digests(log: Path) -> str:
             entries = msgspec.json.decode(file.read(), type=list[_Entry])
     except (OSError, ValueError):
         return ""
-    found = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:_ANSWER_BYTES] for entry in entries}
+    found = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:ANSWER_BYTES] for entry in entries}
     return base64.b64encode(b"".join(found[index] for index in sorted(found))).decode()
 
 

@@ -1,8 +1,8 @@
 """Two capsules field by field: what has to be equal, what may differ, and whether the results are the same.
 
-Accuracy: the equal answers are counted, and each score may differ by a stated part of it. Performance: the intervals in
-which the runs' own spread lets a figure be expected have to overlap (spread.py); in a rehearsal, whose figures say
-nothing of the system, they are shown and not judged.
+Accuracy: the equal answers are counted, and each score may differ by a stated part of it. Performance: the intervals of
+the figures have to overlap (results.uncertainty); in a rehearsal, whose figures say nothing of the system, they are
+shown and not judged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.logs import ACCURACY_LOG
-from cm4vllm.submission.capsule import Capsule, CapsuleFigure, CapsuleRun
+from cm4vllm.results.uncertainty import LEVEL
+from cm4vllm.submission.capsule import ANSWER_BYTES, Capsule, CapsuleFigure, CapsuleRun
 
 __all__ = ["ACCURACY_TOLERANCE", "Compared", "Judgement", "compare", "environment", "judge", "report"]
 
 #: The part of a score by which the same model may miss it: that which the 99 % variants of benchmarks allow.
 ACCURACY_TOLERANCE = 0.01
-_ANSWER_BYTES = 3
 #: Fields that make another measurement where they differ.
 _DECISIVE = ("round", "benchmark", "model.sha256", "dataset.sha256", "server.software", "server.version",
              "server.endpoints")
@@ -163,16 +163,16 @@ def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: boo
 
 def _accuracy(name: str, one: CapsuleRun, other: CapsuleRun, tolerance: float) -> Iterator[Compared]:
     ours, theirs = (base64.b64decode(run.answers) for run in (one, other))
-    count, scored = len(ours) // _ANSWER_BYTES, bool(one.scores and other.scores)
+    count, scored = len(ours) // ANSWER_BYTES, bool(one.scores and other.scores)
     if not ours or not theirs:
         first, second = (run.logs.get(ACCURACY_LOG, "") for run in (one, other))
         yield _row(f"{name}.answers: their log", first, second, Judgement.SHOWN if scored else Judgement.DIFFERS)
     elif len(ours) != len(theirs):
         yield Compared(field=f"{name}.answers", first=f"{count} answers",
-                       second=f"{len(theirs) // _ANSWER_BYTES} answers", judgement=Judgement.DIFFERS)
+                       second=f"{len(theirs) // ANSWER_BYTES} answers", judgement=Judgement.DIFFERS)
     else:
-        same = sum(ours[at:at + _ANSWER_BYTES] == theirs[at:at + _ANSWER_BYTES]
-                   for at in range(0, len(ours), _ANSWER_BYTES))
+        same = sum(ours[at:at + ANSWER_BYTES] == theirs[at:at + ANSWER_BYTES]
+                   for at in range(0, len(ours), ANSWER_BYTES))
         apart = Judgement.SHOWN if scored else Judgement.DIFFERS
         yield Compared(field=f"{name}.answers", first=f"{count} answers", second=f"{same} of them equal",
                        judgement=Judgement.EQUAL if same == count else apart)
@@ -198,7 +198,7 @@ def _figure(field: str, one: CapsuleFigure | None, other: CapsuleFigure | None, 
     else:
         overlap = one.low <= other.high and other.low <= one.high
         judgement = Judgement.WITHIN if overlap else Judgement.DIFFERS
-        tolerance = "the intervals of 95 % have to overlap"
+        tolerance = f"the intervals of {LEVEL:.0%} have to overlap"
     if one is not None and other is not None and one.value == other.value:
         judgement = Judgement.EQUAL
     return Compared(field=field, first=first, second=second, judgement=judgement, tolerance=tolerance)

@@ -198,7 +198,9 @@ def terminal():
     thread.start()
     with os.fdopen(writer, "w") as stream, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm-256color")
-        for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        patch.setenv("COLUMNS", "80")  # rich asks the process's own streams, which are no terminal here
+        patch.setenv("LINES", "24")
+        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
             patch.delenv(name, raising=False)
         patch.setattr(sys, "stdout", stream)
         yield written
@@ -244,6 +246,20 @@ def test_lines_that_one_thread_prints_while_another_draws_leave_nothing_of_the_v
         monitor.stop()
         output = written()
     assert [line for line in screen_of(output) if line] == [f"line {number}" for number in range(400)]
+
+
+def test_a_view_that_is_higher_than_the_terminal_is_cut_and_leaves_nothing_behind(tmp_path):
+    job = JobStatus("a job", [f"notice {number}" for number in range(40)], lambda: STEPS)
+    with terminal() as written:
+        with watched(job, tmp_path) as monitor:
+            with monitor.drawn():
+                monitor._pass_on()
+                print("a line")
+                drawn = screen_of(written())
+            print("the table")
+        left = screen_of(written())
+    assert "notice 18" in drawn and drawn[-1].startswith("... ") and drawn[-1].endswith(" lines more")
+    assert [line for line in left if line] == ["a line", "the table"]
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):

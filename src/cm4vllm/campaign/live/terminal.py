@@ -92,7 +92,7 @@ class _LiveDrawing:
         if self._live is not None:
             try:
                 with self._lock:
-                    self._live.update(_drawn(view, self._live.console.width), refresh=True)
+                    self._live.update(_drawn(view, *self._live.console.size), refresh=True)
             except OSError:
                 self._live = None
 
@@ -133,13 +133,20 @@ def _filled(text: str, end: str, width: int, style: str) -> Iterator[tuple[str, 
         yield rest, style
 
 
-def _drawn(view: View, width: int) -> RenderableType:
-    """Return the lines as rich's smallest parts: they are as wide as they should be, and need no layout."""
+def _drawn(view: View, width: int, height: int) -> RenderableType:
+    """Return the lines as rich's smallest parts: they are as wide as they should be, and need no layout.
+
+    One line of the terminal stays free: what removes the view needs a line below it, and where there is none the first
+    line of the view is pushed out of the terminal and stays.
+    """
     from rich.segment import Segment, Segments
     from rich.style import Style
 
     styles = {style: Style.parse(style) for style in (*_STYLES.values(), _NOTICE)}
-    return Segments([part for text, style in _rows(view, width)
+    rows = list(_rows(view, width))
+    if (room := max(height - 1, 1)) < len(rows):
+        rows[room - 1:] = [(f"... {len(rows) - room + 1} lines more"[:width], _STYLES[Tone.MUTED])]
+    return Segments([part for text, style in rows
                      for part in (Segment(text, styles[style]), Segment.line())])
 
 

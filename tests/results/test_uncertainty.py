@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cm4vllm.report import uncertainty
-from cm4vllm.report.uncertainty import Basis, Verdict, shift
+from cm4vllm.loadgen.sample_times import FIELDS
+from cm4vllm.results import uncertainty
+from cm4vllm.results.model import Figure, Source
+from cm4vllm.results.uncertainty import Basis, Estimate, Verdict, shift
 
 #: Repetitions of each trial, and samples of each run.
 TRIALS, SAMPLES = 40, 12_000
@@ -89,3 +91,26 @@ def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone()
     assert shift(200, 260, one, None, "no samples").why == "no samples"
     assert shift(200, 200, None, None, "no samples").verdict is Verdict.SAME
     assert shift(0, 5, one, far, "").change is None
+
+
+def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
+    random = np.random.default_rng(1)
+    rows = np.zeros(2000, FIELDS)
+    rows["tokens"] = 11
+    rows["issued_ns"] = np.sort(random.uniform(0, 100e9, 2000))
+    rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
+    rows["last_ns"] = rows["first_ns"] + 100e6
+
+    def found(name: str, value: float, unit: str) -> Estimate:
+        estimate, why = uncertainty.from_samples(Figure(name, value, unit, Source("log", name)), rows, seed=0)
+        assert estimate is not None and not why
+        return estimate
+
+    rate = found("tokens_per_second", 220.0, "tokens/s")
+    assert 190 < rate.low < 220 < rate.high < 250
+    first = found("ttft_p99", 19.9, "ms")
+    assert 19.6 < first.low < 19.9 < first.high < 20.2
+    assert found("tpot_p99", 10.0, "ms").value == 10.0
+    rows["first_ns"] = -1
+    assert uncertainty.from_samples(Figure("ttft_p99", 19.9, "ms", Source("log", "ttft_p99")), rows, seed=0) == (
+        None, "the client's record has no times of tokens")

@@ -17,8 +17,11 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LEVEL", "Basis", "Estimate", "Shift", "Verdict", "from_percentiles", "mean", "percentile", "rate", "shift",
-           "too_few"]
+from cm4vllm.loadgen.sample_times import client_values
+from cm4vllm.results.model import Figure
+
+__all__ = ["LEVEL", "Basis", "Estimate", "Shift", "Verdict", "from_percentiles", "from_samples", "mean", "percentile",
+           "rate", "shift", "split_name", "too_few"]
 
 #: The confidence of the intervals: that of LoadGen's early stopping.
 LEVEL = 0.99
@@ -136,6 +139,27 @@ def from_percentiles(value: float, known: Mapping[float, float], samples: int, s
     shares = sorted(known)
     low, high = np.interp([share - reach, share + reach], shares, [known[one] for one in shares])
     return Estimate(value, min(float(low), value), max(float(high), value), Basis.PERCENTILES)
+
+
+def from_samples(figure: Figure, rows: npt.NDArray[np.void], *, seed: int) -> tuple[Estimate | None, str]:
+    """Return a figure of LoadGen's log with its interval by the client's record of the samples, or why it has none."""
+    kind, share = split_name(figure.name)
+    if figure.unit.endswith("/s"):
+        amounts = rows["tokens"] if "tokens" in figure.name else np.ones(len(rows))
+        found = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=seed)
+    else:
+        values = client_values("" if kind == "latency" else kind.upper(), rows)
+        if values is None:
+            return None, "the client's record has no times of tokens"
+        found = (percentile(float(figure.value), values, share, seed=seed) if share else
+                 mean(float(figure.value), values, seed=seed))
+    return found, "" if found else too_few(len(rows), share)
+
+
+def split_name(name: str) -> tuple[str, float]:
+    """Return the kind of a figure and the share of its percentile, 0 where it is none: ("ttft", 0.99) of ttft_p99."""
+    kind, _, pick = name.rpartition("_")
+    return kind, float(pick[1:]) / 100 if pick[1:].isdigit() else 0.0
 
 
 def shift(before: float, after: float, one: Estimate | None, other: Estimate | None, why: str) -> Shift:
