@@ -38,6 +38,7 @@ test-long: setup $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 check: $(VENV)/.installed-test
+	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks
 	@$(BIN)/ruff check --no-cache src script automation tests benchmarks
 	@$(BIN)/mypy
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }

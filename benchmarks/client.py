@@ -82,8 +82,9 @@ def offline(bench: Bench) -> Iterator[Figure]:
         yield figure(f"offline queries/s: {name}", rates, "queries/s")
     for name, limit in (("reference", 25), ("aiohttp", 5), ("endpoints", 4), ("vllm bench serve", None)):
         if name in measured:
-            yield figure(f"offline queries/s: ours / {name}", ratios(measured["ours"], measured[name]), "x",
-                         at_least=limit)
+            yield figure(
+                f"offline queries/s: ours / {name}", ratios(measured["ours"], measured[name]), "x", at_least=limit
+            )
 
 
 def alone(bench: Bench) -> Iterator[Figure]:
@@ -93,8 +94,11 @@ def alone(bench: Bench) -> Iterator[Figure]:
     run has on top of that, here all on one core: a process of its own, the socket pair, and the thread that reads.
     """
     task = Task(port=0, queries=bench.queries(100_000), tokens=1, streamed=False, in_flight=64, warm=True)
-    cases = {"ours": _case(bench, "engine", "alone", task), WITH_WORKER: _case(bench, "ours", "alone", task),
-             "floor": _floor(bench, task)}
+    cases = {
+        "ours": _case(bench, "engine", "alone", task),
+        WITH_WORKER: _case(bench, "ours", "alone", task),
+        "floor": _floor(bench, task),
+    }
     if bench.endpoints:
         cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
     if shutil.which("wrk"):
@@ -109,11 +113,13 @@ def alone(bench: Bench) -> Iterator[Figure]:
         yield figure("queries/s without LoadGen: ours / wrk", ratios(rates["ours"], rates["wrk"]), "x", at_least=0.7)
         yield figure(f"queries/s without LoadGen: {WITH_WORKER} / wrk", ratios(rates[WITH_WORKER], rates["wrk"]), "x")
     for name in ("ours", WITH_WORKER):
-        yield figure(f"CPU per query, whole answers: {name} / C floor", _cpu_ratios(measured[name], measured["floor"]),
-                     "x")
+        yield figure(
+            f"CPU per query, whole answers: {name} / C floor", _cpu_ratios(measured[name], measured["floor"]), "x"
+        )
     if "endpoints" in measured:
-        yield figure("CPU per query, whole answers: endpoints / ours",
-                     _cpu_ratios(measured["endpoints"], measured["ours"]), "x")
+        yield figure(
+            "CPU per query, whole answers: endpoints / ours", _cpu_ratios(measured["endpoints"], measured["ours"]), "x"
+        )
 
 
 def paced(bench: Bench) -> Iterator[Figure]:
@@ -140,10 +146,14 @@ def paced(bench: Bench) -> Iterator[Figure]:
     measured = interleaved(cases, bench.rounds)
     for name, results in measured.items():
         yield figure(f"CPU per token, paced: {name}", [r.cpu_s / r.tokens * 1e6 for r in results], "µs")
-    for name, under, limit in (("ours", "floor", 1.25), (WITH_WORKER, "floor", 1.25),
-                               ("ours, together", "floor, together", None)):
-        yield figure(f"CPU per token, paced: {name} / C floor", _cpu_ratios(measured[name], measured[under]), "x",
-                     at_most=limit)
+    for name, under, limit in (
+        ("ours", "floor", 1.25),
+        (WITH_WORKER, "floor", 1.25),
+        ("ours, together", "floor, together", None),
+    ):
+        yield figure(
+            f"CPU per token, paced: {name} / C floor", _cpu_ratios(measured[name], measured[under]), "x", at_most=limit
+        )
 
 
 @dataclass(frozen=True)
@@ -178,8 +188,10 @@ def latency(bench: Bench) -> Iterator[Figure]:
 def watching(bench: Bench) -> Iterator[Figure]:
     """What it costs to watch a Server run at 51,200 tokens/s, beside the processor time of the client."""
     task = Task(port=0, queries=bench.queries(800 * 24), tokens=64, streamed=True, in_flight=1, qps=800.0)
-    cases = {name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))
-             for name in ("watched", "watched on a terminal")}
+    cases = {
+        name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))
+        for name in ("watched", "watched on a terminal")
+    }
     for name, results in interleaved(cases, bench.rounds).items():
         yield figure(f"{name}: of the client's CPU", [100 * r.watching_s / r.cpu_s for r in results], "%", at_most=1)
 
@@ -194,10 +206,15 @@ def open_streams(bench: Bench) -> Iterator[Figure]:
     measured = interleaved(cases, bench.rounds)
     for name, results in measured.items():
         slowest, largest = (1.2, 16.0) if name == "ours" else (None, None)
-        yield figure(f"{streams:,} open streams, wall / ideal: {name}", [r.wall_s / ideal for r in results], "x",
-                     at_most=slowest)
-        yield figure(f"{streams:,} open streams, memory of each: {name}", [r.gained_kib / streams for r in results],
-                     "KiB", at_most=largest)
+        yield figure(
+            f"{streams:,} open streams, wall / ideal: {name}", [r.wall_s / ideal for r in results], "x", at_most=slowest
+        )
+        yield figure(
+            f"{streams:,} open streams, memory of each: {name}",
+            [r.gained_kib / streams for r in results],
+            "KiB",
+            at_most=largest,
+        )
 
 
 def workers(bench: Bench) -> Iterator[Figure]:
@@ -205,8 +222,11 @@ def workers(bench: Bench) -> Iterator[Figure]:
     cores = sorted(os.sched_getaffinity(0))
     enough = len(cores) >= 5
     if not enough:
-        print("workers: five cores are needed to see two workers scale (LoadGen's side, two workers, two servers), "
-              f"this machine has {len(cores)}: they share them, and no limit is held", file=sys.stderr)
+        print(
+            "workers: five cores are needed to see two workers scale (LoadGen's side, two workers, two servers), "
+            f"this machine has {len(cores)}: they share them, and no limit is held",
+            file=sys.stderr,
+        )
     task = Task(port=0, queries=bench.queries(30_000), tokens=64, streamed=True, in_flight=64)
     places = {1: cores[:2], 2: cores[:3]} if enough else {1: cores[:1], 2: cores[:2]}
 
@@ -222,8 +242,12 @@ def workers(bench: Bench) -> Iterator[Figure]:
     one, two = ([result.qps * 64 for result in measured[count]] for count in ("1", "2"))
     yield figure("one worker", one, "tokens/s")
     yield figure("two workers", two, "tokens/s")
-    yield figure("two workers / one" + ("" if enough else ", cores shared"), ratios(two, one), "x",
-                 at_least=1.7 if enough else None)
+    yield figure(
+        "two workers / one" + ("" if enough else ", cores shared"),
+        ratios(two, one),
+        "x",
+        at_least=1.7 if enough else None,
+    )
 
 
 def vllm(bench: Bench) -> Iterator[Figure]:
@@ -237,8 +261,12 @@ def vllm(bench: Bench) -> Iterator[Figure]:
         return
     ours, default = real.settings(), real.settings("mp")
     tokens_only = replace(real.task, api="generate")
-    with (real.in_process() as generate, real.in_process(ours) as alike, real.served(ours) as server,
-          real.served(default) as other):
+    with (
+        real.in_process() as generate,
+        real.in_process(ours) as alike,
+        real.served(ours) as server,
+        real.served(default) as other,
+    ):
         cases: dict[str, Callable[[], Made]] = {
             IN_PROCESS: generate,
             LIKE_THE_SERVER: alike,
@@ -255,9 +283,12 @@ def vllm(bench: Bench) -> Iterator[Figure]:
         if name in (IN_PROCESS, LIKE_THE_SERVER):
             continue
         for within in (IN_PROCESS, LIKE_THE_SERVER):
-            yield figure(f"real vLLM, Offline: {name} / {within}",
-                         ratios(rates, [made.rate for made in measured[within]]), "x",
-                         at_least=0.95 if name == "through LoadGen" else None)
+            yield figure(
+                f"real vLLM, Offline: {name} / {within}",
+                ratios(rates, [made.rate for made in measured[within]]),
+                "x",
+                at_least=0.95 if name == "through LoadGen" else None,
+            )
         for who in ("engine", "api", "client"):
             yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
 
@@ -268,8 +299,11 @@ def ways(bench: Bench) -> Iterator[Figure]:
     if real is None:
         return
     settings = real.settings()
-    with (tempfile.TemporaryDirectory() as folder, real.served(settings) as tcp,
-          real.served(settings, Path(folder) / "socket") as unix):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        real.served(settings) as tcp,
+        real.served(settings, Path(folder) / "socket") as unix,
+    ):
         streamed = replace(real.task, streamed=True)
         asked = {
             "TCP, whole answers": (tcp, real.task),
@@ -298,8 +332,16 @@ def _real(bench: Bench) -> RealVllm | None:
 
 
 GROUPS: dict[str, Group] = {
-    "offline": offline, "alone": alone, "paced": paced, "latency": latency, "watching": watching, "open": open_streams,
-    "workers": workers, "vllm": vllm, "ways": ways}
+    "offline": offline,
+    "alone": alone,
+    "paced": paced,
+    "latency": latency,
+    "watching": watching,
+    "open": open_streams,
+    "workers": workers,
+    "vllm": vllm,
+    "ways": ways,
+}
 
 
 def _case(bench: Bench, name: str, way: str, task: Task, pace: Pace = AT_ONCE) -> Case:
@@ -347,8 +389,11 @@ def _latency(bench: Bench, name: str, task: Task) -> Callable[[], Added]:
 
 def _added(result: Result, stamps: Stamps) -> Added:
     tpot = _percentile(stamps.tpot, 50)
-    return Added(result.ttft_p50 - _percentile(stamps.ttft, 50), result.ttft_p99 - _percentile(stamps.ttft, 99),
-                 100 * abs(result.tpot_p50 / tpot - 1))
+    return Added(
+        result.ttft_p50 - _percentile(stamps.ttft, 50),
+        result.ttft_p99 - _percentile(stamps.ttft, 99),
+        100 * abs(result.tpot_p50 / tpot - 1),
+    )
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:
@@ -389,8 +434,15 @@ def main() -> int:
     client, server = map(int, told.cores.split(","))
     if not {client, server} <= os.sched_getaffinity(0) or client == server:
         parser.error(f"--cores={told.cores}: two different cores of {sorted(os.sched_getaffinity(0))} are needed")
-    bench = Bench(client, server, 1 if told.quick else told.rounds, 1 / 30 if told.quick else 1.0,
-                  told.endpoints, told.vllm, told.model)
+    bench = Bench(
+        client,
+        server,
+        1 if told.quick else told.rounds,
+        1 / 30 if told.quick else 1.0,
+        told.endpoints,
+        told.vllm,
+        told.model,
+    )
     for program in ("mock_vllm", "floor"):
         compiled(program)
     return report([found for name in told.only.split(",") for found in GROUPS[name](bench)], told.json)

@@ -97,7 +97,8 @@ class Scripts:
         folder.mkdir(parents=True)
         (folder / "_cm.yaml").write_text(
             f'alias: {alias}\nuid: "{self._count:015x}a"\nautomation_alias: script\nautomation_uid: 5b4e0237da074764\n'
-            f"tags:\n{''.join(f'- {tag}{chr(10)}' for tag in tags.split(','))}{meta}")
+            f"tags:\n{''.join(f'- {tag}{chr(10)}' for tag in tags.split(','))}{meta}"
+        )
         if shell:
             (folder / "run.sh").write_text(shell)
 
@@ -150,8 +151,10 @@ def some_scripts(folder: Path, count: int) -> Path:
     for kind, shell in (("meta", ""), ("shell", "true\n")):
         for number in range(DEPENDENCIES):
             scripts.add(f"bench,{kind}-{number}", f"env:\n  CM_{kind.upper()}_{number}: 'yes'\n", shell)
-        scripts.add(f"bench,all-{kind}",
-                    "deps:\n" + "".join(f"- tags: bench,{kind}-{number}\n" for number in range(DEPENDENCIES)))
+        scripts.add(
+            f"bench,all-{kind}",
+            "deps:\n" + "".join(f"- tags: bench,{kind}-{number}\n" for number in range(DEPENDENCIES)),
+        )
     return scripts.fill(count).folder
 
 
@@ -179,11 +182,20 @@ class Home:
 
     def timed(self, words: Sequence[str], *, fails: bool = False, extra: Mapping[str, str] | None = None) -> Taken:
         """Time one process. Raises RuntimeError when it ends otherwise than it should."""
-        kept = {key: value for key, value in os.environ.items()
-                if not key.startswith("CM_") and key != "PYTHONDONTWRITEBYTECODE"}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("CM_") and key != "PYTHONDONTWRITEBYTECODE"
+        }
         env = {**kept, "CM_REPOS": str(self.home), **(extra or {})}
-        done = subprocess.run([sys.executable, "-ISc", _TIMED, *words], cwd=self.folder / "work", env=env,
-                              capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-ISc", _TIMED, *words],
+            cwd=self.folder / "work",
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         seconds, kib, status = done.stdout.split()
         if bool(int(status)) is not fails:
             raise RuntimeError(f"{' '.join(words)} ended with {status}:\n{done.stderr}")
@@ -204,8 +216,9 @@ class Home:
 Cases = dict[str, Callable[[], Taken]]
 
 
-def some(folder: Path, engines: Mapping[str, Path], names: Sequence[str], *, count: int, rounds: int,
-         ) -> Iterator[Figure]:
+def some(
+    folder: Path, engines: Mapping[str, Path], names: Sequence[str], *, count: int, rounds: int
+) -> Iterator[Figure]:
     """Measure the cases among a few hundred scripts."""
     scripts = some_scripts(folder / "scripts", count)
     homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
@@ -228,7 +241,8 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, 
         for engine, home in homes.items():
             commands[f"{name} {engine}"] = functools.partial(home.cm, case.words, fails=case.fails)
         commands[f"{name} no bytecode"] = functools.partial(
-            ours.cm, case.words, fails=case.fails, extra={"PYTHONDONTWRITEBYTECODE": "1"})
+            ours.cm, case.words, fails=case.fails, extra={"PYTHONDONTWRITEBYTECODE": "1"}
+        )
     for command in commands.values():  # indexes the home, and fills the cache
         command()
     measured = interleaved(commands, rounds)
@@ -239,8 +253,12 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, 
     for name, case in cases.items():
         own = measured[f"{name} ours"]
         yield figure(case.title, over(own, measured["pass"]), "x", at_most=case.limit)
-        yield figure(f"{case.title}: without bytecode / with", over(measured[f"{name} no bytecode"], own), "x",
-                     at_most=NO_BYTECODE)
+        yield figure(
+            f"{case.title}: without bytecode / with",
+            over(measured[f"{name} no bytecode"], own),
+            "x",
+            at_most=NO_BYTECODE,
+        )
         yield figure(f"{case.title}: memory", above(own, measured["pass"]), "MiB", at_most=MEMORY_MIB)
         if "cm4mlops" in homes:
             yield figure(f"{case.title}: cm4mlops", over(measured[f"{name} cm4mlops"], measured["pass"]), "x")
@@ -255,10 +273,15 @@ def first(folder: Path, engines: Mapping[str, Path], *, count: int, rounds: int)
     measured = interleaved(commands, rounds)
     title = "first use, 10,000 scripts"
     yield figure("cmind's own indexing of 10,000 scripts", [taken.seconds for taken in measured["indexing"]], "s")
-    yield figure(f"{title}: ours / cmind's own indexing", over(measured["ours"], measured["indexing"]), "x",
-                 at_most=FIRST_USE)
-    yield figure(f"{title}: memory above cmind's own indexing", above(measured["ours"], measured["indexing"]), "MiB",
-                 at_most=MEMORY_MIB)
+    yield figure(
+        f"{title}: ours / cmind's own indexing", over(measured["ours"], measured["indexing"]), "x", at_most=FIRST_USE
+    )
+    yield figure(
+        f"{title}: memory above cmind's own indexing",
+        above(measured["ours"], measured["indexing"]),
+        "MiB",
+        at_most=MEMORY_MIB,
+    )
     if "cm4mlops" in homes:
         yield figure(f"{title}: cm4mlops / cmind's own indexing", over(measured["cm4mlops"], measured["indexing"]), "x")
 
@@ -273,8 +296,9 @@ def above(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
     return [a.mib - b.mib for a, b in zip(some, other, strict=True)]
 
 
-def figures_of(names: Sequence[str], engines: Mapping[str, Path], folder: Path, *, rounds: int, first_rounds: int,
-               share: float) -> Iterator[Figure]:
+def figures_of(
+    names: Sequence[str], engines: Mapping[str, Path], folder: Path, *, rounds: int, first_rounds: int, share: float
+) -> Iterator[Figure]:
     """Yield the figures of the cases named."""
     many = int(MANY_SCRIPTS * share)
     if few := [name for name in names if name in CASES]:
@@ -304,8 +328,12 @@ def main() -> int:
             engines["cm4mlops"] = engine_of_cm4mlops(Path(checkout), folder / "cm4mlops")
         else:
             print("cm4mlops: not measured; CM4MLOPS=DIR names a checkout of it", file=sys.stderr)
-        return report(figures_of(names, engines, folder, rounds=rounds, first_rounds=first_rounds,
-                                 share=0.01 if options.quick else 1), options.json)
+        return report(
+            figures_of(
+                names, engines, folder, rounds=rounds, first_rounds=first_rounds, share=0.01 if options.quick else 1
+            ),
+            options.json,
+        )
 
 
 if __name__ == "__main__":

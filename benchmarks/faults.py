@@ -59,16 +59,23 @@ class Trial:
         with (self.folder / "job.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, str(JOB), str(self.folder), "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=2"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, MARK: str(self.folder)})
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, MARK: str(self.folder)},
+            )
 
     def processes(self, words: str = "") -> list[int]:
         """Return the processes of the trial, those whose command line has these words."""
         found = []
         for place in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if (place.name.isdigit() and f"{MARK}={self.folder}\0".encode() in (place / "environ").read_bytes()
-                        and words.encode() in (place / "cmdline").read_bytes()):
+                if (
+                    place.name.isdigit()
+                    and f"{MARK}={self.folder}\0".encode() in (place / "environ").read_bytes()
+                    and words.encode() in (place / "cmdline").read_bytes()
+                ):
                     found.append(int(place.name))
         return found
 
@@ -113,12 +120,17 @@ def _fill(trial: Trial) -> None:
 
 #: What happens, by its name.
 FAULTS: dict[str, Callable[[Trial], None]] = {
-    "kill -9 of cm": _kill("job.py"), "SIGTERM to cm": _kill("job.py", signal.SIGTERM),
-    "kill -9 of LoadGen": _kill("cm4vllm.loadgen.process"), "kill -9 of a worker": _kill("cm4vllm.loadgen.worker"),
-    "kill -9 of the server": _kill("server.py"), "two runs in one folder": _second_run,
-    "results folder vanishes": _vanish, "server hangs": lambda trial: trial.says("hang"),
+    "kill -9 of cm": _kill("job.py"),
+    "SIGTERM to cm": _kill("job.py", signal.SIGTERM),
+    "kill -9 of LoadGen": _kill("cm4vllm.loadgen.process"),
+    "kill -9 of a worker": _kill("cm4vllm.loadgen.worker"),
+    "kill -9 of the server": _kill("server.py"),
+    "two runs in one folder": _second_run,
+    "results folder vanishes": _vanish,
+    "server hangs": lambda trial: trial.says("hang"),
     "server ten times slower": lambda trial: trial.says("slow"),
-    "server answers rubbish": lambda trial: trial.says("rubbish"), "disk full": _fill,
+    "server answers rubbish": lambda trial: trial.says("rubbish"),
+    "disk full": _fill,
 }
 #: Faults after which what was finished is gone, because it was removed.
 LOSING = ("results folder vanishes",)
@@ -134,8 +146,11 @@ def main() -> int:
     for seed in range(options.first, options.first + options.rounds):
         one = _tried(seed)
         wrong += bool(one.wrong)
-        print(f"{one.seed:>4}  {one.fault:<24}  {one.moment_s:>4.1f} s  {one.step:<20}  {one.code:>4}  "
-              f"{one.attempts:>8}  {'; '.join(one.wrong) or '-'}", flush=True)
+        print(
+            f"{one.seed:>4}  {one.fault:<24}  {one.moment_s:>4.1f} s  {one.step:<20}  {one.code:>4}  "
+            f"{one.attempts:>8}  {'; '.join(one.wrong) or '-'}",
+            flush=True,
+        )
     return report([figure("trials with something wrong", [wrong], "trials", at_most=0)], options.json)
 
 
@@ -217,8 +232,14 @@ def _look_at(trial: Trial) -> None:
     if set(trial.finished()) != {"accuracy", "performance"}:
         trial.wrong.append("the next command did not make all runs")
     _require_whole(trial)
-    trial.attempts = max((state.attempts for name, state in read_ledger(trial.out).states.items()
-                          if name.startswith("Offline ") and ":" not in name), default=0)
+    trial.attempts = max(
+        (
+            state.attempts
+            for name, state in read_ledger(trial.out).states.items()
+            if name.startswith("Offline ") and ":" not in name
+        ),
+        default=0,
+    )
 
 
 def _require_whole(trial: Trial) -> None:

@@ -37,8 +37,9 @@ class Figure:
     holds: bool | None = None
 
 
-def figure(name: str, values: Sequence[float], unit: str, *, at_least: float | None = None,
-           at_most: float | None = None) -> Figure:
+def figure(
+    name: str, values: Sequence[float], unit: str, *, at_least: float | None = None, at_most: float | None = None
+) -> Figure:
     """Return the figure of `values`, one a round; the limit is held by the median."""
     value, limit, holds = statistics.median(values), None, None
     if at_least is not None:
@@ -94,4 +95,5 @@ def _table(figures: Sequence[Figure]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "{:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}  {:<{}}  {:<{}}"
     return "\n".join(
-        form.format(*(part for pair in zip(row, widths, strict=True) for part in pair)).rstrip() for row in rows)
+        form.format(*(part for pair in zip(row, widths, strict=True) for part in pair)).rstrip() for row in rows
+    )

@@ -84,18 +84,27 @@ def detected(hour: Hour) -> Iterator[Figure]:
     if shutil.which("nvidia-smi") is None:
         _left_out("detected", "nvidia-smi is not on PATH")
         return
-    said = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"],
-                          capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
     yield from compared(detect_gpus(), said)
 
 
 def compared(found: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
     """Give the figures of the GPUs `found` beside what nvidia-smi `said`, a line of CSV for each."""
     listed = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
-    print(f"detected: {', '.join(gpu.name for gpu in found) or 'no GPU'}; nvidia-smi: "
-          f"{', '.join(row[0] for row in listed)}")
-    same = [gpu.name == name and gpu.driver == driver and abs(gpu.memory_bytes / MIB - float(memory)) < 1
-            for gpu, (name, memory, driver) in zip(found, listed, strict=False)]
+    print(
+        f"detected: {', '.join(gpu.name for gpu in found) or 'no GPU'}; nvidia-smi: "
+        f"{', '.join(row[0] for row in listed)}"
+    )
+    same = [
+        gpu.name == name and gpu.driver == driver and abs(gpu.memory_bytes / MIB - float(memory)) < 1
+        for gpu, (name, memory, driver) in zip(found, listed, strict=False)
+    ]
     whole = max(len(found), len(listed), 1)
     yield figure("GPUs detected as nvidia-smi lists them", [sum(same) / whole], "share", at_least=1)
 
@@ -126,8 +135,12 @@ def server(hour: Hour) -> Iterator[Figure]:
         yield figure(f"Server, {name}", [one.rate for one in made], "tokens/s")
         yield figure(f"Server, {name}, TTFT p99", [one.ttft_p99 for one in made], "ms")
         yield figure(f"Server, {name}, TPOT p99", [one.tpot_p99 for one in made], "ms")
-    yield figure("Server, through LoadGen / in process",
-                 ratios([one.rate for one in through], [one.rate for one in alone]), "x", at_least=WANTED)
+    yield figure(
+        "Server, through LoadGen / in process",
+        ratios([one.rate for one in through], [one.rate for one in alone]),
+        "x",
+        at_least=WANTED,
+    )
 
 
 def parallel(hour: Hour) -> Iterator[Figure]:
@@ -179,10 +192,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = provide(ModelSettings(source="dummy", location=asked.model, layers=asked.dummy_layers), Path(folder))
         print(f"DUMMY WEIGHTS: {model.name}, {model.parameters:,} parameters; {gpus} GPUs")
-        hour = Hour(RealVllm(python=asked.vllm_python, model=Path(model.path), samples=asked.samples,
-                             sequences=asked.sequences, device=asked.device, load_format="dummy",
-                             eager=asked.device == "cpu"),
-                    asked.rounds, gpus, asked.share)
+        hour = Hour(
+            RealVllm(
+                python=asked.vllm_python,
+                model=Path(model.path),
+                samples=asked.samples,
+                sequences=asked.sequences,
+                device=asked.device,
+                load_format="dummy",
+                eager=asked.device == "cpu",
+            ),
+            asked.rounds,
+            gpus,
+            asked.share,
+        )
         found = []
         for name in asked.only.split(","):
             for one in PARTS[name](hour):

@@ -90,8 +90,11 @@ def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
             require_round(round_terms(round_name))
         except CmError:
             continue
-        found += [Cell(round_name, benchmark, scenario) for benchmark in runnable_benchmarks(round_name)
-                  for scenario in benchmark_terms(round_name, benchmark).scenarios]
+        found += [
+            Cell(round_name, benchmark, scenario)
+            for benchmark in runnable_benchmarks(round_name)
+            for scenario in benchmark_terms(round_name, benchmark).scenarios
+        ]
     return [cell for cell in found if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
 
 
@@ -109,15 +112,25 @@ def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> It
     folder.mkdir(parents=True, exist_ok=True)
     words = []
     if model.name != TINY_NAME:
-        made = subprocess.run([CM, "run", "script", f"--tags=get,ml-model,{model.tag}", "--quiet", "--out=json",
-                               *asked], capture_output=True, text=True, check=True, timeout=START_S).stdout
-        record = json.loads(made[made.index("{"):])["new_env"]["CM_ML_MODEL_RECORD"]
+        made = subprocess.run(
+            [CM, "run", "script", f"--tags=get,ml-model,{model.tag}", "--quiet", "--out=json", *asked],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=START_S,
+        ).stdout
+        record = json.loads(made[made.index("{") :])["new_env"]["CM_ML_MODEL_RECORD"]
         words = [f"--model_record={record}", f"--max_model_len={longest + _PROMPT}"]
     log = folder / "server.txt"
     with log.open("w") as file:
-        process = subprocess.Popen([CM, "run", "script", "--tags=run,vllm-server", "--quiet", *words], cwd=folder,
-                                   stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            [CM, "run", "script", "--tags=run,vllm-server", "--quiet", *words],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield _url(process, log)
     finally:
@@ -138,17 +151,32 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 def command(cell: Cell, model: Model, url: str, out: Path, more: Sequence[str]) -> list[str]:
     """Return the words of the main job for a cell, as a user types them."""
     tags = f"run-mlperf,inference,_vllm,{model.tag},_r{cell.round.removeprefix('v')}"
-    return [str(CM), "run", "script", f"--tags={tags}", "--quiet", f"--model={cell.benchmark}",
-            f"--scenario={cell.scenario}", f"--api_server={url}", f"--vllm_model_name={model.name}",
-            f"--output_dir={out}", *more]
+    return [
+        str(CM),
+        "run",
+        "script",
+        f"--tags={tags}",
+        "--quiet",
+        f"--model={cell.benchmark}",
+        f"--scenario={cell.scenario}",
+        f"--api_server={url}",
+        f"--vllm_model_name={model.name}",
+        f"--output_dir={out}",
+        *more,
+    ]
 
 
 def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -> Ran:
     """Rehearse one cell."""
     out, begin = folder / cell.name, time.monotonic()
     try:
-        done = subprocess.run(command(cell, model, url, out, more), stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=CELL_S)
+        done = subprocess.run(
+            command(cell, model, url, out, more),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CELL_S,
+        )
     except subprocess.TimeoutExpired:
         return Ran(cell, CELL_S, error=f"not done after {CELL_S} s")
     took = time.monotonic() - begin
@@ -188,9 +216,15 @@ def table(ran: Sequence[Ran]) -> str:
             row.append(", ".join(f"{one.cell.scenario} {'FAILED' if one.error else 'ran'}" for one in here) or "-")
         lines.append(f"| {benchmark} | " + " | ".join(row) + " |")
     factors = sorted({(one.cell.benchmark, one.factor or "the rules publish none") for one in ran if not one.error})
-    return "\n".join([*lines, "", "Length of the answers beside those of the benchmark's own model:",
-                      *(f"{benchmark}: {factor}" for benchmark, factor in factors),
-                      *(f"{one.cell.name}: {one.error}" for one in ran if one.error)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Length of the answers beside those of the benchmark's own model:",
+            *(f"{benchmark}: {factor}" for benchmark, factor in factors),
+            *(f"{one.cell.name}: {one.error}" for one in ran if one.error),
+        ]
+    )
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
@@ -209,8 +243,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
     parser.add_argument("--output_dir", type=Path, default=Path("matrix-results"), help="%(default)s")
     parser.add_argument("--test_query_count", type=int, default=32, help="samples of a run (%(default)s)")
-    parser.add_argument("--inference_src", metavar="DIR",
-                        help="mlcommons/inference, for the official checkers; without it they are left out")
+    parser.add_argument(
+        "--inference_src",
+        metavar="DIR",
+        help="mlcommons/inference, for the official checkers; without it they are left out",
+    )
     parser.add_argument("--true_lengths", action="store_true", help="random weights, answers of the published length")
     parser.add_argument("--dummy_layers", type=int, help="with --true_lengths: layers of each model; all otherwise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
@@ -240,8 +277,10 @@ def main() -> int:
         with served(one, layers, folder / one.name, max(cell.longest for cell in together)) as url:
             for cell in together:
                 ran.append(done := run(cell, one, url, folder, more))
-                print(f"{cell.name}: {done.error or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
-                      flush=True)
+                print(
+                    f"{cell.name}: {done.error or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
+                    flush=True,
+                )
     print(table(ran))
     return report(figures(ran), asked.json)
 

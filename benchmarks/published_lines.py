@@ -57,24 +57,33 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         dataset = Path(folder) / DATASET
         model = exported("get,ml-model,_tiny")["CM_ML_MODEL_PATH"]
-        write_published(Path(exported("get,dataset,_tiny", CM_MLPERF_ROUND=ROUND, CM_MLPERF_MODEL=BENCHMARK)
-                             ["CM_DATASET_PATH"]), dataset)
+        write_published(
+            Path(exported("get,dataset,_tiny", CM_MLPERF_ROUND=ROUND, CM_MLPERF_MODEL=BENCHMARK)["CM_DATASET_PATH"]),
+            dataset,
+        )
         for line in LINES:
             if asked.line in (None, line["name"]):
-                words = [*changed(line["words"], asked.valid, asked.server_target_qps), f"--dataset_path={dataset}",
-                         f"--output_dir={asked.output_dir.absolute() / line['name']}", *asked.flags]
+                words = [
+                    *changed(line["words"], asked.valid, asked.server_target_qps),
+                    f"--dataset_path={dataset}",
+                    f"--output_dir={asked.output_dir.absolute() / line['name']}",
+                    *asked.flags,
+                ]
                 with server(model, value_of("vllm_model_name", words), VALID_SEQUENCES if asked.valid else SEQUENCES):
                     begin = time.monotonic()
                     code = subprocess.run(["cm", "run", "script", *words], check=False).returncode
-                figures += [figure(f"{line['name']}: time", [(time.monotonic() - begin) / 60], "min"),
-                            figure(f"{line['name']}: exit code", [code], "", at_most=0)]
+                figures += [
+                    figure(f"{line['name']}: time", [(time.monotonic() - begin) / 60], "min"),
+                    figure(f"{line['name']}: exit code", [code], "", at_most=0),
+                ]
     return report(figures, asked.json)
 
 
 def exported(tags: str, **env: str) -> dict[str, Any]:
     """Run a recipe and return the environment that it exports."""
-    done = cmind.access({"action": "run", "automation": "script", "tags": tags, "env": env, "quiet": True,
-                         "out": "con"})
+    done = cmind.access(
+        {"action": "run", "automation": "script", "tags": tags, "env": env, "quiet": True, "out": "con"}
+    )
     if done["return"]:
         raise SystemExit(done["error"])
     return dict(done["new_env"])
@@ -96,14 +105,20 @@ def value_of(flag: str, words: Sequence[str]) -> str:
 def write_published(ours: Path, path: Path) -> None:
     """Write rows of ours as the pickled table that MLCommons publishes: its columns, its text as Python objects."""
     rows = json_of(ours.read_bytes())
-    texts = {"system_prompt": [""] * len(rows), "question": [row["input"] for row in rows],
-             "input": [row["input"] for row in rows], "output": [row["output"] for row in rows],
-             "origin": ["harbour-log"] * len(rows)}
-    table = pandas.DataFrame({
-        **{name: pandas.Series(column, dtype=object) for name, column in texts.items()},
-        "tok_input": [row["tok_input"] for row in rows],
-        "tok_input_length": numpy.array([len(row["tok_input"]) for row in rows]),
-    })
+    texts = {
+        "system_prompt": [""] * len(rows),
+        "question": [row["input"] for row in rows],
+        "input": [row["input"] for row in rows],
+        "output": [row["output"] for row in rows],
+        "origin": ["harbour-log"] * len(rows),
+    }
+    table = pandas.DataFrame(
+        {
+            **{name: pandas.Series(column, dtype=object) for name, column in texts.items()},
+            "tok_input": [row["tok_input"] for row in rows],
+            "tok_input_length": numpy.array([len(row["tok_input"]) for row in rows]),
+        }
+    )
     table.columns = pandas.Index(list(table.columns), dtype=object)
     # Without the time of day: a result is known by its dataset's digest, and kept when the line is repeated.
     with path.open("wb") as packed, gzip.GzipFile("", "wb", fileobj=packed, mtime=0) as file:
@@ -119,14 +134,39 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
     is of the same session, because Linux may count niceness only among the processes of one (sched(7), autogroup).
     """
     python = exported("get,vllm")["CM_VLLM_PYTHON_BIN_WITH_PATH"]
-    words = ["nice", "-n", "10", python, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", name,
-             "--port", "8000", "--no-enable-prefix-caching", "--generation-config", "vllm", "--dtype", "float32",
-             "--enforce-eager", "--max-num-seqs", str(sequences), "--distributed-executor-backend", "uni"]
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-           "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1))}
-    with tempfile.TemporaryFile() as log, subprocess.Popen(
-        words, stdout=log, stderr=log, env={**os.environ, **env},
-    ) as process:
+    words = [
+        "nice",
+        "-n",
+        "10",
+        python,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        model,
+        "--served-model-name",
+        name,
+        "--port",
+        "8000",
+        "--no-enable-prefix-caching",
+        "--generation-config",
+        "vllm",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-num-seqs",
+        str(sequences),
+        "--distributed-executor-backend",
+        "uni",
+    ]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1)),
+    }
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **env}) as process,
+    ):
         try:
             wait_until_ready(process)
             yield

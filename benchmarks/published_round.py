@@ -51,25 +51,47 @@ def entries(draw: random.Random) -> dict[str, object]:
     """Return the entries of a Server log of a benchmark with token latencies."""
     seeds, rate = round_terms(ROUND).seeds, draw.uniform(1, 100)
     percentiles = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")
-    first = {f"result_first_token_{part}_percentile_latency_ns": int(2e8 * (1 + number / 5))
-             for number, part in enumerate(percentiles)}
-    each = {f"result_time_per_output_token_{part}_percentile_ns": int(9e7 * (1 + number / 20))
-            for number, part in enumerate(percentiles)}
+    first = {
+        f"result_first_token_{part}_percentile_latency_ns": int(2e8 * (1 + number / 5))
+        for number, part in enumerate(percentiles)
+    }
+    each = {
+        f"result_time_per_output_token_{part}_percentile_ns": int(9e7 * (1 + number / 20))
+        for number, part in enumerate(percentiles)
+    }
     return {
-        "loadgen_version": "4.1 @ 0123456789", "test_datetime": "2024-07-23T21:15:26Z",
+        "loadgen_version": "4.1 @ 0123456789",
+        "test_datetime": "2024-07-23T21:15:26Z",
         "qsl_reported_total_count": 24576,
-        "requested_scenario": "Server", "requested_min_duration_ms": 600000, "effective_scenario": "Server",
-        "effective_test_mode": "PerformanceOnly", "effective_samples_per_query": 1,
+        "requested_scenario": "Server",
+        "requested_min_duration_ms": 600000,
+        "effective_scenario": "Server",
+        "effective_test_mode": "PerformanceOnly",
+        "effective_samples_per_query": 1,
         "effective_target_qps": round(rate, 3),
-        "effective_min_duration_ms": 600000, "effective_performance_sample_count": 24576,
-        "effective_qsl_rng_seed": seeds.qsl, "effective_sample_index_rng_seed": seeds.sample_index,
-        "effective_schedule_rng_seed": seeds.schedule, "generated_query_count": 24576, "generated_samples_per_query": 1,
-        "power_begin": "07-23-2024 21:15:26.525", "power_end": "07-23-2024 22:58:09.089", "result_validity": "VALID",
-        "result_perf_constraints_met": True, "result_min_duration_met": True, "result_min_queries_met": True,
-        "early_stopping_met": True, "early_stopping_ttft_result": " * Run successful.", "result_query_count": 24576,
-        "result_scheduled_samples_per_sec": rate, "result_completed_samples_per_sec": rate * draw.uniform(0.98, 1),
-        "result_completed_tokens_per_second": rate * 292, "result_first_token_min_latency_ns": 55_653_282,
-        "result_max_latency_ns": 136_048_199_739, **first, **each,
+        "effective_min_duration_ms": 600000,
+        "effective_performance_sample_count": 24576,
+        "effective_qsl_rng_seed": seeds.qsl,
+        "effective_sample_index_rng_seed": seeds.sample_index,
+        "effective_schedule_rng_seed": seeds.schedule,
+        "generated_query_count": 24576,
+        "generated_samples_per_query": 1,
+        "power_begin": "07-23-2024 21:15:26.525",
+        "power_end": "07-23-2024 22:58:09.089",
+        "result_validity": "VALID",
+        "result_perf_constraints_met": True,
+        "result_min_duration_met": True,
+        "result_min_queries_met": True,
+        "early_stopping_met": True,
+        "early_stopping_ttft_result": " * Run successful.",
+        "result_query_count": 24576,
+        "result_scheduled_samples_per_sec": rate,
+        "result_completed_samples_per_sec": rate * draw.uniform(0.98, 1),
+        "result_completed_tokens_per_second": rate * 292,
+        "result_first_token_min_latency_ns": 55_653_282,
+        "result_max_latency_ns": 136_048_199_739,
+        **first,
+        **each,
     }
 
 
@@ -82,8 +104,14 @@ def log(draw: random.Random, size: int) -> str:
 
 def line(key: str, value: object, at: float) -> str:
     """Return an entry of a log, at a time in ms."""
-    entry = {"key": key, "value": value, "time_ms": at, "namespace": "mlperf::logging", "event_type": "POINT_IN_TIME",
-             "metadata": METADATA}
+    entry = {
+        "key": key,
+        "value": value,
+        "time_ms": at,
+        "namespace": "mlperf::logging",
+        "event_type": "POINT_IN_TIME",
+        "metadata": METADATA,
+    }
     return f":::MLLOG {json.dumps(entry)}\n"
 
 
@@ -102,9 +130,18 @@ def result(draw: random.Random, home: Path, system: str, model: str, scenario: s
     yield measured / "README.md", f"# {model}, {scenario}\n\n" + "Run the program in code/ as its README says.\n" * 60
     yield measured / "mlperf.conf", "*.*.min_duration = 600000\n" * 40
     yield measured / "calibration_process.adoc", "Calibrated with the benchmark's calibration dataset.\n" * 40
-    yield measured / f"{system}.json", json.dumps({"input_data_types": "int32", "retraining": "N", "weight_data_types":
-                                                   "fp8", "starting_weights_filename": model,
-                                                   "weight_transformations": "quantization"})
+    yield (
+        measured / f"{system}.json",
+        json.dumps(
+            {
+                "input_data_types": "int32",
+                "retraining": "N",
+                "weight_data_types": "fp8",
+                "starting_weights_filename": model,
+                "weight_transformations": "quantization",
+            }
+        ),
+    )
     for test in ("TEST01", "TEST06"):
         place = home / "compliance" / below / test
         yield place / "verify_accuracy.txt", "TEST PASS\n"
@@ -159,8 +196,9 @@ def write_large_log(path: Path, size: int) -> None:
 def main() -> int:
     """Generate the tree, check it, print the figures; return 1 when a limit does not hold."""
     parser = arguments(__doc__ or "", rounds=3)
-    parser.add_argument("--folder", type=Path,
-                        help="where the tree is written, 2 GB with the log; a temporary folder by default")
+    parser.add_argument(
+        "--folder", type=Path, help="where the tree is written, 2 GB with the log; a temporary folder by default"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         root, kept, large = Path(folder, "round"), Path(folder, "kept"), Path(folder, "large.txt")

@@ -63,7 +63,7 @@ def ours(pairs: list[Pair]) -> dict[str, list[float]]:
     vocabulary = Vocabulary()
     scores: dict[str, list[float]] = {type_: [] for type_ in TYPES}
     for start in range(0, len(pairs), CHUNK):
-        predictions, references = zip(*pairs[start:start + CHUNK], strict=True)
+        predictions, references = zip(*pairs[start : start + CHUNK], strict=True)
         for type_, values in rouge(predictions, references, vocabulary).items():
             scores[type_] += values.tolist()
     return scores
@@ -92,8 +92,9 @@ def speed(shape: str, words: int, rounds: int) -> list[Figure]:
     few = pairs[:PLAIN_PAIRS]
     expected, found = plain(few), ours(few)
     off = [abs(a - b) for type_ in TYPES for a, b in zip(found[type_], expected[type_], strict=True)]
-    measured = interleaved({"plain": partial(seconds_a_pair, plain, few), "ours": partial(seconds_a_pair, ours, pairs)},
-                           rounds)
+    measured = interleaved(
+        {"plain": partial(seconds_a_pair, plain, few), "ours": partial(seconds_a_pair, ours, pairs)}, rounds
+    )
     return [
         figure(f"{shape}: rouge-score / ours", ratios(measured["plain"], measured["ours"]), "x", at_least=50),
         figure(f"{shape}: ours", [value * 1e6 for value in measured["ours"]], "us/pair"),

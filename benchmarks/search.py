@@ -62,12 +62,24 @@ def cases(rounds: int, first: int = 1) -> Iterator[Case]:
         draw, full = random.Random(seed), FullLength(FULL_S, seed)  # noqa: S311 - a simulation
         yield Case("queue", Queue(draw.randint(1, 16), draw.uniform(0.05, 0.4)), WIDE, full)
         yield Case("noisy queue", Queue(draw.randint(2, 16), draw.uniform(0.1, 0.4), noise=0.6), WIDE, full)
-        yield Case("cliff", Batching(draw.uniform(0.015, 0.03), 0.0002, 0.003, draw.choice((32, 64)), noise=0.05),
-                   WIDE, full)
-        yield Case("smooth", Batching(0.005, draw.uniform(0.0005, 0.001), 0.002, 256, 16, 40, 80, noise=0.05),
-                   TIGHT, full)
-        yield Case("KV cache", Paged(draw.uniform(0.01, 0.02), draw.uniform(0.0001, 0.0005), draw.uniform(5e-6, 3e-5),
-                                     draw.choice((8000, 16000, 32000)), noise=0.05), draw.choice((WIDE, TIGHT)), full)
+        yield Case(
+            "cliff", Batching(draw.uniform(0.015, 0.03), 0.0002, 0.003, draw.choice((32, 64)), noise=0.05), WIDE, full
+        )
+        yield Case(
+            "smooth", Batching(0.005, draw.uniform(0.0005, 0.001), 0.002, 256, 16, 40, 80, noise=0.05), TIGHT, full
+        )
+        yield Case(
+            "KV cache",
+            Paged(
+                draw.uniform(0.01, 0.02),
+                draw.uniform(0.0001, 0.0005),
+                draw.uniform(5e-6, 3e-5),
+                draw.choice((8000, 16000, 32000)),
+                noise=0.05,
+            ),
+            draw.choice((WIDE, TIGHT)),
+            full,
+        )
 
 
 def valid(case: Case, rate: float, noise: int) -> bool:
@@ -99,8 +111,9 @@ def outcome(case: Case) -> Outcome:
     except CmError:
         return Outcome(0.0, 0.0, 0, prober.clock_s / FULL_S, 0)
     repeats = sum(valid(case, found.rate, 100 + number) for number in range(REPEATS))
-    return Outcome(found.rate, found.rate / true if found.confirmed else 0.0, repeats, prober.clock_s / FULL_S,
-                   len(found.probes))
+    return Outcome(
+        found.rate, found.rate / true if found.confirmed else 0.0, repeats, prober.clock_s / FULL_S, len(found.probes)
+    )
 
 
 def main() -> int:
@@ -111,19 +124,29 @@ def main() -> int:
     kinds: dict[str, list[Outcome]] = {}
     for case in cases(options.rounds, options.first):
         kinds.setdefault(case.kind, []).append(one := outcome(case))
-        print(f"{case.kind} {case.full.seed}: {f'found {one.found:.4g}' if one.ratio else 'no run passed'}, "
-              f"{one.ratio:.3f} of the true rate{'' if one.near else ' MISSED'}; cost {one.cost:.2f} full-length runs, "
-              f"{one.probes} probes; {one.repeats} of {REPEATS} repeats valid", flush=True)
+        print(
+            f"{case.kind} {case.full.seed}: {f'found {one.found:.4g}' if one.ratio else 'no run passed'}, "
+            f"{one.ratio:.3f} of the true rate{'' if one.near else ' MISSED'}; cost {one.cost:.2f} full-length runs, "
+            f"{one.probes} probes; {one.repeats} of {REPEATS} repeats valid",
+            flush=True,
+        )
     every = [one for found in kinds.values() for one in found]
-    print(f"within {NEAR:.0%}: {sum(one.near for one in every)} of {len(every)}; a full-length run passed at the rate "
-          f"found: {sum(bool(one.ratio) for one in every)} of {len(every)}; repeats with other noise valid: "
-          f"{sum(one.repeats for one in every)} of {REPEATS * len(every)}")
-    figures = [figure("within 3 % of the true rate", [sum(one.near for one in every) / len(every)], "share",
-                      at_least=MOST_SYSTEMS),
-               figure("dearest search", [max(one.cost for one in every)], "full-length runs", at_most=MOST_COST)]
+    print(
+        f"within {NEAR:.0%}: {sum(one.near for one in every)} of {len(every)}; a full-length run passed at the rate "
+        f"found: {sum(bool(one.ratio) for one in every)} of {len(every)}; repeats with other noise valid: "
+        f"{sum(one.repeats for one in every)} of {REPEATS * len(every)}"
+    )
+    figures = [
+        figure(
+            "within 3 % of the true rate", [sum(one.near for one in every) / len(every)], "share", at_least=MOST_SYSTEMS
+        ),
+        figure("dearest search", [max(one.cost for one in every)], "full-length runs", at_most=MOST_COST),
+    ]
     for kind, found in kinds.items():
-        figures += [figure(f"{kind}: found / true rate", [one.ratio for one in found], "x"),
-                    figure(f"{kind}: cost", [one.cost for one in found], "full-length runs")]
+        figures += [
+            figure(f"{kind}: found / true rate", [one.ratio for one in found], "x"),
+            figure(f"{kind}: cost", [one.cost for one in found], "full-length runs"),
+        ]
     return report(figures, options.json)
 
 

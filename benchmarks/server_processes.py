@@ -38,16 +38,29 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
     """Start a server with this executor, make an Offline and a Server run, and return their figures."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        settings = ServerSettings(model=model.path, name=model.name, dtype="float32", max_model_len=2048,
-                                  max_num_seqs=256, enforce_eager=True, api=Api.GENERATE,
-                                  distributed_executor_backend=executor)
+        settings = ServerSettings(
+            model=model.path,
+            name=model.name,
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=256,
+            enforce_eager=True,
+            api=Api.GENERATE,
+            distributed_executor_backend=executor,
+        )
         settings = in_few_processes(settings, 1, len(own_cores()))
         record = server.start(python, settings, Path(folder) / "server")
         try:
             for scenario, rate in ((Scenario.OFFLINE, OFFLINE_QPS), (Scenario.SERVER, SERVER_QPS)):
                 wanted = terms(ROUND, BENCHMARK, scenario, Mode.PERFORMANCE)
-                conf = user_conf(wanted, ExecutionMode.TEST, target_qps=rate, test_query_count=None,
-                                 max_test_duration_s=10, dataset_samples=dataset.samples)
+                conf = user_conf(
+                    wanted,
+                    ExecutionMode.TEST,
+                    target_qps=rate,
+                    test_query_count=None,
+                    max_test_duration_s=10,
+                    dataset_samples=dataset.samples,
+                )
                 made = run_settings(conf, model=model, dataset=dataset, server=record)
                 run(made, Path(folder) / scenario)
                 result = read_performance(Path(folder) / scenario)
@@ -81,10 +94,20 @@ def main() -> int:
     figures = []
     for what in default[0]:
         for name, results in rounds.items():
-            figures.append(figure(f"{what}, {name}", [result[what] for result in results],
-                                  "s" if what == "start s" else "tokens/s" if "tokens" in what else "ms"))
-        figures.append(figure(f"{what}, two processes / three", ratios([result[what] for result in other],
-                                                                      [result[what] for result in default]), "x"))
+            figures.append(
+                figure(
+                    f"{what}, {name}",
+                    [result[what] for result in results],
+                    "s" if what == "start s" else "tokens/s" if "tokens" in what else "ms",
+                )
+            )
+        figures.append(
+            figure(
+                f"{what}, two processes / three",
+                ratios([result[what] for result in other], [result[what] for result in default]),
+                "x",
+            )
+        )
     return report(figures, options.json)
 
 

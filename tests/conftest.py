@@ -101,9 +101,30 @@ def certificate(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on this machine")
     folder = tmp_path_factory.mktemp("certificate")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-                    "-keyout", folder / "key", "-out", folder / "cert"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            folder / "key",
+            "-out",
+            folder / "cert",
+        ],
+        check=True,
+        capture_output=True,
+    )
     both = folder / "both.pem"
     both.write_bytes((folder / "key").read_bytes() + (folder / "cert").read_bytes())
     return both
@@ -126,7 +147,10 @@ def vllm_python(tmp_path_factory):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
     done = subprocess.run(
         [Path(sys.executable).with_name("cm"), "run", "script", "--tags=get,vllm,_cpu", "--quiet", "--out=json"],
-        cwd=tmp_path_factory.mktemp("cm"), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path_factory.mktemp("cm"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout[done.stdout.index("{"):])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]
+    return json.loads(done.stdout[done.stdout.index("{") :])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]

@@ -15,14 +15,29 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "cm4vllm"
-PACKAGES = ("common", "engine", "rules", "hardware", "assets", "serving", "loadgen", "accuracy", "compliance",
-            "results", "submission", "report", "campaign")
+PACKAGES = (
+    "common",
+    "engine",
+    "rules",
+    "hardware",
+    "assets",
+    "serving",
+    "loadgen",
+    "accuracy",
+    "compliance",
+    "results",
+    "submission",
+    "report",
+    "campaign",
+)
 #: The parts of the engine; its front, `automation`, comes after them all.
 ENGINE = ("format", "run", "cache", "plan", "tools")
 #: Packages that know nothing of each other.
 STRANGERS = {("rules", "engine")}
-MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
-           for path in sorted(SRC.rglob("*.py"))}
+MODULES = {
+    ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SRC.rglob("*.py"))
+}
 
 
 @cache
@@ -51,8 +66,11 @@ def imports_of(tree: ast.AST, name: str) -> Iterator[str]:
                 if found and found != name:
                     yield found
         elif isinstance(node, ast.Import):
-            yield from (alias.name.removeprefix("cm4vllm.") for alias in node.names
-                        if alias.name.startswith("cm4vllm.") and alias.name.removeprefix("cm4vllm.") != name)
+            yield from (
+                alias.name.removeprefix("cm4vllm.")
+                for alias in node.names
+                if alias.name.startswith("cm4vllm.") and alias.name.removeprefix("cm4vllm.") != name
+            )
 
 
 def place(name: str) -> tuple[int, int]:
@@ -65,8 +83,9 @@ def place(name: str) -> tuple[int, int]:
 def upward(name: str, others: frozenset[str]) -> list[str]:
     """Return those of a module's imports that come after it, or that it may know nothing of."""
     package = name.partition(".")[0]
-    return sorted(other for other in others
-                  if place(other) > place(name) or (package, other.partition(".")[0]) in STRANGERS)
+    return sorted(
+        other for other in others if place(other) > place(name) or (package, other.partition(".")[0]) in STRANGERS
+    )
 
 
 def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
@@ -117,13 +136,17 @@ def test_the_checks_find_what_they_look_for():
 
 #: A module of rules/ by its own name, or the tables behind it; what others may ask is what the package itself offers.
 INSIDE_THE_RULES = re.compile(
-    r"cm4vllm\.rules\.\w|cm4vllm\.rules import (?:tables|words)\b|rules/data|files\(.cm4vllm\.rules")
+    r"cm4vllm\.rules\.\w|cm4vllm\.rules import (?:tables|words)\b|rules/data|files\(.cm4vllm\.rules"
+)
 
 
 def test_other_packages_ask_the_rules_and_not_their_tables():
     others = [path for name, path in MODULES.items() if name.partition(".")[0] != "rules"]
     assert [str(path) for path in others if INSIDE_THE_RULES.search(path.read_text())] == []
-    for line in ("from cm4vllm.rules.tables import BENCHMARKS", "from cm4vllm.rules import tables",
-                 'files("cm4vllm.rules")'):
+    for line in (
+        "from cm4vllm.rules.tables import BENCHMARKS",
+        "from cm4vllm.rules import tables",
+        'files("cm4vllm.rules")',
+    ):
         assert INSIDE_THE_RULES.search(line)
     assert not INSIDE_THE_RULES.search("from cm4vllm.rules import Mode, terms")

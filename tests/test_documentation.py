@@ -37,8 +37,9 @@ def slug(heading: str) -> str:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    return frozenset(slug(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines()
-                     if line.startswith("#"))
+    return frozenset(
+        slug(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+    )
 
 
 def broken_links(page: Path, text: str) -> list[str]:
@@ -64,8 +65,11 @@ def test_a_broken_link_is_found():
 
 
 def test_every_page_of_docs_is_reached_from_the_readme():
-    linked = {link.partition("#")[0] for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
-              for link in LINK.findall(page.read_text(encoding="utf-8"))}
+    linked = {
+        link.partition("#")[0]
+        for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+        for link in LINK.findall(page.read_text(encoding="utf-8"))
+    }
     assert [page.name for page in ROOT.glob("docs/*.md") if not {page.name, f"docs/{page.name}"} & linked] == []
 
 
@@ -78,8 +82,11 @@ OPEN = re.compile(r"--tags=(?:\.\.\.|…|<)|<(?:tag|release)>|=…")
 
 @cache
 def recipes() -> tuple[ScriptMeta, ...]:
-    return tuple(load_script(str(path), "cm4vllm") for path in sorted((ROOT / "script").iterdir())
-                 if (path / "_cm.yaml").is_file())
+    return tuple(
+        load_script(str(path), "cm4vllm")
+        for path in sorted((ROOT / "script").iterdir())
+        if (path / "_cm.yaml").is_file()
+    )
 
 
 def commands(text: str) -> Iterator[str]:
@@ -90,8 +97,11 @@ def commands(text: str) -> Iterator[str]:
     text = re.sub(r"\\\n\s*", "", text)
     for found in COMMAND.finditer(text):
         words = re.sub(r"\s+#.*|\s+&$", "", found[1]).strip()
-        if (words.startswith("--tags=") and not OPEN.search(words)
-                and not text[found.end():].lstrip().startswith("CM error")):
+        if (
+            words.startswith("--tags=")
+            and not OPEN.search(words)
+            and not text[found.end() :].lstrip().startswith("CM error")
+        ):
             yield words
     for found in re.finditer(r'^ {4}make run ARGS="([^"]*)"', text, re.MULTILINE):
         yield f"--tags=run-mlperf,inference,_vllm {found[1]}"
@@ -100,8 +110,9 @@ def commands(text: str) -> Iterator[str]:
 def accept(words: str, folder: Path) -> None:
     """Take a command as the engine does until its first hook; for the main job check its settings. Raises CmError."""
     given = parse(["run", "script", *shlex.split(words)])["cm_input"]
-    request = Request.of({key: value for key, value in given.items() if key not in ("action", "automation")},
-                         str(folder))
+    request = Request.of(
+        {key: value for key, value in given.items() if key not in ("action", "automation")}, str(folder)
+    )
     meant = [script for script in recipes() if set(request.tags) <= set(script.tags)]
     if len(meant) != 1:
         raise UsageError(f"{words}: {len(meant)} recipes have these tags")
@@ -125,14 +136,17 @@ def test_every_command_of_a_page_is_accepted(page, tmp_path):
     assert refused(page.read_text(encoding="utf-8"), tmp_path) == []
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("cm run script --tags=run-mlperf,inference,_vllm --no_such=1", "no_such"),
-    ("cm run script --tags=run-mlperf,inference,_vlm", "_vlm"),
-    ("cm run script --tags=get,vlm", "0 recipes"),
-    ("cm run script --tags=run-mlperf,inference,_vllm --model=gptj-99,_r4.1", "gptj-99"),
-    ("cm run script --tags=run-mlperf,inference,_vllm \\\n      --scenario=Sever", "Sever"),
-    ('make run ARGS="--executionmode=valid"', "executionmode"),
-])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cm run script --tags=run-mlperf,inference,_vllm --no_such=1", "no_such"),
+        ("cm run script --tags=run-mlperf,inference,_vlm", "_vlm"),
+        ("cm run script --tags=get,vlm", "0 recipes"),
+        ("cm run script --tags=run-mlperf,inference,_vllm --model=gptj-99,_r4.1", "gptj-99"),
+        ("cm run script --tags=run-mlperf,inference,_vllm \\\n      --scenario=Sever", "Sever"),
+        ('make run ARGS="--executionmode=valid"', "executionmode"),
+    ],
+)
 def test_a_command_that_the_recipes_do_not_take_is_found(line, words, tmp_path):
     (found,) = refused(f"Text:\n\n    {line}\n", tmp_path)
     assert words in found
@@ -146,10 +160,19 @@ def test_the_readme_and_the_recipes_have_commands():
 
 #: Their lines are part of what identifies an installed environment (made_by): other words would install vLLM, 2.5 GB,
 #: llm-compressor or the sentence model again on every machine. Reword them with the next change of what they install.
-EXCEPTIONS = {f"src/cm4vllm/{name}" for name in (
-    "accuracy/sentences.py", "assets/compressor.py", "serving/install.py", "serving/verification.py")}
-TEXTS = [*(path for folder in ("src", "script", "automation", "docs") for path in sorted((ROOT / folder).rglob("*"))
-           if path.suffix in {".py", ".md", ".yaml", ".j2", ".sh", ".css"}), ROOT / "README.md"]
+EXCEPTIONS = {
+    f"src/cm4vllm/{name}"
+    for name in ("accuracy/sentences.py", "assets/compressor.py", "serving/install.py", "serving/verification.py")
+}
+TEXTS = [
+    *(
+        path
+        for folder in ("src", "script", "automation", "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".md", ".yaml", ".j2", ".sh", ".css"}
+    ),
+    ROOT / "README.md",
+]
 
 
 @cache
@@ -158,13 +181,18 @@ def phrases() -> dict[str, re.Pattern[str]]:
     rows = re.findall(r"^\| (`.+?) \| ", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
     listed = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row)]
     between = r"(?:\s|#:?|\")+"  # a line break of a comment, or of a text in two parts
-    return {phrase: re.compile(rf"(?<![\w-]){between.join(map(re.escape, phrase.split()))}(?![\w-])", re.IGNORECASE)
-            for phrase in listed}
+    return {
+        phrase: re.compile(rf"(?<![\w-]){between.join(map(re.escape, phrase.split()))}(?![\w-])", re.IGNORECASE)
+        for phrase in listed
+    }
 
 
 def found_in(text: str) -> list[str]:
-    return [f"line {text.count(chr(10), 0, match.start()) + 1}: {phrase}" for phrase, pattern in phrases().items()
-            for match in pattern.finditer(text)]
+    return [
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {phrase}"
+        for phrase, pattern in phrases().items()
+        for match in pattern.finditer(text)
+    ]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=[str(path.relative_to(ROOT)) for path in TEXTS])
@@ -173,8 +201,10 @@ def test_no_phrase_to_avoid_is_used(path):
         assert found_in(path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("text", [
-    "it is told by", "a server\n    of ours", 'text = "is not "\n       "there"', "#: What\n#: of it", "NOBODY"])
+@pytest.mark.parametrize(
+    "text",
+    ["it is told by", "a server\n    of ours", 'text = "is not "\n       "there"', "#: What\n#: of it", "NOBODY"],
+)
 def test_a_phrase_to_avoid_is_found(text):
     assert found_in(text)
 

@@ -22,11 +22,21 @@ def printed_by(section: str, folder: Path) -> tuple[str, str]:
     blocks = BLOCK.findall(section)
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for patch in (text for kind, text in blocks if kind == "diff"):
-        subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=folder, check=True,
-                       env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)})
+        subprocess.run(
+            ["git", "apply", "-"],
+            input=patch.encode(),
+            cwd=folder,
+            check=True,
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
+        )
     (program,), (shown,) = ([text for kind, text in blocks if kind == wanted] for wanted in ("python", "text"))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     return done.stdout or done.stderr, shown
 
 

@@ -13,9 +13,18 @@ import yaml
 import cm4vllm
 
 ROOT = Path(__file__).resolve().parents[1]
-HABITS = ["LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml",
-          ".github/workflows/checks.yml", ".github/ISSUE_TEMPLATE/bug_report.md",
-          ".github/ISSUE_TEMPLATE/feature_request.md", ".github/ISSUE_TEMPLATE/config.yml"]
+HABITS = [
+    "LICENSE",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CITATION.cff",
+    ".pre-commit-config.yaml",
+    ".github/workflows/checks.yml",
+    ".github/ISSUE_TEMPLATE/bug_report.md",
+    ".github/ISSUE_TEMPLATE/feature_request.md",
+    ".github/ISSUE_TEMPLATE/config.yml",
+]
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 #: A path of one machine, and hosts that packages come from: neither is the same for the next reader.
 PRIVATE = re.compile(r"(?<![\w.<}])/(?:work|home|root|Users|mnt)/|pypi\.|pythonhosted|/simple\b|index-url=http")
@@ -51,7 +60,8 @@ def test_the_pattern_of_private_places_finds_them(text):
 def test_every_test_that_the_security_page_names_exists():
     assert missing_tests(read("SECURITY.md")) == []
     assert missing_tests("`tests/test_project_files.py::test_of_nothing`") == [
-        "tests/test_project_files.py::test_of_nothing"]
+        "tests/test_project_files.py::test_of_nothing"
+    ]
 
 
 def test_every_threat_has_a_test():

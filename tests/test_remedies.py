@@ -28,15 +28,19 @@ FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"--tags=([^\s;)]+)|\b(?:of|to) ((?:\w[\w-]*,)+\w[\w-]*)")
 #: Other programs, whose flags follow their names in the same message.
 OTHER_PROGRAM = re.compile(
-    r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo)\b")
+    r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo)\b"
+)
 DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTILINE)
 VALUE = "\N{REPLACEMENT CHARACTER}"
 
 
 @cache
 def scripts() -> dict[str, ScriptMeta]:
-    return {path.name: load_script(str(path), "cm4vllm") for path in sorted((ROOT / "script").iterdir())
-            if (path / "_cm.yaml").is_file()}
+    return {
+        path.name: load_script(str(path), "cm4vllm")
+        for path in sorted((ROOT / "script").iterdir())
+        if (path / "_cm.yaml").is_file()
+    }
 
 
 def accepted_by(script: ScriptMeta) -> set[str]:
@@ -50,6 +54,7 @@ def answering(tags: str) -> list[ScriptMeta]:
 
 
 # --- which recipe reaches which module --------------------------------------------------------------------------------
+
 
 def module_path(name: str) -> Path | None:
     base = SRC / Path(*name.split("."))
@@ -101,8 +106,10 @@ def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
 
 def main_job_steps() -> set[str]:
     """Return the tags of all steps that the main job may take."""
-    jobs = [Job.of(CampaignSettings(execution_mode="valid", quantize="int8", model_source="_hf.owner/name")),
-            Job.of(CampaignSettings(api_server="http://127.0.0.1:1"))]
+    jobs = [
+        Job.of(CampaignSettings(execution_mode="valid", quantize="int8", model_source="_hf.owner/name")),
+        Job.of(CampaignSettings(api_server="http://127.0.0.1:1")),
+    ]
     return {step.tags for job in jobs for step in schedule(job)}
 
 
@@ -119,6 +126,7 @@ def commands_at_hand(module: Path) -> list[ScriptMeta]:
 
 
 # --- what the messages name -------------------------------------------------------------------------------------------
+
 
 def text_of(node: ast.AST) -> str:
     """Return a text, a formatted one or a sum of them with a sign in place of each value; empty for anything else."""
@@ -137,11 +145,19 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
     Dockerfiles are written for another program.
     """
     tree = ast.parse(path.read_text())
-    documents = {id(node.body[0].value) for node in ast.walk(tree)
-                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body
-                 and isinstance(node.body[0], ast.Expr)}
-    remedies = {id(part) for node in ast.walk(tree) if isinstance(node, ast.keyword)
-                and node.arg in ("remedy", "elsewhere") for part in ast.walk(node.value)}
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    remedies = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in ("remedy", "elsewhere")
+        for part in ast.walk(node.value)
+    }
     inner: set[int] = set()
     for node in ast.walk(tree):
         text = text_of(node)
@@ -161,8 +177,11 @@ def refused(module: Path, text: str) -> list[str]:
             continue  # which recipe it is, only the run knows
         accepting = [script for tags in named for script in answering(tags)] or commands_at_hand(module)
         for match in FLAG.finditer(clause):
-            if match[1] not in ENGINE_FLAGS and not OTHER_PROGRAM.search(clause[:match.start()]) and not all(
-                    match[1] in accepted_by(script) for script in accepting):
+            if (
+                match[1] not in ENGINE_FLAGS
+                and not OTHER_PROGRAM.search(clause[: match.start()])
+                and not all(match[1] in accepted_by(script) for script in accepting)
+            ):
                 found.append(f"--{match[1]} ({', '.join(script.alias for script in accepting)})")
     return found
 

@@ -37,8 +37,20 @@ def test_files_share_a_process_and_a_timed_test_runs_alone(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing: measures time\n")
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text(MODULE.replace("NAME", name))
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "3", "--dist", "loadfile",
-             "--no-loadscope-reorder", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "3",
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        str(tmp_path),
+    ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "18 passed" in done.stdout, done.stdout + done.stderr
     times = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("?-*.json")}

@@ -10,10 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What these read and write is ASCII. A cached vLLM or model is known by their text (`made_by`): it would be made anew.
-ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "tables.py",
-              "verification.py"}
-FILES = sorted(path for folder in ("src", "script", "automation") for path in (ROOT / folder).rglob("*.py")
-               if path.name not in ASCII_ONLY)
+ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "tables.py", "verification.py"}
+FILES = sorted(
+    path
+    for folder in ("src", "script", "automation")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.name not in ASCII_ONLY
+)
 
 
 #: What is opened otherwise than as text, unless its mode says so.
@@ -42,7 +45,7 @@ def is_bytes_open(node: ast.Call) -> bool:
 def modes_of(node: ast.Call) -> list[ast.expr]:
     """Return the argument of a call of `open` that holds the mode; none where the call has none."""
     is_method = isinstance(node.func, ast.Attribute)
-    return [*node.args[0 if is_method else 1:][:1], *(word.value for word in node.keywords if word.arg == "mode")]
+    return [*node.args[0 if is_method else 1 :][:1], *(word.value for word in node.keywords if word.arg == "mode")]
 
 
 def is_text_open(node: ast.Call) -> bool:
@@ -62,12 +65,26 @@ def test_text_is_read_and_written_in_a_stated_encoding(path):
     assert [f"{path}:{line}" for line in in_the_locale(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
-@pytest.mark.parametrize(("code", "found"), [
-    ("p.read_text()", 1), ("p.read_text(errors='replace')", 1), ("p.read_text(encoding='utf-8')", 0), ("p.open()", 1),
-    ("p.open('w')", 1), ("p.open('rb')", 0), ("open(p)", 1), ("open(p, 'wb')", 0), ("open(p, mode='r')", 1),
-    ("os.open(p, flags)", 0), ("write_text(p, t)", 0), ("p.write_text(t)", 1),
-    ("p.open('rb', encoding='utf-8')", 1), ("p.open('r+b' if here else 'wb', encoding='utf-8')", 1),
-    ("p.open('r+b' if here else 'wb')", 0), ("open(p, 'wb', encoding='utf-8')", 1),
-])
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("p.read_text()", 1),
+        ("p.read_text(errors='replace')", 1),
+        ("p.read_text(encoding='utf-8')", 0),
+        ("p.open()", 1),
+        ("p.open('w')", 1),
+        ("p.open('rb')", 0),
+        ("open(p)", 1),
+        ("open(p, 'wb')", 0),
+        ("open(p, mode='r')", 1),
+        ("os.open(p, flags)", 0),
+        ("write_text(p, t)", 0),
+        ("p.write_text(t)", 1),
+        ("p.open('rb', encoding='utf-8')", 1),
+        ("p.open('r+b' if here else 'wb', encoding='utf-8')", 1),
+        ("p.open('r+b' if here else 'wb')", 0),
+        ("open(p, 'wb', encoding='utf-8')", 1),
+    ],
+)
 def test_the_check_finds_such_calls(code, found):
     assert len(list(in_the_locale(ast.parse(code)))) == found

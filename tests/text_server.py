@@ -41,9 +41,16 @@ def save_model(folder: Path) -> Path:
     """Write a model's folder: the tokenizer, a configuration, and weights of no meaning."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2 * len(WORDS),
-        "max_position_embeddings": LENGTH}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "vocab_size": 2 * len(WORDS),
+                "max_position_embeddings": LENGTH,
+            }
+        )
+    )
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     return folder
@@ -169,13 +176,19 @@ class _Handler(BaseHTTPRequestHandler):
         read = len(prompt) if not isinstance(prompt, str) else len(re.findall(r"[^ ]+", prompt))
         words = answer_words(text, 2 * body["max_tokens"])
         reason = asked.reason or ("length" if len(words) >= body["max_tokens"] else "stop")
-        words = words[:body["max_tokens"]]
-        count = len(words) if reason == "length" else min(
-            body["max_tokens"], len(words) + asked.counts_end + asked.extra(len(words)))
+        words = words[: body["max_tokens"]]
+        count = (
+            len(words)
+            if reason == "length"
+            else min(body["max_tokens"], len(words) + asked.counts_end + asked.extra(len(words)))
+        )
         count += asked.overcount
-        usage = {"completion_tokens": count, "prompt_tokens": read + asked.template_tokens,
-                 "total_tokens": read + count + asked.template_tokens,
-                 "prompt_tokens_details": {"cached_tokens": asked.cached}}
+        usage = {
+            "completion_tokens": count,
+            "prompt_tokens": read + asked.template_tokens,
+            "total_tokens": read + count + asked.template_tokens,
+            "prompt_tokens_details": {"cached_tokens": asked.cached},
+        }
         (self._stream if body.get("stream") else self._whole)(words, reason, usage)
 
     def _parts(self, words: list[str]) -> list[dict[str, Any]]:
@@ -189,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _whole(self, words: list[str], reason: str, usage: dict[str, Any]) -> None:
         asked = self.server_of
-        begin, rest = "".join(words[:asked.reasoning]), "".join(words[asked.reasoning:])
+        begin, rest = "".join(words[: asked.reasoning]), "".join(words[asked.reasoning :])
         said: dict[str, Any] = {asked.reasoning_name: begin} if begin else {}
         choice = {"message": {**said, "content": rest}} if asked.chat else {**said, "text": rest}
         document = {"id": "1", "choices": [{"finish_reason": reason, "index": 0, **choice}]}

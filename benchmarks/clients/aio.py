@@ -48,8 +48,9 @@ class Aio:
         self._stop = asyncio.Event()
         self._free = asyncio.Semaphore(self._limit)
         self._tasks: set[asyncio.Task[None]] = set()
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0),
-                                         timeout=aiohttp.ClientTimeout(total=None)) as self._session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        ) as self._session:
             self._ready.set()
             await self._stop.wait()
 

@@ -30,10 +30,16 @@ class Endpoints:
         self._first, self._done = first, done
         self._in_flight = task.in_flight
         self._data = [{**body, "input_tokens": body.pop("prompt")} for body in map(json.loads, bodies(task))]
-        self._client = HTTPEndpointClient(HTTPClientConfig(
-            endpoint_urls=[f"http://127.0.0.1:{task.port}/v1/completions"], api_type=APIType.OPENAI_COMPLETIONS,
-            num_workers=task.workers, max_connections=task.in_flight, warmup_connections=0, log_level="CRITICAL",
-        ))
+        self._client = HTTPEndpointClient(
+            HTTPClientConfig(
+                endpoint_urls=[f"http://127.0.0.1:{task.port}/v1/completions"],
+                api_type=APIType.OPENAI_COMPLETIONS,
+                num_workers=task.workers,
+                max_connections=task.in_flight,
+                warmup_connections=0,
+                log_level="CRITICAL",
+            )
+        )
 
     def submit(self, queries: Sequence[tuple[int, int]]) -> None:
         asyncio.run_coroutine_threadsafe(self._drive(queries), self._client.loop)

@@ -34,7 +34,8 @@ class Engine:
     def submit(self, queries: Sequence[tuple[int, int]]) -> None:
         count, length = len(self._bodies), self._task.prompt_tokens
         self._loop.call_soon_threadsafe(
-            self._client.submit, ((key, self._bodies[index % count], length, 0) for key, index in queries))
+            self._client.submit, ((key, self._bodies[index % count], length, 0) for key, index in queries)
+        )
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -45,8 +46,13 @@ class Engine:
         self._stop = asyncio.Event()
         limits = AnswerLimits(min_tokens=1, max_tokens=self._task.tokens, max_model_len=131_072)
         address = await resolve(f"http://127.0.0.1:{self._task.port}")
-        self._client = Client([address], self, limits=limits, max_in_flight=self._task.in_flight,
-                              stream_interval=self._task.interval if self._task.streamed else 0)
+        self._client = Client(
+            [address],
+            self,
+            limits=limits,
+            max_in_flight=self._task.in_flight,
+            stream_interval=self._task.interval if self._task.streamed else 0,
+        )
         stop_garbage_collection()
         self._ready.set()
         await self._stop.wait()

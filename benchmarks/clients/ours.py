@@ -33,11 +33,22 @@ class Ours:
         limits = AnswerLimits(min_tokens=1, max_tokens=task.tokens, max_model_len=131_072)
         share = -(-task.in_flight // task.workers)
         self._workers = Workers(
-            [WorkerSettings(name=f"worker {number}", endpoints=endpoints, ca_file="", api=Api.COMPLETIONS,
-                            stream_interval=task.interval if task.streamed else 0, limits=limits,
-                            max_in_flight=share)
-             for number in range(task.workers)],
-            library.descriptor, self, _broken)
+            [
+                WorkerSettings(
+                    name=f"worker {number}",
+                    endpoints=endpoints,
+                    ca_file="",
+                    api=Api.COMPLETIONS,
+                    stream_interval=task.interval if task.streamed else 0,
+                    limits=limits,
+                    max_in_flight=share,
+                )
+                for number in range(task.workers)
+            ],
+            library.descriptor,
+            self,
+            _broken,
+        )
 
     def submit(self, queries: Sequence[tuple[int, int]]) -> None:
         count = len(self._records)

@@ -60,8 +60,18 @@ def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
     """Run the mock server on `core`."""
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder) / "stamps"
-        argv = [str(compiled("mock_vllm")), "-n", str(tokens), "-t", str(round(pace.ttft_ms * 1000)),
-                "-i", str(round(pace.interval_ms * 1000)), "-s", str(stamps), *(["-p"] if pace.spread else [])]
+        argv = [
+            str(compiled("mock_vllm")),
+            "-n",
+            str(tokens),
+            "-t",
+            str(round(pace.ttft_ms * 1000)),
+            "-i",
+            str(round(pace.interval_ms * 1000)),
+            "-s",
+            str(stamps),
+            *(["-p"] if pace.spread else []),
+        ]
         with pinned([core]):
             server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -74,9 +84,11 @@ def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
 
 def _stamps(path: Path) -> Stamps:
     numbers = array("q", path.read_bytes())
-    answers = [numbers[i:i + 4] for i in range(0, len(numbers), 4)]
-    return Stamps([(first - arrived) / 1e6 for arrived, first, _, _ in answers],
-                  [(last - first) / 1e6 / (count - 1) for _, first, last, count in answers if count > 1])
+    answers = [numbers[i : i + 4] for i in range(0, len(numbers), 4)]
+    return Stamps(
+        [(first - arrived) / 1e6 for arrived, first, _, _ in answers],
+        [(last - first) / 1e6 / (count - 1) for _, first, last, count in answers if count > 1],
+    )
 
 
 def compiled(name: str) -> Path:
@@ -108,14 +120,28 @@ def floor(task: Task, core: int) -> Result:
 
 def wrk(task: Task, core: int, *, seconds: int = 2) -> Result:
     """Have wrk send the queries of `task` for some seconds; their number does not matter."""
-    script = (f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\n'
-              f"wrk.body = [==[{bodies(task)[0].decode()}]==]\n")
+    script = (
+        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\n'
+        f"wrk.body = [==[{bodies(task)[0].decode()}]==]\n"
+    )
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file, pinned([core]):
         file.write(script)
         file.flush()
-        said = subprocess.run(["wrk", "-t1", f"-c{task.in_flight}", f"-d{seconds}s", "-s", file.name,
-                               f"http://127.0.0.1:{task.port}/v1/completions"],
-                              capture_output=True, text=True, check=True, timeout=TOO_LONG_S).stdout
+        said = subprocess.run(
+            [
+                "wrk",
+                "-t1",
+                f"-c{task.in_flight}",
+                f"-d{seconds}s",
+                "-s",
+                file.name,
+                f"http://127.0.0.1:{task.port}/v1/completions",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TOO_LONG_S,
+        ).stdout
     found = re.search(r"(\d+) requests in ([\d.]+)s", said)
     if found is None or "Non-2xx" in said:
         raise RuntimeError(f"wrk failed:\n{said}")

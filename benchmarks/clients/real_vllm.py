@@ -73,21 +73,36 @@ class RealVllm:
     @property
     def task(self) -> Task:
         """The Offline run of all samples, whole answers."""
-        return Task(port=0, queries=self.samples, tokens=TOKENS, streamed=False,
-                    in_flight=IN_FLIGHT_PER_SEQUENCE * self.sequences, vocabulary=VOCABULARY)
+        return Task(
+            port=0,
+            queries=self.samples,
+            tokens=TOKENS,
+            streamed=False,
+            in_flight=IN_FLIGHT_PER_SEQUENCE * self.sequences,
+            vocabulary=VOCABULARY,
+        )
 
     def settings(self, executor: str = "") -> ServerSettings:
         """The settings of a server as a run starts it on this machine, or with another executor."""
         settings = ServerSettings(
-            model=str(self.model), name="mock", max_num_seqs=self.sequences, max_model_len=1024, api=Api.GENERATE,
-            distributed_executor_backend=executor, device=self.device, load_format=self.load_format,
-            quantization=self.quantization, enforce_eager=self.eager or None,
-            tp_size=self.gpus if self.gpus > 1 else None)
+            model=str(self.model),
+            name="mock",
+            max_num_seqs=self.sequences,
+            max_model_len=1024,
+            api=Api.GENERATE,
+            distributed_executor_backend=executor,
+            device=self.device,
+            load_format=self.load_format,
+            quantization=self.quantization,
+            enforce_eager=self.eager or None,
+            tp_size=self.gpus if self.gpus > 1 else None,
+        )
         return in_few_processes(settings, 1, len(own_cores()))
 
     @contextmanager
-    def in_process(self, settings: ServerSettings | None = None,
-                   qps: float | None = None) -> Iterator[Callable[[], Made]]:
+    def in_process(
+        self, settings: ServerSettings | None = None, qps: float | None = None
+    ) -> Iterator[Callable[[], Made]]:
         """Load the model without a server; give what has vLLM's own generate answer all samples.
 
         It is as vLLM sets it up by itself, or with the executor and the environment of a server's `settings`. With
@@ -98,13 +113,29 @@ class RealVllm:
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(json.dumps(prompts))
             file.flush()
-            options = {"max_num_seqs": self.sequences, "distributed_executor_backend": executor,
-                       "load_format": self.load_format, "quantization": self.quantization,
-                       "tensor_parallel_size": self.gpus, "enforce_eager": self.eager}
-            argv = [self.python, str(HERE / "generate.py"), str(self.model), file.name,
-                    json.dumps({key: value for key, value in options.items() if value})]
-            process = subprocess.Popen(argv, env=_environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, text=True)
+            options = {
+                "max_num_seqs": self.sequences,
+                "distributed_executor_backend": executor,
+                "load_format": self.load_format,
+                "quantization": self.quantization,
+                "tensor_parallel_size": self.gpus,
+                "enforce_eager": self.eager,
+            }
+            argv = [
+                self.python,
+                str(HERE / "generate.py"),
+                str(self.model),
+                file.name,
+                json.dumps({key: value for key, value in options.items() if value}),
+            ]
+            process = subprocess.Popen(
+                argv,
+                env=_environment(**env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
             told, said = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
 
             def generate() -> Made:
@@ -127,8 +158,10 @@ class RealVllm:
     def replicas(self, count: int) -> Iterator[list[Served]]:
         """Serve the model `count` times, each on GPUs or cores of its own."""
         with ExitStack() as stack:
-            yield [stack.enter_context(self.served(one))
-                   for one in placed(self.settings(), count, count * self.gpus, os.environ)]
+            yield [
+                stack.enter_context(self.served(one))
+                for one in placed(self.settings(), count, count * self.gpus, os.environ)
+            ]
 
     @contextmanager
     def served(self, settings: ServerSettings, unix: Path | None = None) -> Iterator[Served]:
@@ -137,8 +170,14 @@ class RealVllm:
             port = free.getsockname()[1]
         argv = [*server_argv(Path(self.python), settings, port), *(["--uds", str(unix)] if unix else [])]
         with tempfile.TemporaryFile("w+") as log:
-            server = subprocess.Popen(argv, env=_environment(**server_env(settings)), stdin=subprocess.DEVNULL,
-                                      stdout=log, stderr=subprocess.STDOUT, process_group=0)
+            server = subprocess.Popen(
+                argv,
+                env=_environment(**server_env(settings)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
             try:
                 _await(server, unix or ("127.0.0.1", port))
                 yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
@@ -154,27 +193,65 @@ class RealVllm:
         result = perform("ours", "loadgen", task, sorted(os.sched_getaffinity(0)))
         after = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
         api, whole = after[0] - before[0], after[1] - before[1]
-        return Made(result.tokens / result.wall_s, api, whole - api, sum(after[2][2:4]) - sum(before[2][2:4]),
-                    result.ttft_p99, result.tpot_p99)
+        return Made(
+            result.tokens / result.wall_s,
+            api,
+            whole - api,
+            sum(after[2][2:4]) - sum(before[2][2:4]),
+            result.ttft_p99,
+            result.tpot_p99,
+        )
 
 
 def bench_serve(python: str, model: Path, task: Task, cores: Sequence[int]) -> Result:
     """Have `vllm bench serve` send the queries of `task`; it always streams."""
     with tempfile.TemporaryDirectory() as folder:
-        _run([python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai",
-              "--port", str(task.port), "--endpoint", "/v1/completions", "--model", "mock",
-              "--tokenizer", str(model), "--dataset-name", "random",
-              "--random-input-len", str(task.prompt_tokens), "--random-output-len", str(task.tokens),
-              "--num-prompts", str(task.queries), "--max-concurrency", str(task.in_flight), "--ignore-eos",
-              "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "result.json"], cores)
+        _run(
+            [
+                python,
+                "-m",
+                "vllm.entrypoints.cli.main",
+                "bench",
+                "serve",
+                "--backend",
+                "openai",
+                "--port",
+                str(task.port),
+                "--endpoint",
+                "/v1/completions",
+                "--model",
+                "mock",
+                "--tokenizer",
+                str(model),
+                "--dataset-name",
+                "random",
+                "--random-input-len",
+                str(task.prompt_tokens),
+                "--random-output-len",
+                str(task.tokens),
+                "--num-prompts",
+                str(task.queries),
+                "--max-concurrency",
+                str(task.in_flight),
+                "--ignore-eos",
+                "--disable-tqdm",
+                "--save-result",
+                "--result-dir",
+                folder,
+                "--result-filename",
+                "result.json",
+            ],
+            cores,
+        )
         said = json.loads((Path(folder) / "result.json").read_text())
     return Result(queries=said["completed"], tokens=said["total_output_tokens"], wall_s=said["duration"])
 
 
 def _run(argv: list[str], cores: Sequence[int] | None = None) -> None:
     argv = ["taskset", "-c", ",".join(map(str, cores)), *argv] if cores else argv
-    done = subprocess.run(argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=START_S)
+    done = subprocess.run(
+        argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S
+    )
     if done.returncode:
         lines = (done.stdout + done.stderr).splitlines()
         telling = [line for line in lines if "Error: " in line][:5]  # vLLM's first errors are the cause of its last
@@ -182,8 +259,7 @@ def _run(argv: list[str], cores: Sequence[int] | None = None) -> None:
 
 
 def _environment(**more: str) -> dict[str, str]:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-           "VLLM_CPU_KVCACHE_SPACE": "1", **more}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **more}
     env.pop("PYTHONPATH", None)
     return env
 

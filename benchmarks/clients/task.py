@@ -85,9 +85,21 @@ def bodies(task: Task) -> list[bytes]:
     if task.interval > 1:
         more["stream_interval"] = task.interval
     return [
-        json.dumps({"model": "mock", "prompt": prompt(index, task.prompt_tokens, task.vocabulary),
-                    "max_tokens": task.tokens, "min_tokens": task.tokens, "temperature": 0, "top_p": 1, "top_k": 1,
-                    "seed": 42, "return_token_ids": True, **more}, separators=(",", ":")).encode()
+        json.dumps(
+            {
+                "model": "mock",
+                "prompt": prompt(index, task.prompt_tokens, task.vocabulary),
+                "max_tokens": task.tokens,
+                "min_tokens": task.tokens,
+                "temperature": 0,
+                "top_p": 1,
+                "top_k": 1,
+                "seed": 42,
+                "return_token_ids": True,
+                **more,
+            },
+            separators=(",", ":"),
+        ).encode()
         for index in range(min(PROMPTS, task.queries))
     ]
 
@@ -115,8 +127,14 @@ def perform(name: str, way: str, task: Task, cores: Sequence[int], *, python: st
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
     with pinned(cores):
-        done = subprocess.run([python, "-m", "clients.contestant", name, way, json.dumps(asdict(task))], env=env,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TOO_LONG_S)
+        done = subprocess.run(
+            [python, "-m", "clients.contestant", name, way, json.dumps(asdict(task))],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TOO_LONG_S,
+        )
     if done.returncode:
         raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     result = Result(**json.loads(done.stdout.splitlines()[-1]))
@@ -144,14 +162,22 @@ class Meter:
     def result(self, queries: int, tokens: int) -> Result:
         """Return what was used since the meter was made."""
         wall, processes = time.monotonic_ns() - self._begin, tree(os.getpid())
-        return Result(queries=queries, tokens=tokens, wall_s=wall / 1e9, cpu_s=cpu_seconds(processes) - self._cpu,
-                      gained_kib=sum(_memory(pid, "VmHWM") for pid in processes) - self._resident)
+        return Result(
+            queries=queries,
+            tokens=tokens,
+            wall_s=wall / 1e9,
+            cpu_s=cpu_seconds(processes) - self._cpu,
+            gained_kib=sum(_memory(pid, "VmHWM") for pid in processes) - self._resident,
+        )
 
 
 def tree(pid: int) -> list[int]:
     """Return the ids of a process and of all below it."""
-    children = [int(child) for thread in Path(f"/proc/{pid}/task").iterdir()
-                for child in (thread / "children").read_text().split()]
+    children = [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
     return [pid, *(below for child in children for below in tree(child))]
 
 

@@ -74,22 +74,46 @@ class _Counted:
 def settings_of(task: Task, folder: Path) -> RunSettings:
     """Return the settings of a run that does the task; its dataset is written to `folder`."""
     dataset = folder / "dataset.json"
-    rows = [{"input": "", "tok_input": prompt(index, task.prompt_tokens, task.vocabulary), "output": ""}
-            for index in range(PROMPTS)]
+    rows = [
+        {"input": "", "tok_input": prompt(index, task.prompt_tokens, task.vocabulary), "output": ""}
+        for index in range(PROMPTS)
+    ]
     dataset.write_text(json.dumps(rows))
     scenario = Scenario.OFFLINE if task.qps is None else Scenario.SERVER
     qps = task.qps or 1000.0
-    conf = user_conf(terms("v6.1", "llama3.1-8b", scenario, Mode.PERFORMANCE), ExecutionMode.TEST, target_qps=qps,
-                     test_query_count=task.queries, dataset_samples=len(rows))
+    conf = user_conf(
+        terms("v6.1", "llama3.1-8b", scenario, Mode.PERFORMANCE),
+        ExecutionMode.TEST,
+        target_qps=qps,
+        test_query_count=task.queries,
+        dataset_samples=len(rows),
+    )
     return run_settings(
-        conf, target_qps=qps, target_qps_source="the benchmark's", max_in_flight=task.in_flight,
-        stream_interval=task.interval if task.streamed else 0, self_check=False,
+        conf,
+        target_qps=qps,
+        target_qps_source="the benchmark's",
+        max_in_flight=task.in_flight,
+        stream_interval=task.interval if task.streamed else 0,
+        self_check=False,
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
-        dataset=DatasetRecord(name="mock", path=str(dataset), source="made by the benchmark", sha256=sha256_of(dataset),
-                              samples=len(rows), max_input_tokens=task.prompt_tokens, sentences="none"),
-        server=ServerRecord(endpoint=task.endpoint or f"http://127.0.0.1:{task.port}", api=Api(task.api),
-                            replicas=[f"http://127.0.0.1:{port}" for port in task.more_ports],
-                            model_name="mock", max_model_len=131_072, version="0.32.0", owned=False),
+        dataset=DatasetRecord(
+            name="mock",
+            path=str(dataset),
+            source="made by the benchmark",
+            sha256=sha256_of(dataset),
+            samples=len(rows),
+            max_input_tokens=task.prompt_tokens,
+            sentences="none",
+        ),
+        server=ServerRecord(
+            endpoint=task.endpoint or f"http://127.0.0.1:{task.port}",
+            api=Api(task.api),
+            replicas=[f"http://127.0.0.1:{port}" for port in task.more_ports],
+            model_name="mock",
+            max_model_len=131_072,
+            version="0.32.0",
+            owned=False,
+        ),
     )
 
 
@@ -122,8 +146,12 @@ def _result(folder: Path, tokens: int) -> Result:
         queries, rate = entries["generated_samples_per_query"], entries["result_samples_per_second"]
     else:
         queries, rate = entries["result_query_count"], entries["result_completed_samples_per_sec"]
-    return Result(queries=queries, tokens=tokens, wall_s=queries / rate,
-                  ttft_p50=ms("first_token_50.00_percentile_latency"),
-                  ttft_p99=ms("first_token_99.00_percentile_latency"),
-                  tpot_p50=ms("time_per_output_token_50.00_percentile"),
-                  tpot_p99=ms("time_per_output_token_99.00_percentile"))
+    return Result(
+        queries=queries,
+        tokens=tokens,
+        wall_s=queries / rate,
+        ttft_p50=ms("first_token_50.00_percentile_latency"),
+        ttft_p99=ms("first_token_99.00_percentile_latency"),
+        tpot_p50=ms("time_per_output_token_50.00_percentile"),
+        tpot_p99=ms("time_per_output_token_99.00_percentile"),
+    )

@@ -43,9 +43,13 @@ def watched_run(task: Task, *, drawn: bool) -> Result:
             with monitor.drawn():
                 record = run(settings, folder / "run")
         processes = record.client.processes
-        return Result(queries=record.client.completed, tokens=record.client.completion_tokens,
-                      wall_s=record.duration_s, cpu_s=sum(one.cpu_s for one in processes),
-                      watching_s=spent[0] + sum(one.watching_s for one in processes))
+        return Result(
+            queries=record.client.completed,
+            tokens=record.client.completion_tokens,
+            wall_s=record.duration_s,
+            cpu_s=sum(one.cpu_s for one in processes),
+            watching_s=spent[0] + sum(one.watching_s for one in processes),
+        )
 
 
 def _meter(monitor: Monitor) -> list[float]:

@@ -46,9 +46,16 @@ def main(arguments: list[str]) -> int:
     """Run the job; return its exit code."""
     folder, given = Path(arguments[0]), dict(word.split("=", 1) for word in arguments[1:])
     signal.signal(signal.SIGTERM, _stopped)
-    settings = read_settings(CampaignSettings, {
-        "CM_RUN_SUBMISSION_CHECKER": "no", "OUTPUT_BASE_DIR": str(folder / "results"),
-        "CM_MLPERF_LOADGEN_SCENARIO": "Offline", "CM_TEST_QUERY_COUNT": "64", **given})
+    settings = read_settings(
+        CampaignSettings,
+        {
+            "CM_RUN_SUBMISSION_CHECKER": "no",
+            "OUTPUT_BASE_DIR": str(folder / "results"),
+            "CM_MLPERF_LOADGEN_SCENARIO": "Offline",
+            "CM_TEST_QUERY_COUNT": "64",
+            **given,
+        },
+    )
     recipes = _Recipes(folder, given)
     try:
         campaign.run(Job.of(settings), recipes, "job.py", given)
@@ -74,9 +81,15 @@ class _Recipes:
         self._folder = folder
         self._given = given
         self._by_tags: dict[str, Callable[[Env], dict[str, str]]] = {
-            "get,ml-model": self._model, "get,dataset": self._dataset, "run,vllm-server,_describe": self._described,
-            "run,vllm-server": self._started, "get,sut": lambda env: {"CM_SUT_NAME": "sut"},
-            "generate,user-conf": self._user_conf, "app,": self._run, "process,mlperf,accuracy": self._scores}
+            "get,ml-model": self._model,
+            "get,dataset": self._dataset,
+            "run,vllm-server,_describe": self._described,
+            "run,vllm-server": self._started,
+            "get,sut": lambda env: {"CM_SUT_NAME": "sut"},
+            "generate,user-conf": self._user_conf,
+            "app,": self._run,
+            "process,mlperf,accuracy": self._scores,
+        }
 
     def __call__(self, tags: str, env: Env) -> dict[str, str]:
         recipe = next((made for words, made in self._by_tags.items() if tags.startswith(words)), None)
@@ -89,19 +102,45 @@ class _Recipes:
 
     def _dataset(self, _env: Env) -> dict[str, str]:
         path, draw = self._folder / "dataset.json", random.Random(0)  # noqa: S311 - a dataset
-        rows = [{"input": "text", "tok_input": [1 + draw.randrange(700) for _ in range(draw.randrange(3, 40))],
-                 "output": "text"} for _ in range(SAMPLES)]
+        rows = [
+            {
+                "input": "text",
+                "tok_input": [1 + draw.randrange(700) for _ in range(draw.randrange(3, 40))],
+                "output": "text",
+            }
+            for _ in range(SAMPLES)
+        ]
         write_text(path, json.dumps(rows))
         record = self._folder / "dataset.record.json"
-        write_record(record, DatasetRecord(name="small", path=str(path), source="made here", sha256=sha256_of(path),
-                                           samples=SAMPLES, max_input_tokens=40, sentences="punkt-untrained"))
+        write_record(
+            record,
+            DatasetRecord(
+                name="small",
+                path=str(path),
+                source="made here",
+                sha256=sha256_of(path),
+                samples=SAMPLES,
+                max_input_tokens=40,
+                sentences="punkt-untrained",
+            ),
+        )
         return {"CM_DATASET_RECORD": str(record)}
 
     def _planned(self, env: Env) -> Planned:
-        part = ServerSettings(model="small", name=MODEL, api=Api.COMPLETIONS,
-                              max_num_seqs=int(env.get("CM_VLLM_SERVER_MAX_NUM_SEQS", "8")))
-        words = [sys.executable, str(SERVER), str(self._folder), "--port", "{port}",
-                 f"--max-num-seqs={part.max_num_seqs}"]
+        part = ServerSettings(
+            model="small",
+            name=MODEL,
+            api=Api.COMPLETIONS,
+            max_num_seqs=int(env.get("CM_VLLM_SERVER_MAX_NUM_SEQS", "8")),
+        )
+        words = [
+            sys.executable,
+            str(SERVER),
+            str(self._folder),
+            "--port",
+            "{port}",
+            f"--max-num-seqs={part.max_num_seqs}",
+        ]
         return Planned(Path(sys.executable), [part], words)
 
     def _described(self, env: Env) -> dict[str, str]:
@@ -113,8 +152,11 @@ class _Recipes:
         folder = Path(env["CM_VLLM_SERVER_DIR"])
         record = started(self._planned(env), folder, 60)
         self.server = str(folder / SERVER_FILE)
-        return {"CM_VLLM_SERVER_RECORD": self.server, "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
-                "CM_VLLM_SERVER_MODEL_FOLDER": ""}
+        return {
+            "CM_VLLM_SERVER_RECORD": self.server,
+            "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+            "CM_VLLM_SERVER_MODEL_FOLDER": "",
+        }
 
     @staticmethod
     def _user_conf(env: Env) -> dict[str, str]:
@@ -129,10 +171,23 @@ class _Recipes:
         folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"])
         run = read_record(folder / RUN_FILE, RunRecord)
         write_text(folder / ACCURACY_TEXT, "no scores: the answers have no meaning\n")
-        write_record(folder / ACCURACY_FILE, AccuracyRecord(
-            notice=run.notice, scores=[], values={}, samples=run.settings.samples,
-            samples_expected=run.settings.samples, tokens=run.client.completion_tokens, scorer="none",
-            verified=0, sentences="", sentences_sha256="", log_sha256=run.files[ACCURACY_LOG], duration_s=0))
+        write_record(
+            folder / ACCURACY_FILE,
+            AccuracyRecord(
+                notice=run.notice,
+                scores=[],
+                values={},
+                samples=run.settings.samples,
+                samples_expected=run.settings.samples,
+                tokens=run.client.completion_tokens,
+                scorer="none",
+                verified=0,
+                sentences="",
+                sentences_sha256="",
+                log_sha256=run.files[ACCURACY_LOG],
+                duration_s=0,
+            ),
+        )
         return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)}
 
 

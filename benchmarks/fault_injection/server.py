@@ -49,8 +49,12 @@ class _Server:
             writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        simple = {"/health": "", "/version": {"version": "0.32.0"}, "/metrics": _METRICS,
-                  "/v1/models": {"data": [{"id": MODEL, "max_model_len": LENGTH}]}}
+        simple = {
+            "/health": "",
+            "/version": {"version": "0.32.0"},
+            "/metrics": _METRICS,
+            "/v1/models": {"data": [{"id": MODEL, "max_model_len": LENGTH}]},
+        }
         fault = self._fault()
         if fault == "hang":
             await asyncio.sleep(3600)
@@ -59,8 +63,13 @@ class _Server:
         elif path != "/v1/completions":
             _send(writer, {"detail": "Not Found"}, status="404 Not Found")
         elif fault == "rubbish":
-            _send(writer, {"choices": [{"text": "?", "token_ids": [1, 2], "finish_reason": "stop"}],
-                           "usage": {"prompt_tokens": 1, "completion_tokens": 7}})
+            _send(
+                writer,
+                {
+                    "choices": [{"text": "?", "token_ids": [1, 2], "finish_reason": "stop"}],
+                    "usage": {"prompt_tokens": 1, "completion_tokens": 7},
+                },
+            )
         else:
             await asyncio.sleep(ANSWER_S * (10 if fault == "slow" else 1))
             _complete(writer, body)
@@ -75,8 +84,9 @@ def _complete(writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         choice = {"index": 0, "text": "w" * len(tokens), "token_ids": tokens, "finish_reason": reason}
         _send(writer, {"choices": [{**choice, "prompt_token_ids": prompt}], "usage": usage})
         return
-    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": "w", "token_ids": [token]}], "usage": None}
-                                    for token in tokens]
+    events: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "text": "w", "token_ids": [token]}], "usage": None} for token in tokens
+    ]
     events[-1]["choices"][0]["finish_reason"] = reason
     events[0]["choices"][0]["prompt_token_ids"] = prompt
     lines = [json.dumps(event) for event in [*events, {"choices": [], "usage": usage}]]

@@ -11,8 +11,13 @@ def preprocess(i):
     tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{one}", "") for one in ("TREE", "SARIF", "WEIGHTS"))
     if not tree:
         raise UsageError("no submission tree was given", remedy="give its folder with --input")
-    i["state"].update(report_checks(Path(tree).absolute(), round_name=env.get("CM_MLPERF_RESULTS_ROUND", ""),
-                                    sarif=Path(sarif).absolute() if sarif else None,
-                                    weights=Path(weights).absolute() if weights else None,
-                                    weights_of=env.get("CM_MLPERF_RESULTS_WEIGHTS_OF", "")))
+    i["state"].update(
+        report_checks(
+            Path(tree).absolute(),
+            round_name=env.get("CM_MLPERF_RESULTS_ROUND", ""),
+            sarif=Path(sarif).absolute() if sarif else None,
+            weights=Path(weights).absolute() if weights else None,
+            weights_of=env.get("CM_MLPERF_RESULTS_WEIGHTS_OF", ""),
+        )
+    )
     return {"return": 0}

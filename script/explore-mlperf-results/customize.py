@@ -12,6 +12,7 @@ def preprocess(i):
         raise UsageError("no published results were given", remedy="give the folder of their repository with --input")
     page = Path(env.get("CM_MLPERF_EXPLORER_PAGE", "") or "results.html").absolute()
     own = env.get("CM_MLPERF_OWN_RESULTS", "")
-    i["state"]["explored"] = report_published(Path(env["CM_MLPERF_EXPLORED_RESULTS"]).absolute(), page,
-                                              Path(own).absolute() if own else None)
+    i["state"]["explored"] = report_published(
+        Path(env["CM_MLPERF_EXPLORED_RESULTS"]).absolute(), page, Path(own).absolute() if own else None
+    )
     return {"return": 0}

@@ -24,8 +24,16 @@ def preprocess(i):
         write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
     text = env.get("CM_MLPERF_SUBMISSION_INTRODUCTION", "")
     introduction = typed_path(text).read_text(encoding="utf-8") if text else ""
-    asked = [tree_asked(out, submitter=submitter, division=env.get("CM_MLPERF_SUBMISSION_DIVISION", ""),
-                        model=env.get("CM_ML_MODEL_NAME", ""), introduction=introduction) for out in folders]
+    asked = [
+        tree_asked(
+            out,
+            submitter=submitter,
+            division=env.get("CM_MLPERF_SUBMISSION_DIVISION", ""),
+            model=env.get("CM_ML_MODEL_NAME", ""),
+            introduction=introduction,
+        )
+        for out in folders
+    ]
     for one in asked:
         write_text(one.out / CAPSULE_FILE, one.capsule)
     add = env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes"

@@ -20,8 +20,13 @@ def preprocess(i):
     record = provide(settings, Path.cwd())
     if settings.source == "path":
         env["CM_GET_DEPENDENT_CACHED_PATH"] = str(Path(settings.location).expanduser())
-    kind = ("CM_CALIBRATION_DATASET" if settings.calibration else
-            "CM_PERFORMANCE_DATASET" if settings.performance else "CM_DATASET")
+    kind = (
+        "CM_CALIBRATION_DATASET"
+        if settings.calibration
+        else "CM_PERFORMANCE_DATASET"
+        if settings.performance
+        else "CM_DATASET"
+    )
     env[f"{kind}_PATH"] = record.path
     env[f"{kind}_RECORD"] = str(Path.cwd() / DATASET_FILE)
     return {"return": 0}

@@ -7,17 +7,22 @@ which also reports another engine that runs them.
 
 def preprocess(i):
     if getattr(i["automation"], "engine", "") != "cm4vllm":
-        return {"return": 3, "error": (
-            f"another script engine ({getattr(i['automation'], 'path', 'unknown')}) runs a recipe of cm4vllm\n"
-            "  cause:  its repository comes before cm4vllm in the order of CM's repositories\n"
-            "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=...")}
+        return {
+            "return": 3,
+            "error": (
+                f"another script engine ({getattr(i['automation'], 'path', 'unknown')}) runs a recipe of cm4vllm\n"
+                "  cause:  its repository comes before cm4vllm in the order of CM's repositories\n"
+                "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=..."
+            ),
+        }
     from cm4vllm.engine.run import python_packages as pythons
 
     env = i["env"]
     options = pythons.PipOptions(
         index_url=env.get("CM_GENERIC_PYTHON_PIP_INDEX_URL", ""),
         extra_index_url=env.get("CM_GENERIC_PYTHON_PIP_EXTRA_INDEX_URL", ""),
-        force=env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL", "") == "yes")
+        force=env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL", "") == "yes",
+    )
     if env.get("CM_GENERIC_PYTHON_REQUIREMENTS") == "yes":
         versions = pythons.require_file(pythons.requirements_of(i["artifact"].path), options)
     else:

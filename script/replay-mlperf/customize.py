@@ -23,8 +23,11 @@ def preprocess(i):
     capsule = capsule_at(Path(env["CM_MLPERF_CAPSULE"]).absolute(), env.get("CM_MLPERF_CAPSULE_OF", ""))
     say("before the run, this machine and program against the capsule's:")
     report(environment(capsule, this_place(capsule)))
-    given = {flag: str(value) for flag, value in i["input"].items()
-             if flag in ("api_server", "dataset_path", "extra_args", "scenario", "submitter")}
+    given = {
+        flag: str(value)
+        for flag, value in i["input"].items()
+        if flag in ("api_server", "dataset_path", "extra_args", "scenario", "submitter")
+    }
     folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
     words = replay_words(capsule, {**given, "output_dir": folder}, os.environ)
     say(f"running: {stored_command(['cm', 'run', 'script', *words])}")

@@ -14,8 +14,11 @@ def preprocess(i):
     if not env.get("CM_ML_MODEL_RECORD"):
         raise UsageError("no model is named", remedy="--model_record=model.json of get,ml-model")
     proved = env.get("CM_ML_MODEL_IDENTITY_RECORD")
-    record = identified(read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord), env["CM_MLPERF_MODEL"],
-                        read_record(Path(proved), ModelRecord) if proved else None)
+    record = identified(
+        read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord),
+        env["CM_MLPERF_MODEL"],
+        read_record(Path(proved), ModelRecord) if proved else None,
+    )
     path = Path.cwd() / MODEL_FILE
     write_record(path, record)
     env["CM_ML_MODEL_IDENTITY_RECORD"] = env["CM_ML_MODEL_RECORD"] = str(path)

@@ -44,40 +44,73 @@ class AccuracyRun:
     folder: Path
     model: Path
 
-    def write(self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None,
-              columns=(), **dataset):
+    def write(
+        self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None, columns=(), **dataset
+    ):
         """Write the dataset of `outputs`, the log of `answers` and run.json, as a LoadGen run leaves them.
 
         `columns` are further columns of each row.
         """
         path = self.folder / "dataset.json"
         more = columns or [{}] * len(outputs)
-        path.write_text(json.dumps([{"input": "x", "tok_input": [1], "output": output, **others}
-                                    for output, others in zip(outputs, more, strict=True)]))
+        path.write_text(
+            json.dumps(
+                [
+                    {"input": "x", "tok_input": [1], "output": output, **others}
+                    for output, others in zip(outputs, more, strict=True)
+                ]
+            )
+        )
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         entries = [
-            {"seq_id": n, "qsl_idx": index, "token_count": 0,
-             "data": np.array([*tokenizer.encode(text).ids, END], dtype).tobytes().hex().upper()}
+            {
+                "seq_id": n,
+                "qsl_idx": index,
+                "token_count": 0,
+                "data": np.array([*tokenizer.encode(text).ids, END], dtype).tobytes().hex().upper(),
+            }
             for n, (index, text) in enumerate(answers)
         ]
         log = self.folder / ACCURACY_LOG
         log.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
         settings = RunSettings(
-            rehearsal=True, terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.ACCURACY),
-            user_conf="", samples=samples or len(outputs),
-            max_tokens=128, min_tokens=2,
-            max_in_flight=8, target_qps=1, target_qps_source="",
+            rehearsal=True,
+            terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.ACCURACY),
+            user_conf="",
+            samples=samples or len(outputs),
+            max_tokens=128,
+            min_tokens=2,
+            max_in_flight=8,
+            target_qps=1,
+            target_qps_source="",
             model=ModelRecord(name="words", path=str(self.model), source="", sha256=""),
-            dataset=DatasetRecord(name="d", path=str(path), source="", sha256=sha256_of(path), samples=len(outputs),
-                                  max_input_tokens=1, sentences=sentences, **dataset),
+            dataset=DatasetRecord(
+                name="d",
+                path=str(path),
+                source="",
+                sha256=sha256_of(path),
+                samples=len(outputs),
+                max_input_tokens=1,
+                sentences=sentences,
+                **dataset,
+            ),
             server=ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False),
         )
-        write_record(self.folder / "run.json", RunRecord(
-            notice=REHEARSAL_NOTICE, settings=settings, settings_sha256="", started_at="", ended_at="", duration_s=1,
-            loadgen_version="", versions={},
-            client=ClientRecord(requests=1, completed=1, failed=0, retries=0, prompt_tokens=0, completion_tokens=0),
-            files={ACCURACY_LOG: sha256_of(log)},
-        ))
+        write_record(
+            self.folder / "run.json",
+            RunRecord(
+                notice=REHEARSAL_NOTICE,
+                settings=settings,
+                settings_sha256="",
+                started_at="",
+                ended_at="",
+                duration_s=1,
+                loadgen_version="",
+                versions={},
+                client=ClientRecord(requests=1, completed=1, failed=0, retries=0, prompt_tokens=0, completion_tokens=0),
+                files={ACCURACY_LOG: sha256_of(log)},
+            ),
+        )
         return self.folder
 
     def change(self, **settings):

@@ -25,8 +25,26 @@ COMMIT = "b66003e1"
 SCRIPT = "language/llama3.1-405b/evaluate-accuracy.py"
 UNTRAINED = Sentences("punkt-untrained")
 TERMS = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, Mode.ACCURACY)
-WORDS = ["the", "ship", "from", "Riga", "landed", "40", "tons", "of", "salt.", "Monday!", "Answer:", "|", "silk_1",
-         "São", "ß", "Á", "", "\n"]
+WORDS = [
+    "the",
+    "ship",
+    "from",
+    "Riga",
+    "landed",
+    "40",
+    "tons",
+    "of",
+    "salt.",
+    "Monday!",
+    "Answer:",
+    "|",
+    "silk_1",
+    "São",
+    "ß",
+    "Á",
+    "",
+    "\n",
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +52,23 @@ def reference():
     """The functions and constants of the reference script, at the commit that its numbers are from."""
     if not os.environ.get("INFERENCE_GIT"):
         pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
-    done = subprocess.run(["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
-                          capture_output=True, text=True, check=True, encoding="utf-8")
+    done = subprocess.run(
+        ["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
     # Without its imports, of which transformers and tqdm are not installed here, and without its main program.
     tree = ast.parse(done.stdout)
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign)]
-    names = {"re": re, "np": np, "pd": pd, "rouge_scorer": rouge_scorer,
-             "nltk": SimpleNamespace(sent_tokenize=PunktSentenceTokenizer().tokenize)}
+    names = {
+        "re": re,
+        "np": np,
+        "pd": pd,
+        "rouge_scorer": rouge_scorer,
+        "nltk": SimpleNamespace(sent_tokenize=PunktSentenceTokenizer().tokenize),
+    }
     exec(compile(tree, SCRIPT, "exec"), names)
     return SimpleNamespace(**names)
 
@@ -58,7 +86,7 @@ def codes(draw, known):
             code = code.upper()
         if draw.random() < 0.4:
             at = draw.randrange(len(code))
-            code = code[:at] + draw.choice(string.hexdigits + "_-") + code[at + 1:]
+            code = code[:at] + draw.choice(string.hexdigits + "_-") + code[at + 1 :]
         parts += [text(draw, 3), code]
     return " ".join(parts)
 
@@ -106,10 +134,16 @@ def test_the_means_are_the_references_to_the_last_bit(reference, seed):
     assert ours.characters == sum(map(len, texts))
 
 
-@pytest.mark.parametrize(("prediction", "wanted", "value"), [
-    ("It is Riga. Answer: Oslo", "Oslo|Riga", 100.0), ("Answer: Riga Answer: Kiel", "Oslo|Riga", 0.0),
-    ("the port of R I G A", "Oslo|riga", 100.0), ("", "Oslo", 100.0), ("Bergen", "Oslo|Riga", 0.0),
-])
+@pytest.mark.parametrize(
+    ("prediction", "wanted", "value"),
+    [
+        ("It is Riga. Answer: Oslo", "Oslo|Riga", 100.0),
+        ("Answer: Riga Answer: Kiel", "Oslo|Riga", 0.0),
+        ("the port of R I G A", "Oslo|riga", 100.0),
+        ("", "Oslo", 100.0),
+        ("Bergen", "Oslo|Riga", 0.0),
+    ],
+)
 def test_an_answer_counts_by_what_follows_the_last_answer(prediction, wanted, value):
     assert answered(prediction, wanted) == value
 
@@ -135,10 +169,14 @@ def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(acc
     assert [score.label for score in record.scores] == ["rougeL", "exact_match", "tokens_per_sample"]
     assert record.verified == 1
     written = (folder / "accuracy.txt").read_text(encoding="utf-8")
-    for label, pattern in (("rougeL", r".*'rougeL':\s+'?([\d.]+)'?.*"),
-                           ("exact_match", r".*'exact_match':\s([\d.]+).*"),
-                           ("tokens_per_sample", r".*'tokens_per_sample':\s([\d.]+).*")):
+    for label, pattern in (
+        ("rougeL", r".*'rougeL':\s+'?([\d.]+)'?.*"),
+        ("exact_match", r".*'exact_match':\s([\d.]+).*"),
+        ("tokens_per_sample", r".*'tokens_per_sample':\s([\d.]+).*"),
+    ):
         found = [m[1] for line in written.splitlines() if (m := re.match(pattern, line))]
         assert [float(value) for value in found] == [record.values[label]]
-    assert written == accuracy_text(record.values | {"gen_len": sum(len(text) for _, text in answers), "gen_num": 3,
-                                                     "gen_tok_len": record.tokens}, scorer_of(TERMS))
+    assert written == accuracy_text(
+        record.values | {"gen_len": sum(len(text) for _, text in answers), "gen_num": 3, "gen_tok_len": record.tokens},
+        scorer_of(TERMS),
+    )

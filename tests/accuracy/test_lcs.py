@@ -34,9 +34,14 @@ def test_many_paths_at_once_are_the_backtracks(seed):
         for place, word in enumerate(reference):
             masks[word, row] |= np.uint64(1 << place)
     starts = np.cumsum([0, *map(len, candidates)])
-    found = lcs.unions(lcs.Lanes(
-        rows=np.array([len(references[r]) for r, _ in lanes]), columns=np.array([len(candidates[c]) for _, c in lanes]),
-        start=np.array([starts[c] for _, c in lanes]), line=np.array([r for r, _ in lanes]),
-        places=np.concatenate(candidates) * 12, masks=masks.ravel(),
-    ))
+    found = lcs.unions(
+        lcs.Lanes(
+            rows=np.array([len(references[r]) for r, _ in lanes]),
+            columns=np.array([len(candidates[c]) for _, c in lanes]),
+            start=np.array([starts[c] for _, c in lanes]),
+            line=np.array([r for r, _ in lanes]),
+            places=np.concatenate(candidates) * 12,
+            masks=masks.ravel(),
+        )
+    )
     assert found.tolist() == [bits(lcs_ind(references[r], candidates[c])) for r, c in lanes]

@@ -20,7 +20,20 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RunRecord
 
 WORDS = [
-    "the", "ship", "from", "Riga", "Oslo", "landed", "sailed", "late", "ten", "tons", "of", "salt", "silk", "timber",
+    "the",
+    "ship",
+    "from",
+    "Riga",
+    "Oslo",
+    "landed",
+    "sailed",
+    "late",
+    "ten",
+    "tons",
+    "of",
+    "salt",
+    "silk",
+    "timber",
 ]
 
 
@@ -50,8 +63,14 @@ def encode(model_folder):
 
 def live_of(time, references, drawn, samples):
     scorer = PairScorer(Sentences("punkt-untrained"))
-    return LiveScores(scorer, time, {index: references[index] for index in drawn}, samples,
-                      clock=lambda: time.now, spent=lambda: time.busy)
+    return LiveScores(
+        scorer,
+        time,
+        {index: references[index] for index in drawn},
+        samples,
+        clock=lambda: time.now,
+        spent=lambda: time.busy,
+    )
 
 
 def test_once_all_are_in_the_means_are_the_final_scores_and_the_bounds_are_closed(model_folder, encode):
@@ -74,8 +93,10 @@ def test_the_bounds_are_students_for_a_part_of_the_run(model_folder, encode):
     scores = live_of(time, references, range(100), 400)
     time.now = 1.0
     scores([(i, encode(predictions[i])) for i in range(400)])
-    values = [100 * v for v in score_pairs(predictions[:100], references[:100],
-                                           Sentences("punkt-untrained")).fmeasures["rouge1"]]
+    values = [
+        100 * v
+        for v in score_pairs(predictions[:100], references[:100], Sentences("punkt-untrained")).fmeasures["rouge1"]
+    ]
     count, means, halves = scores.means()
     assert count == 100
     assert means[0] == pytest.approx(statistics.mean(values))

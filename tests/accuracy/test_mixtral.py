@@ -29,10 +29,38 @@ SCRIPT = "language/mixtral-8x7b/evaluate-accuracy.py"
 UNTRAINED = Sentences("punkt-untrained")
 TERMS = terms("v6.0", "mixtral-8x7b", Scenario.OFFLINE, Mode.ACCURACY)
 #: Answers are made of these: numbers in many spellings, and what the script treats apart.
-PARTS = ["the ship", "landed", "40", "-7", "1,200", "5,6,00", ".5", "3.", "0.25", "00018", "The answer is",
-         "The answer is 12",
-         "\nQ:", "Q:", "$18", "18%", "1.2.3", ",,", ",7", "-", "--4", "\N{ARABIC-INDIC DIGIT THREE}",
-         "1e3", "inf", "nan", "", "\n", ".", "7" * 400, "São"]
+PARTS = [
+    "the ship",
+    "landed",
+    "40",
+    "-7",
+    "1,200",
+    "5,6,00",
+    ".5",
+    "3.",
+    "0.25",
+    "00018",
+    "The answer is",
+    "The answer is 12",
+    "\nQ:",
+    "Q:",
+    "$18",
+    "18%",
+    "1.2.3",
+    ",,",
+    ",7",
+    "-",
+    "--4",
+    "\N{ARABIC-INDIC DIGIT THREE}",
+    "1e3",
+    "inf",
+    "nan",
+    "",
+    "\n",
+    ".",
+    "7" * 400,
+    "São",
+]
 REFERENCES = ["40", "-7", "1200", "0.5", "3", "0.25", "18", "12", "18.0", "5600", "1,200", "x", "", "nan", "inf", "3.0"]
 
 
@@ -41,8 +69,13 @@ def reference():
     """The main program of the reference script: the numbers that it prints for rows and answers."""
     if not os.environ.get("INFERENCE_GIT"):
         pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
-    done = subprocess.run(["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
-                          capture_output=True, text=True, check=True, encoding="utf-8")
+    done = subprocess.run(
+        ["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
     tree = ast.parse(done.stdout)
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     code = compile(tree, SCRIPT, "exec")
@@ -63,21 +96,37 @@ def reference():
 
     def printed(folder, rows, answers):
         pd.DataFrame(rows).rename(columns={"output": "gt_output"}).to_pickle(folder / "dataset.pkl")
-        entries = [{"qsl_idx": n, "data": np.array(list(map(ord, text)), np.int64).tobytes().hex()}
-                   for n, text in enumerate(answers)]
+        entries = [
+            {"qsl_idx": n, "data": np.array(list(map(ord, text)), np.int64).tobytes().hex()}
+            for n, text in enumerate(answers)
+        ]
         (folder / "log.json").write_text(json.dumps(entries))
-        names = {"re": re, "np": np, "pd": pd, "json": json, "argparse": __import__("argparse"),
-                 "nltk": SimpleNamespace(download=lambda name: None, sent_tokenize=PunktSentenceTokenizer().tokenize),
-                 "evaluate": SimpleNamespace(load=lambda name: SimpleNamespace(compute=compute)),
-                 "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints())}
+        names = {
+            "re": re,
+            "np": np,
+            "pd": pd,
+            "json": json,
+            "argparse": __import__("argparse"),
+            "nltk": SimpleNamespace(download=lambda name: None, sent_tokenize=PunktSentenceTokenizer().tokenize),
+            "evaluate": SimpleNamespace(load=lambda name: SimpleNamespace(compute=compute)),
+            "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints()),
+        }
         exec(code, names)
         programs = ModuleType("evaluate_mbxp")
         programs.evaluate_mbxp = lambda results, workers: -1.0
         out = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
             patch.setitem(sys.modules, "evaluate_mbxp", programs)
-            patch.setattr(sys, "argv", [SCRIPT, "--checkpoint-path=x", f"--dataset-file={folder / 'dataset.pkl'}",
-                                        f"--mlperf-accuracy-file={folder / 'log.json'}"])
+            patch.setattr(
+                sys,
+                "argv",
+                [
+                    SCRIPT,
+                    "--checkpoint-path=x",
+                    f"--dataset-file={folder / 'dataset.pkl'}",
+                    f"--mlperf-accuracy-file={folder / 'log.json'}",
+                ],
+            )
             names["main"]()
         return ast.literal_eval(out.getvalue().strip().splitlines()[-1])
 
@@ -120,19 +169,33 @@ def test_each_answer_to_a_problem_is_judged_as_the_reference_does(reference, tmp
     assert kinds == {True, False}
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("He pays 1,200 and 5.", "5"), ("The answer is 12. Not 13.", "12"), ("The answer is unknown, 4 or 5", "4"),
-    ("7 apples. The answer is", "7"), ("none", ""), ("it is -3", "-3"),
-    ("a 2. The answer is 1. The answer is 9,0", "9,0"),
-])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("He pays 1,200 and 5.", "5"),
+        ("The answer is 12. Not 13.", "12"),
+        ("The answer is unknown, 4 or 5", "4"),
+        ("7 apples. The answer is", "7"),
+        ("none", ""),
+        ("it is -3", "-3"),
+        ("a 2. The answer is 1. The answer is 9,0", "9,0"),
+    ],
+)
 def test_the_number_of_an_answer(text, number):
     assert number_in(text) == number
 
 
-@pytest.mark.parametrize(("prediction", "wanted", "right"), [
-    ("The answer is 1,200.", "1200", True), ("It is 18\nQ: and 20?", "18", True), ("18.00", "18", True),
-    ("18", "x", False), ("", "", False), ("seven", "7", False),
-])
+@pytest.mark.parametrize(
+    ("prediction", "wanted", "right"),
+    [
+        ("The answer is 1,200.", "1200", True),
+        ("It is 18\nQ: and 20?", "18", True),
+        ("18.00", "18", True),
+        ("18", "x", False),
+        ("", "", False),
+        ("seven", "7", False),
+    ],
+)
 def test_an_answer_is_right_by_its_number(prediction, wanted, right):
     assert solved(prediction, wanted) is right
 

@@ -20,12 +20,53 @@ from cm4vllm.rules import Mode, Scenario, terms
 COMMIT = "b66003e1"
 DEEPSEEK, GPT_OSS = (f"language/{name}/eval_accuracy.py" for name in ("deepseek-r1", "gpt-oss-120b"))
 #: Answers are made of these: announcements in many spellings, and what the scripts treat apart.
-PARTS = ["Answer:", "ANSWER", "FINAL ANSWER", "FINALANSWER:", "Final  answer =", "answer", "A", "b", "(C)", "( D )",
-         "E", "J", "K", "A.", "Bx", "**D**", "**", "Answer: 42", "answer: 7.5", "Answer: 999.", "\\boxed{12}",
-         "\\boxed{ 1000 }",
-         "\\boxed{7", "\\boxed{7}", "\\boxed{x}", "boxed{3}", "\\n", "\n", "\\'", "['", "']", '["', '"]', "I", "a port",
-         "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>final 5<|message|>", "<|return|>",
-         "<|end|>", "\N{ARABIC-INDIC DIGIT THREE}", "Answer:\N{ARABIC-INDIC DIGIT THREE}", ".", ",", "São"]
+PARTS = [
+    "Answer:",
+    "ANSWER",
+    "FINAL ANSWER",
+    "FINALANSWER:",
+    "Final  answer =",
+    "answer",
+    "A",
+    "b",
+    "(C)",
+    "( D )",
+    "E",
+    "J",
+    "K",
+    "A.",
+    "Bx",
+    "**D**",
+    "**",
+    "Answer: 42",
+    "answer: 7.5",
+    "Answer: 999.",
+    "\\boxed{12}",
+    "\\boxed{ 1000 }",
+    "\\boxed{7",
+    "\\boxed{7}",
+    "\\boxed{x}",
+    "boxed{3}",
+    "\\n",
+    "\n",
+    "\\'",
+    "['",
+    "']",
+    '["',
+    '"]',
+    "I",
+    "a port",
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    "<|channel|>final 5<|message|>",
+    "<|return|>",
+    "<|end|>",
+    "\N{ARABIC-INDIC DIGIT THREE}",
+    "Answer:\N{ARABIC-INDIC DIGIT THREE}",
+    ".",
+    ",",
+    "São",
+]
 LETTERS = ["A", "b", "C", "D", "E", "j", "K", "", "AB"]
 NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
 
@@ -37,12 +78,21 @@ def references():
         pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
     found = []
     for script in (DEEPSEEK, GPT_OSS):
-        done = subprocess.run(["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{script}"],
-                              capture_output=True, text=True, check=True, encoding="utf-8")
+        done = subprocess.run(
+            ["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{script}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
+        )
         # Without its imports, and without what runs programs and grades mathematics.
         tree = ast.parse(done.stdout)
-        tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)
-                     and re.match("validate_text|extract|strip|parse|evaluate_(multiple|aime)", node.name)]
+        tree.body = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+            and re.match("validate_text|extract|strip|parse|evaluate_(multiple|aime)", node.name)
+        ]
         names: dict[str, Any] = {"re": re, "pd": pd, "Any": Any, "Optional": __import__("typing").Optional}
         exec(compile(tree, script, "exec"), names)
         found.append(SimpleNamespace(**names))
@@ -80,34 +130,61 @@ def test_each_number_is_the_references(references):
     assert {None, 3, 7, 12, 42} <= found
 
 
-@pytest.mark.parametrize(("text", "letter"), [
-    ("ANSWER: b", "B"), ("Final Answer (C)", "C"), ("Answer: A. No: answer = D", "D"), ("the answer is A", None),
-    ("Answer: Dx", None), ("['Answer: A']", "A"), ("", None),
-])
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("ANSWER: b", "B"),
+        ("Final Answer (C)", "C"),
+        ("Answer: A. No: answer = D", "D"),
+        ("the answer is A", None),
+        ("Answer: Dx", None),
+        ("['Answer: A']", "A"),
+        ("", None),
+    ],
+)
 def test_the_letter_that_a_text_announces(text, letter):
     assert chosen(text, "ABCD") == letter
 
 
-@pytest.mark.parametrize(("text", "letter"), [
-    ("<|channel|>analysis<|message|>Answer: A<|end|><|channel|>final<|message|>**C**<|return|>", "C"),
-    ("<|channel|>final<|message|>It is so. Answer: B", "B"), ("Answer: D", "D"), ("none of them", None),
-])
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("<|channel|>analysis<|message|>Answer: A<|end|><|channel|>final<|message|>**C**<|return|>", "C"),
+        ("<|channel|>final<|message|>It is so. Answer: B", "B"),
+        ("Answer: D", "D"),
+        ("none of them", None),
+    ],
+)
 def test_the_letter_of_the_final_part(text, letter):
     assert chosen_at_the_end(text, "ABCD") == letter
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("\\boxed{7} and \\boxed{ 42 }", 42), ("Answer: 5\nanswer: 6", 6), ("Answer: 7.5", None), ("\\boxed{1000}", None),
-    ("Answer: 3, \\boxed{4}", 4), ("17", None), (f"\\boxed{{{'9' * 5000}}}", None),
-])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("\\boxed{7} and \\boxed{ 42 }", 42),
+        ("Answer: 5\nanswer: 6", 6),
+        ("Answer: 7.5", None),
+        ("\\boxed{1000}", None),
+        ("Answer: 3, \\boxed{4}", 4),
+        ("17", None),
+        (f"\\boxed{{{'9' * 5000}}}", None),
+    ],
+)
 def test_the_number_of_an_answer(text, number):
     assert integer(text) == number
 
 
 def test_each_dataset_has_a_score_of_its_own():
-    cases = [("gpqa", "Answer: A", "A"), ("GPQA", "Answer: A", "B"), ("mmlu_pro", "it is J", "j"),
-             ("aime1983", "Answer: 7", "7"),
-             ("math500", "\\boxed{1}", "1"), ("livecodebench", "```python\n1\n```", "x"), ("aime", "Answer: 8", "7")]
+    cases = [
+        ("gpqa", "Answer: A", "A"),
+        ("GPQA", "Answer: A", "B"),
+        ("mmlu_pro", "it is J", "j"),
+        ("aime1983", "Answer: 7", "7"),
+        ("math500", "\\boxed{1}", "1"),
+        ("livecodebench", "```python\n1\n```", "x"),
+        ("aime", "Answer: 8", "7"),
+    ]
     rows = [{"dataset": name, "output": wanted} for name, _, wanted in cases]
     scored = parts_of_deepseek(Samples([text for _, text, _ in cases], rows, NO_SENTENCES))
     assert scored.values == {"gpqa": 50.0, "mmlu_pro": 100.0, "aime": 50.0}
@@ -118,8 +195,12 @@ def test_each_dataset_has_a_score_of_its_own():
 @pytest.mark.parametrize("benchmark", ["deepseek-r1", "gpt-oss-120b"])
 def test_a_run_shows_its_parts_and_says_why_the_whole_is_not_scored(accuracy_run, benchmark):
     found = terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY)
-    folder = accuracy_run.write(["A", "x"], [(0, "ten"), (1, "salt")], sentences="punkt_tab",  # which is not needed
-                                columns=[{"dataset": "gpqa_diamond"}, {"dataset": "livecodebench_v6"}])
+    folder = accuracy_run.write(
+        ["A", "x"],
+        [(0, "ten"), (1, "salt")],
+        sentences="punkt_tab",  # which is not needed
+        columns=[{"dataset": "gpqa_diamond"}, {"dataset": "livecodebench_v6"}],
+    )
     accuracy_run.change(terms=found)
     record = score_run(folder, nltk_data="/nowhere")
     assert [score.metric for score in record.scores] == ["TOKENS_PER_SAMPLE"]

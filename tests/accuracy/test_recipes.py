@@ -20,8 +20,15 @@ def cm(tmp_path):
     home = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
 
     def run(tags, *flags):
-        done = subprocess.run([CM, "run", "script", f"--tags={tags}", "--quiet", *flags], cwd=tmp_path, env=home,
-                              capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [CM, "run", "script", f"--tags={tags}", "--quiet", *flags],
+            cwd=tmp_path,
+            env=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)

@@ -14,9 +14,9 @@ PLAIN = RougeScorer(list(TYPES), use_stemmer=True)
 VOCABULARY = Vocabulary()
 
 #: Few words, so that lines share many and the backtrack has ties to break; some with the same stem.
-WORDS = st.sampled_from([
-    "a", "b", "c", "the", "ship", "ships", "shipping", "landed", "lands", "Riga", "salt", "Σ", "İstanbul", "don't",
-])
+WORDS = st.sampled_from(
+    ["a", "b", "c", "the", "ship", "ships", "shipping", "landed", "lands", "Riga", "salt", "Σ", "İstanbul", "don't"]
+)
 LINES = st.lists(WORDS, max_size=12).map(" ".join)
 TEXTS = st.lists(LINES, max_size=8).map("\n".join)
 #: Anything at all, with what parts words and lines more often than chance has it.
@@ -52,11 +52,21 @@ def test_long_lines_score_as_rouge_score_does(draw, size, words):
     assert_same([text(), text()], [text(), text()])
 
 
-@pytest.mark.parametrize(("prediction", "reference"), [
-    ("", ""), ("", "salt"), ("salt", ""), ("...", "?!"), ("...\n\n,", "salt\n."), ("ship " * 300, "ship"),
-    ("\n".join(["salt"] * 200), "\n".join(["salt silk"] * 150)), ("salt\r\nsilk", "salt\u2028silk"),
-    ("K İ ß", "k i ss"), ("\ud800 salt", "salt \udfff"),
-])
+@pytest.mark.parametrize(
+    ("prediction", "reference"),
+    [
+        ("", ""),
+        ("", "salt"),
+        ("salt", ""),
+        ("...", "?!"),
+        ("...\n\n,", "salt\n."),
+        ("ship " * 300, "ship"),
+        ("\n".join(["salt"] * 200), "\n".join(["salt silk"] * 150)),
+        ("salt\r\nsilk", "salt\u2028silk"),
+        ("K İ ß", "k i ss"),
+        ("\ud800 salt", "salt \udfff"),
+    ],
+)
 def test_texts_at_the_edge_score_as_rouge_score_does(prediction, reference):
     assert_same([prediction], [reference])
 
@@ -71,7 +81,10 @@ def test_a_thousand_words_score_as_rouge_score_does():
 def test_pairs_do_not_mix():
     ours = rouge(["salt", "silk", ""], ["silk", "silk", "salt"], VOCABULARY)
     assert {t: ours[t].tolist() for t in TYPES} == {
-        "rouge1": [0, 1, 0], "rouge2": [0, 0, 0], "rougeL": [0, 1, 0], "rougeLsum": [0, 1, 0],
+        "rouge1": [0, 1, 0],
+        "rouge2": [0, 0, 0],
+        "rougeL": [0, 1, 0],
+        "rougeLsum": [0, 1, 0],
     }
 
 

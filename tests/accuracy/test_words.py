@@ -15,8 +15,12 @@ ENDS = """
     ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize e ll
 """.split()  # noqa: SIM905
 #: What the rules of the stemmer look at, and other words.
-WORDS = st.one_of(st.text("aeiouylstz", min_size=1, max_size=6).flatmap(
-    lambda root: st.sampled_from(ENDS).map(lambda end: root + end)), st.text(max_size=8))
+WORDS = st.one_of(
+    st.text("aeiouylstz", min_size=1, max_size=6).flatmap(
+        lambda root: st.sampled_from(ENDS).map(lambda end: root + end)
+    ),
+    st.text(max_size=8),
+)
 
 
 def stems(vocabulary, text):

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "max_position_embeddings": 64,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int | bytes]]) -> None:

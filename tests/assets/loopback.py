@@ -88,12 +88,21 @@ class Hub(Files):
     def listed(self, file):
         """Describe a file as the hub does: large ones by their SHA-256, the others by git's SHA-1."""
         data = file.read_bytes()
-        one = {"rfilename": file.name, "path": file.name, "size": len(data), "type": "file",
-               "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+        one = {
+            "rfilename": file.name,
+            "path": file.name,
+            "size": len(data),
+            "type": "file",
+            "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
+        }
         one["oid"] = one["blobId"]
         if file.suffix == ".safetensors":
-            one["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "oid": hashlib.sha256(data).hexdigest(),
-                          "size": len(data), "pointerSize": 134}
+            one["lfs"] = {
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "oid": hashlib.sha256(data).hexdigest(),
+                "size": len(data),
+                "pointerSize": 134,
+            }
         return one
 
 
@@ -108,8 +117,11 @@ class Storage(Files):
             host = self.headers["Host"]
             self.send(200, f"http://{host}/files{'/members' if 'members' in path else ''}\n".encode())
         elif name.endswith(".md5"):
-            lines = [f"{hashlib.md5(file.read_bytes()).hexdigest()}  ./{file.relative_to(self.folder).as_posix()}"
-                     for file in sorted(self.folder.rglob("*")) if file.is_file()]
+            lines = [
+                f"{hashlib.md5(file.read_bytes()).hexdigest()}  ./{file.relative_to(self.folder).as_posix()}"
+                for file in sorted(self.folder.rglob("*"))
+                if file.is_file()
+            ]
             self.send(200, "\n".join(lines).encode())
         elif (self.folder / path.partition("/files/")[2].removeprefix("members/")).is_file():
             self.send_file(self.folder / path.partition("/files/")[2].removeprefix("members/"))

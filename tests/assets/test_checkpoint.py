@@ -36,20 +36,38 @@ def test_a_nested_text_configuration_is_read(model):
     assert (read_checkpoint(model).vocabulary, read_checkpoint(model).max_positions) == (7, 9)
 
 
-@pytest.mark.parametrize(("quantisation", "data_type"), [
-    ({"quant_method": "compressed-tensors",
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}}, "int8"),
-    ({"quant_method": "compressed-tensors",
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
-    ({"quant_method": "compressed-tensors",
-      "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
-    ({"quant_method": "fp8"}, "fp8"),
-    ({"quant_method": "gptq", "bits": 4}, "int4"),
-    ({"quant_method": "awq", "bits": 4}, "int4"),
-    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "fp4"),
-    ({"quant_method": "mxfp4"}, "fp4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("quantisation", "data_type"),
+    [
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
+            },
+            "int8",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "fp4"),
+        ({"quant_method": "mxfp4"}, "fp4"),
+    ],
+)
 def test_the_data_type_of_quantised_weights_comes_from_the_configuration(model, quantisation, data_type):
     configure(model, quantization_config=quantisation)
     assert read_checkpoint(model).weight_data_types == data_type
@@ -66,10 +84,14 @@ def test_a_missing_folder_is_refused(tmp_path):
     assert "_path." in caught.value.remedy
 
 
-@pytest.mark.parametrize(("file", "words"), [
-    ("config.json", "has no config.json"), ("tokenizer.json", "has no tokenizer.json"),
-    ("model.safetensors", "has no weights"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("model.safetensors", "has no weights"),
+    ],
+)
 def test_a_missing_file_is_named_with_a_remedy(model, file, words):
     (model / file).unlink()
     with pytest.raises(ModelError, match=words) as caught:
@@ -92,10 +114,16 @@ def test_a_shard_that_the_index_names_must_be_there(model):
     assert "model-00002.safetensors" in caught.value.cause
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:20], lambda data: b"",
-    lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: data[:20],
+        lambda data: b"",
+        lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+    ],
+)
 def test_half_a_weights_file_is_refused(model, damage):
     path = model / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
@@ -110,27 +138,36 @@ def test_a_broken_configuration_is_refused(model, text):
         read_checkpoint(model)
 
 
-@pytest.mark.parametrize("value", [
-    0.0, -0.01, float("nan"), float("inf"), 2.8e-45, 3.4e38,
-], ids=["zero", "negative", "nan", "infinite", "denormal", "huge"])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -0.01, float("nan"), float("inf"), 2.8e-45, 3.4e38],
+    ids=["zero", "negative", "nan", "infinite", "denormal", "huge"],
+)
 @pytest.mark.parametrize("name", ["self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"])
 def test_a_scale_that_no_calibration_has_set_is_named(model, name, value):
     scale = struct.pack("<f", 0.01)
-    safetensors(model / "model-2.safetensors", {
-        "a": ("BF16", [2], 4), "0.self_attn.k_scale": ("F32", [1], scale),
-        f"1.{name}": ("F32", [1], struct.pack("<f", value)), "2.self_attn.v_scale": ("F32", [], scale),
-    })  # fmt: skip
+    safetensors(
+        model / "model-2.safetensors",
+        {
+            "a": ("BF16", [2], 4),
+            "0.self_attn.k_scale": ("F32", [1], scale),
+            f"1.{name}": ("F32", [1], struct.pack("<f", value)),
+            "2.self_attn.v_scale": ("F32", [], scale),
+        },
+    )
     assert unset_scales(model) == [f"1.{name}"]
 
 
-@pytest.mark.parametrize(("data_type", "scale"), [
-    ("F32", struct.pack("<f", 0.02)), ("F16", struct.pack("<e", 0.02)), ("BF16", struct.pack("<f", 0.02)[2:]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data_type", "scale"),
+    [("F32", struct.pack("<f", 0.02)), ("F16", struct.pack("<e", 0.02)), ("BF16", struct.pack("<f", 0.02)[2:])],
+)
 def test_scales_that_were_set_are_so_in_each_data_type(model, data_type, scale):
     zeros = bytes(len(scale))
-    safetensors(model / "model-2.safetensors", {
-        "0.self_attn.k_scale": (data_type, [2], 2 * scale), "0.weight_scale": (data_type, [1], zeros),
-    })  # fmt: skip
+    safetensors(
+        model / "model-2.safetensors",
+        {"0.self_attn.k_scale": (data_type, [2], 2 * scale), "0.weight_scale": (data_type, [1], zeros)},
+    )
     assert unset_scales(model) == []
     safetensors(model / "model-2.safetensors", {"0.self_attn.k_scale": (data_type, [2], scale + zeros)})
     assert unset_scales(model) == ["0.self_attn.k_scale"]

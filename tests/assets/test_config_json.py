@@ -21,18 +21,52 @@ from cm4vllm.serving.fit.advice import AdviceSettings, advice
 from conftest import safetensors
 
 #: JSON texts, as some cannot be written by Python.
-ODD = ["null", "true", '"x"', '""', "[]", "[1]", '["x"]', "{}", '{"a": 1}', "-1", "0", "1", "0.5", "3.0", "1e308",
-       "1e999", "NaN", "-Infinity", "1" * 400, '"\\u0000"', '"\\ud800"']
+ODD = [
+    "null",
+    "true",
+    '"x"',
+    '""',
+    "[]",
+    "[1]",
+    '["x"]',
+    "{}",
+    '{"a": 1}',
+    "-1",
+    "0",
+    "1",
+    "0.5",
+    "3.0",
+    "1e308",
+    "1e999",
+    "NaN",
+    "-Infinity",
+    "1" * 400,
+    '"\\u0000"',
+    '"\\ud800"',
+]
 DEEP = "[" * 100_000
 HUGE = "1" * 5000
 WHOLE = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "max_position_embeddings": 64,
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "intermediate_size": 64, "tie_word_embeddings": True, "attention_bias": False, "torch_dtype": "float32",
-    "quantization_config": {"quant_method": "compressed-tensors", "bits": 4, "config_groups": {
-        "group_0": {"weights": {"num_bits": 4, "type": "int"}}}},
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "torch_dtype": "float32",
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "bits": 4,
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+    },
     "text_config": None,
-}  # fmt: skip
+}
 
 
 def places(config: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -81,15 +115,18 @@ def test_no_odd_value_of_a_known_architecture_ends_in_a_traceback(name):
             without_traceback(read_architecture, json.loads(with_odd(config, place, text)))
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"vocab_size": "many"}, "vocab_size is 'many'"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-    ({"num_hidden_layers": math.inf}, "num_hidden_layers is inf"),
-    ({"hidden_size": None}, "no 'hidden_size'"),
-    ({"num_attention_heads": True}, "num_attention_heads is True"),
-    ({"architectures": [1]}, "architectures is a list"),
-    ({"quantization_config": "fp8"}, "quantization_config is 'fp8'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": math.inf}, "num_hidden_layers is inf"),
+        ({"hidden_size": None}, "no 'hidden_size'"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"architectures": [1]}, "architectures is a list"),
+        ({"quantization_config": "fp8"}, "quantization_config is 'fp8'"),
+    ],
+)
 def test_the_key_is_named(model, change, words):
     (model / "config.json").write_text(json.dumps({**WHOLE, **change}))
     with pytest.raises(ModelError, match=words) as caught:
@@ -102,25 +139,36 @@ def test_a_whole_number_may_be_written_as_a_float():
     assert read_architecture({**WHOLE, "num_hidden_layers": 2.0}) == read_architecture(WHOLE)
 
 
-@pytest.mark.parametrize("text", [
-    '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "\\u0000"}}', "[]", DEEP, HUGE,
-], ids=range(6))  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ['{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "\\u0000"}}', "[]", DEEP, HUGE],
+    ids=range(6),
+)
 def test_an_odd_index_of_shards_is_refused(model, text):
     (model / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError):
         read_checkpoint(model)
 
 
-@pytest.mark.parametrize("header", [
-    "[]", "5", '{"a": 5}', '{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 4]}}', DEEP, HUGE,
-    '{"a": {"dtype": "F32", "shape": 4, "data_offsets": [0, 4]}}',
-    '{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]}}',
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": "04"}}',
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
-    '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
-], ids=range(13))  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        "5",
+        '{"a": 5}',
+        '{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 4]}}',
+        DEEP,
+        HUGE,
+        '{"a": {"dtype": "F32", "shape": 4, "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": "04"}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
+        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+    ],
+    ids=range(13),
+)
 def test_an_odd_header_of_weights_is_refused(model, header):
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(4))
     with pytest.raises(ModelError, match="not a complete safetensors file"):

@@ -125,20 +125,23 @@ def test_a_file_of_columns_is_read_as_pandas_does(tmp_path):
     assert rows_of(tmp_path / "cnn_eval.json") == made
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ("{", "not a JSON file"),
-    ([], "holds no records"),
-    (5, "holds no records"),
-    ([1], "holds no records"),
-    ({"input": {"0": "a"}}, "lacks tok_input, output"),
-    ({"input": {"0": "a"}, "tok_input": {}, "output": {"0": "b"}}, "different lengths"),
-    (rows(10), "has 10 samples"),
-    ([{"input": "a", "output": "b"}] * SAMPLES, "lacks tok_input"),
-    ([{"input": "a", "output": "b", "tok_input": []}] * SAMPLES, "sample 0 is not usable"),
-    ([{"input": "a", "output": None, "tok_input": [1]}] * SAMPLES, "sample 0 is not usable"),
-    ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, -1]}], f"sample {SAMPLES - 1} has -1"),
-    ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, 2.0]}], f"sample {SAMPLES - 1} has 2.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{", "not a JSON file"),
+        ([], "holds no records"),
+        (5, "holds no records"),
+        ([1], "holds no records"),
+        ({"input": {"0": "a"}}, "lacks tok_input, output"),
+        ({"input": {"0": "a"}, "tok_input": {}, "output": {"0": "b"}}, "different lengths"),
+        (rows(10), "has 10 samples"),
+        ([{"input": "a", "output": "b"}] * SAMPLES, "lacks tok_input"),
+        ([{"input": "a", "output": "b", "tok_input": []}] * SAMPLES, "sample 0 is not usable"),
+        ([{"input": "a", "output": None, "tok_input": [1]}] * SAMPLES, "sample 0 is not usable"),
+        ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, -1]}], f"sample {SAMPLES - 1} has -1"),
+        ([*rows(SAMPLES - 1), {"input": "a", "output": "b", "tok_input": [1, 2.0]}], f"sample {SAMPLES - 1} has 2.0"),
+    ],
+)
 def test_a_file_that_does_not_fit_is_refused(tmp_path, value, words):
     with pytest.raises(DatasetError, match=words) as caught:
         local(tmp_path, value)
@@ -176,17 +179,23 @@ def test_a_relative_path_is_refused(tmp_path):
         provide(DatasetSettings(source="path", location="cnn_eval.json"), tmp_path)
 
 
-@pytest.mark.parametrize(("calibration", "flag", "file"), [
-    (False, "--dataset_path=cnn_eval.json", "cnn_eval.json"),
-    (True, "--calibration_path=cnn_dailymail_calibration.json", "cnn_dailymail_calibration.json"),
-])
-def test_a_dataset_that_cannot_be_fetched_is_named_with_the_flag_that_gives_it(tmp_path, monkeypatch, calibration, flag,
-                                                                              file):
+@pytest.mark.parametrize(
+    ("calibration", "flag", "file"),
+    [
+        (False, "--dataset_path=cnn_eval.json", "cnn_eval.json"),
+        (True, "--calibration_path=cnn_dailymail_calibration.json", "cnn_dailymail_calibration.json"),
+    ],
+)
+def test_a_dataset_that_cannot_be_fetched_is_named_with_the_flag_that_gives_it(
+    tmp_path, monkeypatch, calibration, flag, file
+):
     real = catalogue()
     name = real.benchmark("llama3.1-8b").calibration if calibration else real.benchmark("llama3.1-8b").dataset
     gone = msgspec.structs.replace(real.dataset(name), mlcommons="http://127.0.0.1:9/metadata/gone.uri")
-    monkeypatch.setattr("cm4vllm.assets.datasets.catalogue",
-                        lambda: msgspec.structs.replace(real, datasets={**real.datasets, name: gone}))
+    monkeypatch.setattr(
+        "cm4vllm.assets.datasets.catalogue",
+        lambda: msgspec.structs.replace(real, datasets={**real.datasets, name: gone}),
+    )
     with pytest.raises(DownloadError, match=f"the dataset {name} could not be fetched") as caught:
         provide(DatasetSettings(source="mlcommons", calibration=calibration), tmp_path)
     assert flag in caught.value.remedy

@@ -64,8 +64,16 @@ def test_every_benchmarks_model_has_an_architecture_that_can_be_sized(benchmark)
     config = catalogue().model(model).config
     assert config["architectures"] and config["torch_dtype"]
     architecture = read_architecture({**config, "num_hidden_layers": 4})
-    advise(Asked(name=model, architecture=architecture, precision=_stated(config), gpus=8, memory_bytes=80e9,
-                 max_model_len=2048))
+    advise(
+        Asked(
+            name=model,
+            architecture=architecture,
+            precision=_stated(config),
+            gpus=8,
+            memory_bytes=80e9,
+            max_model_len=2048,
+        )
+    )
 
 
 @pytest.mark.parametrize("source", ["path", "served"])
@@ -73,18 +81,22 @@ def test_its_folder_is_known_under_any_name(made, tmp_path, source):
     record, entry = made
     folder = tmp_path / "Llama-3.1-8B-Instruct"
     folder.symlink_to(entry / record.name)
-    settings = ModelSettings(source=source, location=str(folder) if source == "path" else "owner/Real",
-                             served_folder=str(folder))
+    settings = ModelSettings(
+        source=source, location=str(folder) if source == "path" else "owner/Real", served_folder=str(folder)
+    )
     assert provide(settings, tmp_path).is_dummy
 
 
-@pytest.mark.parametrize(("settings", "word"), [
-    (ModelSettings(source="dummy", location="llama9"), "llama9"),
-    (ModelSettings(source="dummy", location="llama-3.1-8b-instruct-fp8"), "no architecture of its own"),
-    (ModelSettings(source="dummy", location="llama3.1-8b", layers=0), "--dummy_layers=0"),
-    (ModelSettings(source="dummy", location="llama3.1-8b", layers=33), "--dummy_layers=33"),
-    (ModelSettings(source="hf", location="owner/name", layers=2), "--dummy_layers=2"),
-])
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (ModelSettings(source="dummy", location="llama9"), "llama9"),
+        (ModelSettings(source="dummy", location="llama-3.1-8b-instruct-fp8"), "no architecture of its own"),
+        (ModelSettings(source="dummy", location="llama3.1-8b", layers=0), "--dummy_layers=0"),
+        (ModelSettings(source="dummy", location="llama3.1-8b", layers=33), "--dummy_layers=33"),
+        (ModelSettings(source="hf", location="owner/name", layers=2), "--dummy_layers=2"),
+    ],
+)
 def test_what_it_cannot_be_is_refused_before(settings, word):
     with pytest.raises(UsageError, match=word) as caught:
         check(settings)

@@ -143,8 +143,13 @@ print(provide(ModelSettings(source="hf", location="owner/some-model"), Path(sys.
 def test_a_download_that_was_killed_goes_on_where_it_stopped(hub, entry, model, tmp_path):
     safetensors(model / "model.safetensors", {"a": ("BF16", [2**22], 2**23)})
     size = (model / "model.safetensors").stat().st_size
-    env = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1",
-           "HF_HUB_OFFLINE": "0"}
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
     hub.slow_s = 0.02
     process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, entry], env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -158,8 +163,11 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(hub, entry, model, 
     hub.slow_s, seen = 0, len(hub.seen)
     done = subprocess.run([sys.executable, "-c", DOWNLOAD, entry], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == sha256_of_tree(model)
-    asked = [headers.get("Range") or "" for method, path, headers in hub.seen[seen:]
-             if method == "GET" and path.endswith("model.safetensors")]
+    asked = [
+        headers.get("Range") or ""
+        for method, path, headers in hub.seen[seen:]
+        if method == "GET" and path.endswith("model.safetensors")
+    ]
     assert [one for one in asked if one.startswith("bytes=") and not one.startswith("bytes=0-")], asked
 
 

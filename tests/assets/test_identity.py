@@ -30,15 +30,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(folder: Path, **fields: object) -> ModelRecord:
-    return ModelRecord(**{"name": "Llama-3.1-8B-Instruct", "path": str(folder), "source": "a folder",
-                          "sha256": "1" * 64} | fields)
+    return ModelRecord(
+        **{"name": "Llama-3.1-8B-Instruct", "path": str(folder), "source": "a folder", "sha256": "1" * 64} | fields
+    )
 
 
 def quantised(base: ModelRecord) -> ModelRecord:
     made = QuantizationRecord(
-        scheme="int8", weights="int8", activations="int8", kv_cache="not quantised", formula="x", layers=1,
-        layer_kinds=["q_proj"], ignored=["lm_head"], base_model=base.name, base_sha256=base.sha256,
-        starting_weights="model.safetensors", tools={})
+        scheme="int8",
+        weights="int8",
+        activations="int8",
+        kv_cache="not quantised",
+        formula="x",
+        layers=1,
+        layer_kinds=["q_proj"],
+        ignored=["lm_head"],
+        base_model=base.name,
+        base_sha256=base.sha256,
+        starting_weights="model.safetensors",
+        tools={},
+    )
     return replace(base, name="quantised", sha256="2" * 64, recipe={}, quantization=made)
 
 
@@ -49,12 +60,15 @@ def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
     assert differences(folder, BENCHMARK) == []
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda model: (model / "model-00001-of-00001.safetensors").write_bytes(b"others"), "published is md5:"),
-    (lambda model: (model / "config.json").unlink(), "config.json is missing"),
-    (lambda model: (model / "adapter.safetensors").write_bytes(b"more"), "adapter.safetensors is not among"),
-    (lambda model: (model / "modeling.py").write_text("x = 1"), "modeling.py is not among"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: (model / "model-00001-of-00001.safetensors").write_bytes(b"others"), "published is md5:"),
+        (lambda model: (model / "config.json").unlink(), "config.json is missing"),
+        (lambda model: (model / "adapter.safetensors").write_bytes(b"more"), "adapter.safetensors is not among"),
+        (lambda model: (model / "modeling.py").write_text("x = 1"), "modeling.py is not among"),
+    ],
+)
 def test_another_model_is_refused(folder, change, words):
     change(folder)
     with pytest.raises(ModelError, match="is not the model of llama3.1-8b") as refused:
@@ -78,18 +92,31 @@ def test_a_model_quantised_from_an_identified_one_is_the_benchmarks_too(folder):
     assert (found.name, found.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
 
 
-@pytest.mark.parametrize("base", [
-    lambda own: None, lambda own: replace(own, recipe={}), lambda own: replace(own, sha256="3" * 64),
-    lambda own: replace(own, recipe={IDENTITY: "llama2-70b-99"})], ids=["none", "unproved", "other", "benchmark"])
+@pytest.mark.parametrize(
+    "base",
+    [
+        lambda own: None,
+        lambda own: replace(own, recipe={}),
+        lambda own: replace(own, sha256="3" * 64),
+        lambda own: replace(own, recipe={IDENTITY: "llama2-70b-99"}),
+    ],
+    ids=["none", "unproved", "other", "benchmark"],
+)
 def test_a_quantised_model_without_such_a_base_is_refused(folder, base):
     own = identified(record(folder), BENCHMARK)
     with pytest.raises(ModelError, match="is not known to be quantised from"):
         identified(quantised(own), BENCHMARK, base(own))
 
 
-@pytest.mark.parametrize(("benchmark", "location", "own"), [
-    ("llama3.1-8b", "llama-3.1-8b-instruct", True), ("llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", True),
-    ("llama3.1-8b", "llama-3.1-8b-instruct-fp8", False), ("llama3.1-405b", "llama-3.1-8b-instruct", False)])
+@pytest.mark.parametrize(
+    ("benchmark", "location", "own"),
+    [
+        ("llama3.1-8b", "llama-3.1-8b-instruct", True),
+        ("llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", True),
+        ("llama3.1-8b", "llama-3.1-8b-instruct-fp8", False),
+        ("llama3.1-405b", "llama-3.1-8b-instruct", False),
+    ],
+)
 def test_names_of_the_catalogue_and_the_hub_say_whose_model_it_is(benchmark, location, own):
     assert is_from(benchmark, location) is own
 

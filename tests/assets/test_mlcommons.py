@@ -110,8 +110,9 @@ def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage
     (target / "acc").mkdir()
     (target / "acc" / "small file.json").write_text("[ ]")  # another file of that name
     read = []
-    monkeypatch.setattr(verified_digests, "digest_of",
-                        lambda path, kind: read.append(path.name) or digest_of(path, kind))
+    monkeypatch.setattr(
+        verified_digests, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind)
+    )
     download(found, target, everything(found))
     assert sorted(read) == ["big.pkl", "small file.json"]
     assert (target / "acc" / "small file.json").read_text() == "[]"
@@ -190,10 +191,14 @@ def test_a_disk_that_fills_up_keeps_whole_files_and_nothing_half_done(storage, t
         subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.parametrize(("url", "error"), [
-    ("ftp://host/x.uri", UsageError), ("http://127.0.0.1:9/metadata/some.txt", UsageError),
-    ("http://127.0.0.1:9/metadata/some.uri", DownloadError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("ftp://host/x.uri", UsageError),
+        ("http://127.0.0.1:9/metadata/some.txt", UsageError),
+        ("http://127.0.0.1:9/metadata/some.uri", DownloadError),
+    ],
+)
 def test_what_is_no_manifest_is_told(url, error):
     with pytest.raises(error):
         read_manifest(url)

@@ -8,14 +8,7 @@ import shutil
 import msgspec
 import pytest
 
-from cm4vllm.assets.models import (
-    MODEL_FILE,
-    TINY_NAME,
-    ModelSettings,
-    check_unchanged,
-    provide,
-    tokenizer_sha256,
-)
+from cm4vllm.assets.models import MODEL_FILE, TINY_NAME, ModelSettings, check_unchanged, provide, tokenizer_sha256
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.training import STAND_IN
 from cm4vllm.common.errors import InstallError, ModelError, UsageError

@@ -32,8 +32,10 @@ def test_open_orca_reads_as_its_reference_reads_it(pandas_version):
 @pytest.mark.parametrize("pandas_version", ["pandas1", "pandas2"])
 def test_mixtral_keeps_the_columns_that_its_scorers_need(pandas_version):
     rows = read_published(PUBLISHED / f"mixtral.{pandas_version}.pkl")
-    assert [(row["dataset"], row["output"], row["tok_input"]) for row in rows] == [("GSM8K", "4", [1, 2, 3]),
-                                                                                 ("MBXP", "pass", [1, 4])]
+    assert [(row["dataset"], row["output"], row["tok_input"]) for row in rows] == [
+        ("GSM8K", "4", [1, 2, 3]),
+        ("MBXP", "pass", [1, 4]),
+    ]
 
 
 @pytest.mark.parametrize(("value", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("007", "007")])
@@ -51,8 +53,9 @@ def test_token_ids_that_are_arrays_become_lists():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protocol):
-    frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2],
-                              "m": [3, 4], "x": [1.5, 2.5]}).astype({"input": object, "output": object})
+    frame = pandas.DataFrame(
+        {"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2], "m": [3, 4], "x": [1.5, 2.5]}
+    ).astype({"input": object, "output": object})
     frame.columns = frame.columns.astype(object)
     frame.to_pickle(tmp_path / "today.pkl", protocol=protocol)
     assert read_published(tmp_path / "today.pkl") == frame.to_dict(orient="records")
@@ -62,8 +65,11 @@ def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
     frame = pandas.DataFrame(numpy.arange(6).reshape(2, 3)).T
     frame.columns = pandas.Index(["tok", "output"], dtype=object)
     frame.to_pickle(tmp_path / "turned.pkl")
-    assert read_published(tmp_path / "turned.pkl") == [{"tok": 0, "output": 3}, {"tok": 1, "output": 4},
-                                                       {"tok": 2, "output": 5}]
+    assert read_published(tmp_path / "turned.pkl") == [
+        {"tok": 0, "output": 3},
+        {"tok": 1, "output": 4},
+        {"tok": 2, "output": 5},
+    ]
 
 
 @pytest.mark.parametrize("value", [[{"tok_input": (1, 2), "output": "a"}], {"tok_input": [(1, 2)], "output": ["a"]}])
@@ -76,8 +82,10 @@ def test_parquet_is_read(tmp_path):
     frame = pandas.DataFrame({"input_tokens": [[1, 2], [3]], "ground_truth": ["a", "b"], "dataset": ["aime", "gpqa"]})
     frame.to_parquet(tmp_path / "eval.parquet")
     rows = read_published(tmp_path / "eval.parquet")
-    assert [(row["tok_input"], row["output"], row["dataset"]) for row in rows] == [([1, 2], "a", "aime"),
-                                                                                 ([3], "b", "gpqa")]
+    assert [(row["tok_input"], row["output"], row["dataset"]) for row in rows] == [
+        ([1, 2], "a", "aime"),
+        ([3], "b", "gpqa"),
+    ]
 
 
 def test_json_by_rows_and_by_columns_is_read(tmp_path):
@@ -104,7 +112,7 @@ def malicious(kind, witness):
         frame = pandas.DataFrame({"tok_input": [[1]], "output": numpy.array([Command(witness)], dtype=object)})
         return pickle.dumps(frame)
     if kind == "eval":
-        return b"\x80\x04cbuiltins\neval\n(S'open(\"%s\", \"w\")'\ntR." % str(witness).encode()
+        return b'\x80\x04cbuiltins\neval\n(S\'open("%s", "w")\'\ntR.' % str(witness).encode()
     if kind == "by attribute":  # a dotted name reaches into what is allowed
         return b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93."
     state = b"(\x8c\x04_mgrcos\nsystem\n(S'touch %s'\ntRu" % str(witness).encode()
@@ -125,10 +133,17 @@ def test_the_malicious_pickle_would_have_worked(tmp_path):
     assert (tmp_path / "witness").exists()
 
 
-@pytest.mark.parametrize(("name", "data"), [
-    ("cut.pkl", pickle.dumps([{"a": 1}])[:-3]), ("empty.pkl", b""), ("number.pkl", pickle.dumps(5)),
-    ("cut.pkl.gz", gzip.compress(pickle.dumps([{"a": 1}]), mtime=0)[:-6]), ("cut.parquet", b"PAR1"), ("cut.json", b"["),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("cut.pkl", pickle.dumps([{"a": 1}])[:-3]),
+        ("empty.pkl", b""),
+        ("number.pkl", pickle.dumps(5)),
+        ("cut.pkl.gz", gzip.compress(pickle.dumps([{"a": 1}]), mtime=0)[:-6]),
+        ("cut.parquet", b"PAR1"),
+        ("cut.json", b"["),
+    ],
+)
 def test_half_a_file_is_refused(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DatasetError) as caught:
@@ -150,11 +165,15 @@ def hashed(depth: int) -> bytes:
     return b"\x80\x04}K\x01" + b"2\x86" * depth + b"K\x01s."
 
 
-@pytest.mark.parametrize(("name", "data", "words"), [
-    ("laughs.pkl", laughs(12), "more values than a table of its size"),
-    ("hashed.pkl", hashed(64), "more time than a table of its size"),
-    ("zeros.pkl.gz", gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
-], ids=["laughs", "hashed", "zeros"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("laughs.pkl", laughs(12), "more values than a table of its size"),
+        ("hashed.pkl", hashed(64), "more time than a table of its size"),
+        ("zeros.pkl.gz", gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
+    ],
+    ids=["laughs", "hashed", "zeros"],
+)
 def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
     if name.startswith("hashed"):  # the others end by what they hold
         monkeypatch.setattr(tables, "CPU_S", 2)

@@ -49,11 +49,14 @@ def test_the_tiny_calibration_set_shares_no_prompt_with_the_evaluation(calibrati
     assert not evaluated & {row["input"] for row in rows}
 
 
-@pytest.mark.parametrize(("more", "words"), [
-    ({"scheme": "fp9"}, "unknown quantisation scheme 'fp9'"),
-    ({"scheme": "weights-as-they-are"}, "alone quantises nothing"),
-    ({"samples": 0}, "samples=0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"scheme": "fp9"}, "unknown quantisation scheme 'fp9'"),
+        ({"scheme": "weights-as-they-are"}, "alone quantises nothing"),
+        ({"samples": 0}, "samples=0"),
+    ],
+)
 def test_what_cannot_be_asked_for_is_refused(base, tmp_path, more, words):
     with pytest.raises(UsageError, match=words):
         quantize(asked(base, **more), tmp_path)
@@ -101,11 +104,15 @@ echo '{{"layers": [], "ignored": [], "tools": {{}}}}'
 def test_a_scheme_is_one_entry_of_the_data_file(model, base, tmp_path, monkeypatch):
     """What stands for llm-compressor writes down how it was called, and copies the model."""
     described = tmp_path / "schemes.yaml"
-    described.write_text(quantization._SCHEMES.read_text(encoding="utf-8") + """
+    described.write_text(
+        quantization._SCHEMES.read_text(encoding="utf-8")
+        + """
 int4-rtn:
   {preset: W4A16_ASYM, algorithm: round-to-nearest, weights: int4, activations: not quantised, formula: x,
    calibrated: false}
-""", encoding="utf-8")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.setattr(quantization, "_SCHEMES", described)
     quantization.schemes.cache_clear()
     try:
@@ -168,8 +175,14 @@ def quantised_by_recipe(folder, variations):
 
     if not os.environ.get("CM_REPOS"):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
-    words = [Path(sys.executable).with_name("cm"), "run", "script", f"--tags=quantize,ml-model,{variations}", "--quiet",
-             "--out=json"]
+    words = [
+        Path(sys.executable).with_name("cm"),
+        "run",
+        "script",
+        f"--tags=quantize,ml-model,{variations}",
+        "--quiet",
+        "--out=json",
+    ]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     exported = json.loads(done.stdout[done.stdout.index("\n{") if not done.stdout.startswith("{") else 0 :])["new_env"]

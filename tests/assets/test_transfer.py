@@ -77,13 +77,21 @@ def server(certificate, monkeypatch):
 
 
 def fetched(address, path):
-    fetch(address, path, len(BODY), DIGEST, {"Authorization": "Bearer secret", "cf-access-token": "secret"},
-          lambda _: None)
+    fetch(
+        address,
+        path,
+        len(BODY),
+        DIGEST,
+        {"Authorization": "Bearer secret", "cf-access-token": "secret"},
+        lambda _: None,
+    )
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(("begin", "to", "told"), [
-    ("https", "https", True), ("http", "http", True), ("https", "http", False), ("http", "https", False)])
+@pytest.mark.parametrize(
+    ("begin", "to", "told"),
+    [("https", "https", True), ("http", "http", True), ("https", "http", False), ("http", "https", False)],
+)
 def test_credentials_stay_with_the_host_and_the_protocol_they_were_given_for(server, tmp_path, begin, to, told):
     address = f"{begin}://localhost:{server.port}/to/{to}/{server.port}"
     assert fetched(address, tmp_path / "file") == BODY
@@ -105,7 +113,7 @@ def test_another_port_is_another_host_and_is_asked_for_the_rest_alone(server, tm
         finally:
             there.shutdown()
             thread.join()
-    (_, _, headers), = other.seen
+    ((_, _, headers),) = other.seen
     assert "secret" not in str(headers)
     assert headers["Range"] == "bytes=100-"
 

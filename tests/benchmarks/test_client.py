@@ -25,9 +25,9 @@ def test_a_quick_run_writes_its_figures(tmp_path):
     assert set(figures["error of TPOT p50: ours"]) == {"value", "low", "high", "unit", "limit", "holds"}
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ("--only=nothing", "no group nothing"), ("--cores=0,0", "two different cores"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"), [("--only=nothing", "no group nothing"), ("--cores=0,0", "two different cores")]
+)
 def test_what_cannot_be_measured_is_refused(words, said):
     done = subprocess.run([sys.executable, str(SCRIPT), words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

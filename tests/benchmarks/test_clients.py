@@ -14,8 +14,17 @@ from cm4vllm.loadgen.wire import AnswerLimits, StreamReader, whole_answer
 
 RECORDED = Path(__file__).parent
 #: The request that the recorded answers of vLLM 0.32 (CPU, the tiny model) were given to.
-REQUEST = {"model": "tiny", "prompt": [5, 6, 7, 8, 9], "max_tokens": 12, "min_tokens": 2, "temperature": 0, "top_p": 1,
-           "top_k": 1, "seed": 42, "return_token_ids": True}
+REQUEST = {
+    "model": "tiny",
+    "prompt": [5, 6, 7, 8, 9],
+    "max_tokens": 12,
+    "min_tokens": 2,
+    "temperature": 0,
+    "top_p": 1,
+    "top_k": 1,
+    "seed": 42,
+    "return_token_ids": True,
+}
 STREAMED = {**REQUEST, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -41,7 +50,7 @@ def unchunked(answer):
     rest, body = answer.partition(b"\r\n\r\n")[2], b""
     while rest:
         size, _, rest = rest.partition(b"\r\n")
-        body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
     return body
 
 
@@ -58,9 +67,14 @@ def read(answer, *, streamed, prompt_tokens, max_tokens):
 def shape(answer):
     """Return an answer with what differs from answer to answer left out: its id, times, model, words, and lengths."""
     for pattern, instead in (
-        (rb'"id":"cmpl-[0-9a-f]{16}"', b"ID"), (rb'"created":\d+', b"CREATED"), (rb'"model":"\w+"', b"MODEL"),
-        (rb'"text":"[^"]*"', b"TEXT"), (rb'"token_ids":\[[\d,]+\]', b"IDS"), (rb"date: [^\r]*", b"DATE"),
-        (rb"\r\n[0-9a-f]+\r\ndata:", b"\r\nSIZE\r\ndata:"), (rb"content-length: \d+", b"LENGTH"),
+        (rb'"id":"cmpl-[0-9a-f]{16}"', b"ID"),
+        (rb'"created":\d+', b"CREATED"),
+        (rb'"model":"\w+"', b"MODEL"),
+        (rb'"text":"[^"]*"', b"TEXT"),
+        (rb'"token_ids":\[[\d,]+\]', b"IDS"),
+        (rb"date: [^\r]*", b"DATE"),
+        (rb"\r\n[0-9a-f]+\r\ndata:", b"\r\nSIZE\r\ndata:"),
+        (rb"content-length: \d+", b"LENGTH"),
     ):
         answer = re.sub(pattern, instead, answer)
     return answer
@@ -110,8 +124,12 @@ def test_every_contestant_here_counts_all_tokens():
     with mock(core=0, tokens=7) as server:
         for streamed in (True, False):
             one = replace(task, port=server.port, streamed=streamed)
-            results = [floor(one, 0), perform("reference", "alone", one, [0]), perform("ours", "alone", one, [0]),
-                       perform("engine", "alone", one, [0])]
+            results = [
+                floor(one, 0),
+                perform("reference", "alone", one, [0]),
+                perform("ours", "alone", one, [0]),
+                perform("engine", "alone", one, [0]),
+            ]
             assert [(result.queries, result.tokens) for result in results] == [(20, 140)] * 4
 
 

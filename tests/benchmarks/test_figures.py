@@ -24,10 +24,16 @@ def test_a_ratio_is_taken_within_a_round(figures):
     assert figures["ratios"]([10.0, 30.0], [5.0, 10.0]) == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(("limits", "limit", "holds"), [
-    ({}, None, None), ({"at_least": 25}, ">= 25", True), ({"at_least": 31}, ">= 31", False),
-    ({"at_most": 30}, "<= 30", True), ({"at_most": 29.5}, "<= 29.5", False),
-])
+@pytest.mark.parametrize(
+    ("limits", "limit", "holds"),
+    [
+        ({}, None, None),
+        ({"at_least": 25}, ">= 25", True),
+        ({"at_least": 31}, ">= 31", False),
+        ({"at_most": 30}, "<= 30", True),
+        ({"at_most": 29.5}, "<= 29.5", False),
+    ],
+)
 def test_the_limit_is_held_by_the_median(figures, limits, limit, holds):
     made = figures["figure"]("x", [10.0, 30.0, 90.0], "s", **limits)
     assert (made.value, made.low, made.high, made.limit, made.holds) == (30.0, 10.0, 90.0, limit, holds)
@@ -41,4 +47,10 @@ def test_the_report_is_a_table_and_a_file_and_an_exit_code(figures, tmp_path, ca
     shown = capsys.readouterr().out
     assert "DOES NOT HOLD" in shown.splitlines()[-2]
     assert json.loads((tmp_path / "figures.json").read_text())["time"] == {
-        "value": 40.0, "low": 40.0, "high": 40.0, "unit": "s", "limit": "<= 30", "holds": False}
+        "value": 40.0,
+        "low": 40.0,
+        "high": 40.0,
+        "unit": "s",
+        "limit": "<= 30",
+        "holds": False,
+    }

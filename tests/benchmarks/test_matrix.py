@@ -16,10 +16,15 @@ def test_every_scenario_of_what_can_be_run_is_a_cell():
     assert newest == list(benchmark_terms("v6.1", "llama3.1-8b").scenarios)
 
 
-@pytest.mark.parametrize(("only", "count"), [
-    (["v6.1/llama3.1-8b/Offline"], 1), (["v6.1/llama3.1-8b/Offline", "v5.1/llama3.1-8b/Offline"], 2),
-    (["*/llama3.1-8b-edge/SingleStream"], 3), (["v9/*"], 0),
-])
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        (["v6.1/llama3.1-8b/Offline"], 1),
+        (["v6.1/llama3.1-8b/Offline", "v5.1/llama3.1-8b/Offline"], 2),
+        (["*/llama3.1-8b-edge/SingleStream"], 3),
+        (["v9/*"], 0),
+    ],
+)
 def test_patterns_choose_cells(only, count):
     assert len(matrix.cells(only)) == count
 

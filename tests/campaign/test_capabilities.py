@@ -12,15 +12,7 @@ from cm4vllm.campaign.capabilities import (
     unscored,
 )
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import (
-    Division,
-    ExecutionMode,
-    Mode,
-    benchmark_names,
-    benchmark_terms,
-    round_names,
-    round_terms,
-)
+from cm4vllm.rules import Division, ExecutionMode, Mode, benchmark_names, benchmark_terms, round_names, round_terms
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "rules.md"
@@ -69,10 +61,10 @@ def test_the_readme_names_the_divisions_that_run_and_those_that_are_refused():
     assert text in " ".join(README.read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize(("round_name", "name", "words"), [
-    ("v4.1", "gptj-99", "beam search"),
-    ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
-])
+@pytest.mark.parametrize(
+    ("round_name", "name", "words"),
+    [("v4.1", "gptj-99", "beam search"), ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen")],
+)
 def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
     assert name not in runnable_benchmarks(round_name)
     benchmark = benchmark_terms(round_name, name)
@@ -92,19 +84,29 @@ def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(nam
     assert "_performance-only" in refused.value.remedy
 
 
-@pytest.mark.parametrize(("asked", "division", "tests"), [
-    ("", Division.OPEN, ()), ("TEST06", Division.OPEN, ("TEST06",)), ("test06,TEST06", Division.OPEN, ("TEST06",)),
-    ("", Division.CLOSED, ("TEST06",)), ("TEST06", Division.CLOSED, ("TEST06",))])
+@pytest.mark.parametrize(
+    ("asked", "division", "tests"),
+    [
+        ("", Division.OPEN, ()),
+        ("TEST06", Division.OPEN, ("TEST06",)),
+        ("test06,TEST06", Division.OPEN, ("TEST06",)),
+        ("", Division.CLOSED, ("TEST06",)),
+        ("TEST06", Division.CLOSED, ("TEST06",)),
+    ],
+)
 def test_the_compliance_tests_of_a_job(asked, division, tests):
     assert compliance_tests(asked, benchmark_terms("v6.1", "llama3.1-8b"), division) == tests
 
 
-@pytest.mark.parametrize(("round_name", "name", "asked", "words"), [
-    ("v6.1", "llama3.1-8b", "TEST01", "has no such test"),
-    ("v6.1", "llama3.1-8b", "TEST09", "has no such test"),
-    ("v6.1", "llama3.1-8b-edge", "TEST06", "has no such test"),
-    ("v6.1", "gpt-oss-120b", "TEST07", "cannot be run yet"),
-])
+@pytest.mark.parametrize(
+    ("round_name", "name", "asked", "words"),
+    [
+        ("v6.1", "llama3.1-8b", "TEST01", "has no such test"),
+        ("v6.1", "llama3.1-8b", "TEST09", "has no such test"),
+        ("v6.1", "llama3.1-8b-edge", "TEST06", "has no such test"),
+        ("v6.1", "gpt-oss-120b", "TEST07", "cannot be run yet"),
+    ],
+)
 def test_a_compliance_test_that_cannot_be_run_is_refused(round_name, name, asked, words):
     with pytest.raises(UsageError, match=words) as refused:
         compliance_tests(asked, benchmark_terms(round_name, name), Division.OPEN)

@@ -50,26 +50,29 @@ def test_a_job_that_keeps_the_rules_is_accepted(root):
     assert [step.tags for step in schedule(job) if "identity" in step.name] == ["verify,ml-model"]
 
 
-@pytest.mark.parametrize(("fields", "expected"), [
-    ({"model_source": ""}, ["MODEL", "DATASET"]),
-    ({"model_source": "_hf.meta-llama/Llama-3.1-8B-Instruct"}, []),
-    ({"model_source": "_catalogue.llama-3.1-8b-instruct"}, []),
-    ({"model_source": "_catalogue.llama-3.1-8b-instruct-fp8"}, ["MODEL"]),
-    ({"model_source": "_hf.someone/finetuned"}, ["MODEL"]),
-    ({"model_source": "_dummy", "execution_mode": "test"}, ["MODEL", "DATASET", "VALIDATION"]),
-    ({"model_source": "", "vllm_model_name": "llama-3.1-8b-instruct"}, []),
-    ({"model": "llama3.1-8b-edge"}, []),
-    ({"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION"]),
-    ({"dataset": "tiny"}, ["DATASET"]),
-    ({"quantize": "fp8-dynamic"}, []),
-    ({"scenario": "Offline"}, ["SCENARIOS"]),
-    ({"scenario": "Interactive"}, ["SCENARIOS"]),
-    ({"scenario": "Offline,Interactive"}, []),
-    ({"scenario": "Server,Offline"}, []),
-    ({"model": "llama3.1-8b-edge", "scenario": "Offline"}, ["SCENARIOS"]),
-    ({"modes": "performance"}, ["VALIDATION"]),
-    ({"modes": "accuracy"}, ["VALIDATION"]),
-])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_source": ""}, ["MODEL", "DATASET"]),
+        ({"model_source": "_hf.meta-llama/Llama-3.1-8B-Instruct"}, []),
+        ({"model_source": "_catalogue.llama-3.1-8b-instruct"}, []),
+        ({"model_source": "_catalogue.llama-3.1-8b-instruct-fp8"}, ["MODEL"]),
+        ({"model_source": "_hf.someone/finetuned"}, ["MODEL"]),
+        ({"model_source": "_dummy", "execution_mode": "test"}, ["MODEL", "DATASET", "VALIDATION"]),
+        ({"model_source": "", "vllm_model_name": "llama-3.1-8b-instruct"}, []),
+        ({"model": "llama3.1-8b-edge"}, []),
+        ({"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION"]),
+        ({"dataset": "tiny"}, ["DATASET"]),
+        ({"quantize": "fp8-dynamic"}, []),
+        ({"scenario": "Offline"}, ["SCENARIOS"]),
+        ({"scenario": "Interactive"}, ["SCENARIOS"]),
+        ({"scenario": "Offline,Interactive"}, []),
+        ({"scenario": "Server,Offline"}, []),
+        ({"model": "llama3.1-8b-edge", "scenario": "Offline"}, ["SCENARIOS"]),
+        ({"modes": "performance"}, ["VALIDATION"]),
+        ({"modes": "accuracy"}, ["VALIDATION"]),
+    ],
+)
 def test_what_the_settings_break_is_found(root, fields, expected):
     assert codes(root, **fields) == expected
 
@@ -79,9 +82,16 @@ def test_a_division_without_rules_refuses_nothing(tmp_path, division):
     assert codes(tmp_path, division=division, model_source="", scenario="Offline", modes="accuracy") == []
 
 
-@pytest.mark.parametrize(("extra", "expected"), [
-    ("--speculative-config.method ngram", ["SPECULATION"]), ("-sc={}", ["SPECULATION"]),
-    ("--spec-mod=x", ["SPECULATION"]), ("--max-num-seqs 4", []), ("'unclosed", [])])
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("--speculative-config.method ngram", ["SPECULATION"]),
+        ("-sc={}", ["SPECULATION"]),
+        ("--spec-mod=x", ["SPECULATION"]),
+        ("--max-num-seqs 4", []),
+        ("'unclosed", []),
+    ],
+)
 def test_speculative_decoding_is_found_in_every_form(root, extra, expected):
     assert codes(root, {"CM_VLLM_SERVER_EXTRA_ARGS": extra}) == expected
 
@@ -108,14 +118,17 @@ def test_a_folder_is_compared_with_the_published_digests(root, tmp_path, monkeyp
     assert codes(root, model_source=f"_path.{model}") == []
 
 
-@pytest.mark.parametrize(("stated", "expected"), [
-    ("", ["ECC", "NETWORKING"]),
-    ("host_memory_configuration: 12x 64 GB DDR5-4800 ECC", ["NETWORKING"]),
-    ("host_memory_configuration: 2x 16 GB DDR5, non-ECC", ["ECC", "NETWORKING"]),
-    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE", ["NETWORKING"]),
-    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 0", ["NETWORKING"]),
-    ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2", []),
-])
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("", ["ECC", "NETWORKING"]),
+        ("host_memory_configuration: 12x 64 GB DDR5-4800 ECC", ["NETWORKING"]),
+        ("host_memory_configuration: 2x 16 GB DDR5, non-ECC", ["ECC", "NETWORKING"]),
+        ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE", ["NETWORKING"]),
+        ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 0", ["NETWORKING"]),
+        ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2", []),
+    ],
+)
 def test_what_a_machine_does_not_show_has_to_be_stated(tmp_path, stated, expected):
     file = tmp_path / "system.yaml"
     file.write_text(stated)
@@ -123,11 +136,21 @@ def test_what_a_machine_does_not_show_has_to_be_stated(tmp_path, stated, expecte
     assert codes(tmp_path, {}, model="llama3.1-8b-edge") == []  # the edge category has neither rule
 
 
-@pytest.mark.parametrize(("ecc", "expected"), [
-    ([True, True], []), ([True, False], ["ECC"]), ([True, None], ["ECC"])])
+@pytest.mark.parametrize(("ecc", "expected"), [([True, True], []), ([True, False], ["ECC"]), ([True, None], ["ECC"])])
 def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
-    gpus += [records.GpuFacts(name="GPU", uuid=str(number), memory_bytes=1, max_sm_mhz=None, pcie_generation=None,
-                              pcie_width=None, driver="", ecc=one) for number, one in enumerate(ecc)]
+    gpus += [
+        records.GpuFacts(
+            name="GPU",
+            uuid=str(number),
+            memory_bytes=1,
+            max_sm_mhz=None,
+            pcie_generation=None,
+            pcie_width=None,
+            driver="",
+            ecc=one,
+        )
+        for number, one in enumerate(ecc)
+    ]
     assert codes(root) == expected
     assert codes(root, device="cpu") == []
 
@@ -137,9 +160,13 @@ def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
     assert fault_notes(job, division_faults(job, {}, root)) == ()  # the refusal says it all
     with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
         require_division_rules(job, division_faults(job, {}, root))
-    for words in ("the stand-in", "rule MODEL:", "rule DATASET:",
-                  "llama3.1-8b needs Server or Interactive beside Offline",
-                  'mlcommons/inference_policies inference_rules.adoc, "Model" and'):
+    for words in (
+        "the stand-in",
+        "rule MODEL:",
+        "rule DATASET:",
+        "llama3.1-8b needs Server or Interactive beside Offline",
+        'mlcommons/inference_policies inference_rules.adoc, "Model" and',
+    ):
         assert words in refused.value.cause
     assert "--scenario=Offline,Server" in refused.value.remedy and "--division=open" in refused.value.remedy
 
@@ -163,8 +190,9 @@ def test_a_quantised_model_is_compared_before_and_named_after():
     assert [name for name in names if name in order] == order
 
 
-@pytest.mark.parametrize(("category", "model", "code"), [
-    ("", "llama3.1-8b", "QDL-NAME"), ("", "llama3.1-8b-edge", "DATACENTER")])
+@pytest.mark.parametrize(
+    ("category", "model", "code"), [("", "llama3.1-8b", "QDL-NAME"), ("", "llama3.1-8b-edge", "DATACENTER")]
+)
 def test_the_network_division_is_refused_with_what_is_missing(category, model, code):
     with pytest.raises(UsageError, match="the network division cannot be run yet") as refused:
         Job.of(CampaignSettings(division="network", model=model, category=category))
@@ -179,8 +207,9 @@ def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     assert division_rules(Division.OPEN, Category.DATACENTER) == {}
 
 
-@pytest.mark.parametrize(("division", "lengths"), [
-    (Division.OPEN, (1, 2000)), (Division.CLOSED, (2, 20000)), (Division.NETWORK, (2, 20000))])
+@pytest.mark.parametrize(
+    ("division", "lengths"), [(Division.OPEN, (1, 2000)), (Division.CLOSED, (2, 20000)), (Division.NETWORK, (2, 20000))]
+)
 def test_the_lengths_of_answers_are_those_that_the_division_states(division, lengths):
     for mode in Mode:
         found = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, mode, division).generation

@@ -65,7 +65,10 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
     last = status()
     assert (last.state, last.cause, last.notices) == (JobState.FAILED, "stop here", (REHEARSAL_NOTICE,))
     assert [(one.name, one.state) for one in last.steps[:3]] == [
-        ("LoadGen", State.DONE), ("model", State.FAILED), ("dataset", State.PLANNED)]
+        ("LoadGen", State.DONE),
+        ("model", State.FAILED),
+        ("dataset", State.PLANNED),
+    ]
     assert last.steps[1].why == "stop here" and last.steps[1].took_s > 1
 
 
@@ -97,8 +100,12 @@ class Serving(Recipes):
     def __init__(self, tmp_path, model_name, **failures):
         super().__init__(**failures)
         self.record = tmp_path / "server.json"
-        write_record(self.record, ServerRecord(endpoint="http://127.0.0.1:9", model_name=model_name, max_model_len=64,
-                                               version="1", owned=False))
+        write_record(
+            self.record,
+            ServerRecord(
+                endpoint="http://127.0.0.1:9", model_name=model_name, max_model_len=64, version="1", owned=False
+            ),
+        )
 
     def __call__(self, tags, env):
         super().__call__(tags, env)
@@ -112,17 +119,25 @@ def test_a_server_whose_model_nobody_named_is_not_taken_for_the_stand_in(tmp_pat
         run(recipes, tmp_path, **given)
     assert "--vllm_model_name=meta-llama/Llama-3.1-8B-Instruct" in caught.value.remedy
     assert recipes.tags == ["run,vllm-server"]
-    for fields, served in [({}, "cm4vllm-tiny"), ({"vllm_model_name": "served"}, "served"),
-                           ({"model_source": "_tiny"}, "served"), ({"model_source": "_path./m"}, "served")]:
+    for fields, served in [
+        ({}, "cm4vllm-tiny"),
+        ({"vllm_model_name": "served"}, "served"),
+        ({"model_source": "_tiny"}, "served"),
+        ({"model_source": "_path./m"}, "served"),
+    ]:
         recipes = Serving(tmp_path, served, ml_model=ModelError("stop here"))
         with pytest.raises(ModelError):
             run(recipes, tmp_path, **given, **fields)
 
 
-@pytest.mark.parametrize(("name", "source"), [
-    ("", "_tiny"), ("cm4vllm-tiny", "_tiny"), ("neuralmagic/Llama-2-7b-chat-hf-FP8",
-                                               "_hf.neuralmagic/Llama-2-7b-chat-hf-FP8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("", "_tiny"),
+        ("cm4vllm-tiny", "_tiny"),
+        ("neuralmagic/Llama-2-7b-chat-hf-FP8", "_hf.neuralmagic/Llama-2-7b-chat-hf-FP8"),
+    ],
+)
 def test_the_named_model_is_the_one_that_is_got(tmp_path, name, source):
     recipes = Recipes(ml_model=ModelError("stop here"))
     with pytest.raises(ModelError):
@@ -137,10 +152,14 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path):
     assert recipes.tags[-1] == f"get,ml-model,_path.{tmp_path}"
 
 
-@pytest.mark.parametrize(("name", "modes", "wanted"), [
-    ("owner/model", "accuracy,performance", True), ("owner/model", "performance", False),
-    ("", "accuracy,performance", False),
-])
+@pytest.mark.parametrize(
+    ("name", "modes", "wanted"),
+    [
+        ("owner/model", "accuracy,performance", True),
+        ("owner/model", "performance", False),
+        ("", "accuracy,performance", False),
+    ],
+)
 def test_what_scoring_needs_is_there_before_the_server_starts(tmp_path, name, modes, wanted):
     recipes = Recipes(vllm_server=ServerUnreachable("stop here"))
     with pytest.raises(ServerUnreachable):
@@ -173,16 +192,36 @@ def test_what_came_of_each_step_is_in_the_ledger(tmp_path):
         run(recipes, tmp_path)
     ledger = read_ledger(tmp_path / "test")
     assert [(one.last.step, one.last.state, one.last.why, one.attempts) for one in ledger.of_last_run][:4] == [
-        ("checker source", State.FAILED, "no network", 1), ("LoadGen", State.DONE, "", 1),
-        ("model", State.FAILED, "stop here", 1), ("dataset", State.PLANNED, "", 0)]
+        ("checker source", State.FAILED, "no network", 1),
+        ("LoadGen", State.DONE, "", 1),
+        ("model", State.FAILED, "stop here", 1),
+        ("dataset", State.PLANNED, "", 0),
+    ]
     assert list(ledger.durations()) == ["LoadGen"]
 
 
 def searched() -> SearchRecord:
-    return SearchRecord(**{
-        "scenario": "Server", "benchmark": "llama3.1-8b", "rate": 100.0, "confirmed": True, "lowest_failing": 103.0,
-        "low": 100.0, "high": 103.0, "binding": "TTFT", "cause": "", "boundary": Boundary.CLIFF, "precision": 0.015,
-        "start": 90.0, "start_source": "the test's", "stopped": "", "cost_s": 60.0, "rehearsal": False, "probes": []})
+    return SearchRecord(
+        **{
+            "scenario": "Server",
+            "benchmark": "llama3.1-8b",
+            "rate": 100.0,
+            "confirmed": True,
+            "lowest_failing": 103.0,
+            "low": 100.0,
+            "high": 103.0,
+            "binding": "TTFT",
+            "cause": "",
+            "boundary": Boundary.CLIFF,
+            "precision": 0.015,
+            "start": 90.0,
+            "start_source": "the test's",
+            "stopped": "",
+            "cost_s": 60.0,
+            "rehearsal": False,
+            "probes": [],
+        }
+    )
 
 
 def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a_limit(tmp_path):

@@ -40,7 +40,7 @@ def test_a_torn_last_line_is_set_aside(tmp_path, cut):
     path = tmp_path / LEDGER_FILE
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    torn = lines[1][:-min(cut, len(lines[1]) - 1)]
+    torn = lines[1][: -min(cut, len(lines[1]) - 1)]
     path.write_bytes(lines[0] + torn)
     assert list(read_ledger(tmp_path).states) == ["one"]  # a reader leaves it alone
     assert path.read_bytes() == lines[0] + torn

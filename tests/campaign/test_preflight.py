@@ -25,17 +25,27 @@ def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "model").mkdir()
-    given = {"CM_DATASET_FILE": "cnn_eval.json", "CM_NLTK_DATA_SOURCE": "~/punkt_tab.zip",
-             "CM_VLLM_SERVER_MODEL_NAME": "model", "CM_MLPERF_SUBMITTER": "model", "CM_MLPERF_SYSTEM_FILE": ""}
+    given = {
+        "CM_DATASET_FILE": "cnn_eval.json",
+        "CM_NLTK_DATA_SOURCE": "~/punkt_tab.zip",
+        "CM_VLLM_SERVER_MODEL_NAME": "model",
+        "CM_MLPERF_SUBMITTER": "model",
+        "CM_MLPERF_SYSTEM_FILE": "",
+    }
     assert absolute_paths(given) == {
-        "CM_DATASET_FILE": str(tmp_path / "cnn_eval.json"), "CM_NLTK_DATA_SOURCE": "/home/me/punkt_tab.zip",
-        "CM_VLLM_SERVER_MODEL_NAME": str(tmp_path / "model")}
+        "CM_DATASET_FILE": str(tmp_path / "cnn_eval.json"),
+        "CM_NLTK_DATA_SOURCE": "/home/me/punkt_tab.zip",
+        "CM_VLLM_SERVER_MODEL_NAME": str(tmp_path / "model"),
+    }
 
 
-@pytest.mark.parametrize("given", [
-    {"CM_VLLM_SERVER_MODEL_NAME": "owner/model"},
-    {"CM_VLLM_SERVER_MODEL_NAME": "model", "CM_MLPERF_INFERENCE_API_SERVER": "http://a"},
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"CM_VLLM_SERVER_MODEL_NAME": "owner/model"},
+        {"CM_VLLM_SERVER_MODEL_NAME": "model", "CM_MLPERF_INFERENCE_API_SERVER": "http://a"},
+    ],
+)
 def test_a_name_is_no_path(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -52,10 +62,15 @@ def test_what_is_sound_passes(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "key", "error"), [
-    ("system.yaml", "CM_MLPERF_SYSTEM_FILE", UsageError), ("data.json", DATASET, DatasetError),
-    ("data.pkl", CALIBRATION, DatasetError), ("inference", "CM_MLPERF_INFERENCE_SOURCE_DIR", SourceUnavailable),
-])
+@pytest.mark.parametrize(
+    ("name", "key", "error"),
+    [
+        ("system.yaml", "CM_MLPERF_SYSTEM_FILE", UsageError),
+        ("data.json", DATASET, DatasetError),
+        ("data.pkl", CALIBRATION, DatasetError),
+        ("inference", "CM_MLPERF_INFERENCE_SOURCE_DIR", SourceUnavailable),
+    ],
+)
 def test_a_file_that_is_not_what_it_should_be_is_refused(name, key, error, tmp_path):
     with pytest.raises(error):
         checked(tmp_path, {key: str(tmp_path / name)})

@@ -34,8 +34,12 @@ def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
 
 
 def test_what_the_user_gives_goes_first():
-    env = {**DEFAULTS, "CM_MLPERF_PUBLISHED": H100, "CM_VLLM_SERVER_TP_SIZE": "2",
-           "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "7"}
+    env = {
+        **DEFAULTS,
+        "CM_MLPERF_PUBLISHED": H100,
+        "CM_VLLM_SERVER_TP_SIZE": "2",
+        "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "7",
+    }
     set_ = published_env(env)
     assert set_["CM_MLPERF_ROUND"] == "v4.1"
     assert set_["CM_MLPERF_MODEL"] == "llama2-70b-99"
@@ -74,11 +78,16 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
     served = str(run.settings["vllm_model_name"])
     folder = run.settings["model"] if "70" in served else served.replace("/", "_")
     for one in run.results:
-        (result,) = [result for result in submission.results
-                     if (result.system, result.model, result.scenario) == (run.system, folder, one.scenario)]
+        (result,) = [
+            result
+            for result in submission.results
+            if (result.system, result.model, result.scenario) == (run.system, folder, one.scenario)
+        ]
         latencies = {latency.name: float(latency.p99) for latency in result.performance.latencies}
         assert (result.performance.tokens_per_second, result.performance.samples_per_second) == (
-            one.tokens_per_second, one.samples_per_second)
+            one.tokens_per_second,
+            one.samples_per_second,
+        )
         assert (latencies.get("TTFT"), latencies.get("TPOT")) == (one.ttft_p99_ms, one.tpot_p99_ms)
         scores = [result.accuracy.figures.value(f"rouge{name}") for name in ("1", "2", "L")]
         assert scores == [one.rouge1, one.rouge2, one.rougeL]
@@ -96,13 +105,20 @@ def test_the_plan_shows_the_advisors_layout_beside_the_published_one_and_why_the
 
 
 def test_a_layout_that_the_advisor_gives_too_has_nothing_to_explain():
-    settings = {"vllm_model_name": "nm-testing/Llama-2-70b-chat-hf-FP8", "tp_size": 2, "max_model_len": 2048,
-                "gpu_memory_utilization": 0.95, "max_num_seqs": 133}
+    settings = {
+        "vllm_model_name": "nm-testing/Llama-2-70b-chat-hf-FP8",
+        "tp_size": 2,
+        "max_model_len": 2048,
+        "gpu_memory_utilization": 0.95,
+        "max_num_seqs": 133,
+    }
     lines = list(fit_lines(settings, "NVIDIA H100-SXM-80GB", 4))
     assert len(lines) == 2 and "tensor 2 x data 2, at most 133 sequences" in lines[1]
     assert list(fit_lines({**settings, "max_num_seqs": 1024}, "NVIDIA H100-SXM-80GB", 4))[2:] == [SEQUENCES_DIFFER]
     assert list(fit_lines({**settings, "tp_size": 4}, "NVIDIA H100-SXM-80GB", 4))[2:] == [
-        LAYOUTS_DIFFER, SEQUENCES_DIFFER]
+        LAYOUTS_DIFFER,
+        SEQUENCES_DIFFER,
+    ]
 
 
 def test_what_the_advisor_cannot_say_is_named():

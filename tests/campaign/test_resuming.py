@@ -30,9 +30,14 @@ class SmallJob:
     def start(self, *given):
         with self.log.open("w") as log:
             return subprocess.Popen(
-                [sys.executable, JOB, self.folder, "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=4", *given], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"})
+                [sys.executable, JOB, self.folder, "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=4", *given],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+            )
 
     def wait_until(self, process, holds):
         deadline = time.monotonic() + 90
@@ -43,9 +48,12 @@ class SmallJob:
     def is_measuring(self, process):
         """Say whether a process has begun the performance run."""
         state = read_ledger(self.out).states.get("Offline performance")
-        return (state is not None and state.last.state is State.RUNNING
-                and state.last.run.endswith(f" {process.pid}")
-                and (self.folder / RUNS / "performance.partial" / "console.log").exists())
+        return (
+            state is not None
+            and state.last.state is State.RUNNING
+            and state.last.run.endswith(f" {process.pid}")
+            and (self.folder / RUNS / "performance.partial" / "console.log").exists()
+        )
 
     def kill_server(self):
         os.kill(json.loads((self.out / "server" / "supervisor.json").read_text())["server"], signal.SIGKILL)
@@ -107,7 +115,9 @@ def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twic
     performance = job.record("performance")
     assert job.start().wait(90) == 0, job.log.read_text()
     states = job.states()
-    assert {states[name].last.state for name in ("server", "Offline accuracy", "Offline accuracy: scores",
-                                                 "Offline performance")} == {State.KEPT}
+    assert {
+        states[name].last.state
+        for name in ("server", "Offline accuracy", "Offline accuracy: scores", "Offline performance")
+    } == {State.KEPT}
     assert job.record("performance")["files"] == performance["files"]
     assert "starting vLLM" not in job.log.read_text()

@@ -11,8 +11,11 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
 
 #: Which earlier steps export the keys that inputs refer to.
-EXPORTED_BY = {"CM_SUT_NAME": {"system"}, "CM_ML_MODEL_NAME": {"model", "quantisation"},
-               "CM_PERFORMANCE_DATASET_RECORD": {"performance dataset"}}
+EXPORTED_BY = {
+    "CM_SUT_NAME": {"system"},
+    "CM_ML_MODEL_NAME": {"model", "quantisation"},
+    "CM_PERFORMANCE_DATASET_RECORD": {"performance dataset"},
+}
 FIELDS = {
     "scenario": ["", "Offline", "Server"],
     "modes": ["accuracy,performance", "accuracy", "performance"],
@@ -78,28 +81,65 @@ def test_a_schedule_is_plain_data():
         assert msgspec.json.decode(msgspec.json.encode(steps), type=tuple[Step, ...]) == steps
 
 
-@pytest.mark.parametrize(("fields", "runs"), [
-    ({}, ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
-    ({"execution_mode": "valid"}, ["Offline accuracy", "Offline performance", "Offline performance again",
-                                   "Server performance", "Server accuracy"]),
-    ({"execution_mode": "valid", "offline_target_qps": 9.0, "find_target_qps": True},
-     ["Offline accuracy", "Offline performance", "Server performance", "Server performance again",
-      "Server performance again (2)", "Server accuracy"]),
-    ({"execution_mode": "valid", "offline_target_qps": 9.0, "server_target_qps": 3.0},
-     ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
-    ({"model": "llama3.1-8b-edge"},
-     ["Offline accuracy", "Offline performance", "SingleStream latency", "SingleStream performance",
-      "SingleStream accuracy"]),
-    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "execution_mode": "valid"},
-     ["SingleStream latency", "SingleStream performance", "SingleStream performance again", "SingleStream accuracy"]),
-    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "singlestream_target_latency": 250.0},
-     ["SingleStream performance", "SingleStream accuracy"]),
-    ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "modes": "accuracy"}, ["SingleStream accuracy"]),
-    ({"modes": "performance"}, ["Offline rate", "Offline performance", "Server performance"]),
-    ({"modes": "performance", "scenario": "Server", "server_target_qps": 3.0}, ["Server performance"]),
-    ({"scenario": "Server"}, ["Offline rate", "Server performance", "Server accuracy"]),
-    ({"modes": "accuracy"}, ["Offline accuracy", "Server accuracy"]),
-])
+@pytest.mark.parametrize(
+    ("fields", "runs"),
+    [
+        ({}, ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
+        (
+            {"execution_mode": "valid"},
+            [
+                "Offline accuracy",
+                "Offline performance",
+                "Offline performance again",
+                "Server performance",
+                "Server accuracy",
+            ],
+        ),
+        (
+            {"execution_mode": "valid", "offline_target_qps": 9.0, "find_target_qps": True},
+            [
+                "Offline accuracy",
+                "Offline performance",
+                "Server performance",
+                "Server performance again",
+                "Server performance again (2)",
+                "Server accuracy",
+            ],
+        ),
+        (
+            {"execution_mode": "valid", "offline_target_qps": 9.0, "server_target_qps": 3.0},
+            ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"],
+        ),
+        (
+            {"model": "llama3.1-8b-edge"},
+            [
+                "Offline accuracy",
+                "Offline performance",
+                "SingleStream latency",
+                "SingleStream performance",
+                "SingleStream accuracy",
+            ],
+        ),
+        (
+            {"model": "llama3.1-8b-edge", "scenario": "SingleStream", "execution_mode": "valid"},
+            [
+                "SingleStream latency",
+                "SingleStream performance",
+                "SingleStream performance again",
+                "SingleStream accuracy",
+            ],
+        ),
+        (
+            {"model": "llama3.1-8b-edge", "scenario": "SingleStream", "singlestream_target_latency": 250.0},
+            ["SingleStream performance", "SingleStream accuracy"],
+        ),
+        ({"model": "llama3.1-8b-edge", "scenario": "SingleStream", "modes": "accuracy"}, ["SingleStream accuracy"]),
+        ({"modes": "performance"}, ["Offline rate", "Offline performance", "Server performance"]),
+        ({"modes": "performance", "scenario": "Server", "server_target_qps": 3.0}, ["Server performance"]),
+        ({"scenario": "Server"}, ["Offline rate", "Server performance", "Server accuracy"]),
+        ({"modes": "accuracy"}, ["Offline accuracy", "Server accuracy"]),
+    ],
+)
 def test_the_loadgen_runs(fields, runs):
     steps = schedule(Job.of(CampaignSettings(**fields)))
     assert [step.name for step in steps if step.tags.startswith("app,")] == runs
@@ -113,7 +153,8 @@ def test_a_single_stream_run_aims_at_the_latency_measured_before_it_or_given():
     assert measured.condition.words.startswith("runs/SYSTEM/MODEL/SingleStream/performance holds no valid result")
     assert run.inputs[TARGET].words == (
         "1.33 x the mean latency of SingleStream latency, or that of a valid result of an earlier run in "
-        "runs/SYSTEM/MODEL/SingleStream/performance")
+        "runs/SYSTEM/MODEL/SingleStream/performance"
+    )
     assert run.inputs[TARGET].subject == "expected latency"
     again = steps["SingleStream performance again"]
     assert again.inputs[TARGET].step == "SingleStream performance"
@@ -137,8 +178,13 @@ def test_the_server_serves_what_the_steps_before_it_provide():
 
 def test_durations_are_the_rules_or_those_of_before():
     steps = schedule(Job.of(CampaignSettings(execution_mode="valid")))
-    known = with_durations(steps, {"server": Duration(seconds=21, source="as before"),
-                                   "Server performance": Duration(seconds=1, source="as before")})
+    known = with_durations(
+        steps,
+        {
+            "server": Duration(seconds=21, source="as before"),
+            "Server performance": Duration(seconds=1, source="as before"),
+        },
+    )
     found = {step.name: step.duration.words if step.duration else None for step in known}
     assert (found["server"], found["system"]) == ("21 s, as before", None)
     assert found["Server performance"] == "at least 600 s, by the rules"
@@ -159,14 +205,19 @@ def test_a_compliance_test_is_run_and_verified_in_each_scenario():
     assert not [name for step in schedule(Job.of(CampaignSettings())) if "TEST06" in (name := step.name)]
 
 
-@pytest.mark.parametrize(("fields", "searched"), [
-    ({}, False), ({"find_target_qps": True}, True), ({"execution_mode": "valid"}, False),
-    ({"execution_mode": "valid", "find_target_qps": True}, True),
-    ({"execution_mode": "valid", "server_target_qps": 3.0}, False),
-    ({"execution_mode": "valid", "modes": "accuracy"}, False),
-    ({"find_target_qps": True, "scenario": "Offline"}, False),
-    ({"find_target_qps": True, "scenario": "Server", "modes": "performance"}, True),
-])
+@pytest.mark.parametrize(
+    ("fields", "searched"),
+    [
+        ({}, False),
+        ({"find_target_qps": True}, True),
+        ({"execution_mode": "valid"}, False),
+        ({"execution_mode": "valid", "find_target_qps": True}, True),
+        ({"execution_mode": "valid", "server_target_qps": 3.0}, False),
+        ({"execution_mode": "valid", "modes": "accuracy"}, False),
+        ({"find_target_qps": True, "scenario": "Offline"}, False),
+        ({"find_target_qps": True, "scenario": "Server", "modes": "performance"}, True),
+    ],
+)
 def test_the_rate_is_searched_for_where_that_is_asked(fields, searched):
     steps = {step.name: step for step in schedule(Job.of(CampaignSettings(**fields)))}
     assert ("Server search" in steps) is searched

@@ -78,25 +78,37 @@ def test_unusable_values_are_refused(fields):
         job(**fields)
 
 
-@pytest.mark.parametrize(("given", "variations"), [
-    ("", ""), ("int8", "_scheme.int8"), ("_int8,_kv-fp8", "_scheme.int8,_kv-fp8"), ("kv-fp8", "_kv-fp8"),
-    ("weights-as-they-are,kv-fp8", "_scheme.weights-as-they-are,_kv-fp8"),
-])
+@pytest.mark.parametrize(
+    ("given", "variations"),
+    [
+        ("", ""),
+        ("int8", "_scheme.int8"),
+        ("_int8,_kv-fp8", "_scheme.int8,_kv-fp8"),
+        ("kv-fp8", "_kv-fp8"),
+        ("weights-as-they-are,kv-fp8", "_scheme.weights-as-they-are,_kv-fp8"),
+    ],
+)
 def test_quantisation_is_asked_for_by_scheme(given, variations):
     assert job(quantize=given).quantisation == variations
 
 
 def test_the_published_v41_command_is_understood():
     env = {
-        "CM_MLPERF_MODEL": "llama2-70b-99", "CM_MLPERF_ROUND": "v4.1", "CM_MLPERF_IMPLEMENTATION": "reference",
-        "CM_MLPERF_LOADGEN_SCENARIO": "Server", "CM_MLPERF_LOADGEN_ALL_SCENARIOS": "yes", "CM_RERUN": "yes",
-        "CM_MLPERF_INFERENCE_NUM_WORKERS": "12", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
+        "CM_MLPERF_MODEL": "llama2-70b-99",
+        "CM_MLPERF_ROUND": "v4.1",
+        "CM_MLPERF_IMPLEMENTATION": "reference",
+        "CM_MLPERF_LOADGEN_SCENARIO": "Server",
+        "CM_MLPERF_LOADGEN_ALL_SCENARIOS": "yes",
+        "CM_RERUN": "yes",
+        "CM_MLPERF_INFERENCE_NUM_WORKERS": "12",
+        "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
     }
     same = Job.of(read_settings(CampaignSettings, env))
     assert (same.round.name, same.benchmark.name, same.settings.num_workers) == ("v4.1", "llama2-70b-99", 12)
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
-        "--implementation", "_all-scenarios overrides --scenario",
+        "--implementation",
+        "_all-scenarios overrides --scenario",
     ]
 
 
@@ -136,9 +148,9 @@ def test_random_weights_are_measured_for_their_performance_alone():
     assert any(note.startswith("DUMMY WEIGHTS") for note in dummy.notes)
 
 
-@pytest.mark.parametrize("fields", [
-    {"execution_mode": "valid"}, {"modes": "accuracy"}, {"compliance": "TEST06"}, {"quantize": "int8"},
-])
+@pytest.mark.parametrize(
+    "fields", [{"execution_mode": "valid"}, {"modes": "accuracy"}, {"compliance": "TEST06"}, {"quantize": "int8"}]
+)
 def test_what_needs_real_weights_is_refused_with_random_ones(fields):
     with pytest.raises(UsageError, match="cannot be given with random weights") as caught:
         job(model_source="_dummy", **fields)

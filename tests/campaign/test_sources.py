@@ -8,29 +8,32 @@ from cm4vllm.common.errors import UsageError
 BENCHMARK = "llama3.1-8b"
 
 
-@pytest.mark.parametrize(("given", "model", "dataset", "calibration"), [
-    ({}, "_tiny", "_tiny", "_tiny"),
-    ({"name": "cm4vllm-tiny"}, "_tiny", "_tiny", "_tiny"),
-    ({"model_source": "_tiny"}, "_tiny", "_tiny", "_tiny"),
-    ({"name": "owner/model"}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
-    ({"name": "llama-3.1-8b-instruct"}, "_catalogue.llama-3.1-8b-instruct", "_mlcommons", "_mlcommons"),
-    ({"model_source": "_path./m"}, "_path./m", "_mlcommons", "_mlcommons"),
-    ({"model_source": "_path./m", "name": "/m"}, "_path./m", "_mlcommons", "_mlcommons"),
-    ({"name": "owner/model", "dataset_path": "/d.json"}, "_hf.owner/model", "_path./d.json", "_mlcommons"),
-    ({"name": "owner/model", "calibration_path": "/c.json"}, "_hf.owner/model", "_mlcommons", "_path./c.json"),
-    # The user says so.
-    ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_mlcommons"),
-    ({"model_source": "_tiny", "dataset_path": "/d.json"}, "_tiny", "_path./d.json", "_tiny"),
-    ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_tiny"),
-    # Random weights take any prompt; the stand-in's need no network.
-    ({"model_source": "_dummy"}, "_dummy.llama3.1-8b", "_tiny", "_mlcommons"),
-    ({"model_source": "_dummy.gpt-oss-120b"}, "_dummy.gpt-oss-120b", "_tiny", "_mlcommons"),
-    ({"model_source": "_dummy", "dataset": "benchmark"}, "_dummy.llama3.1-8b", "_mlcommons", "_mlcommons"),
-    # With a server that runs, the name is the server's.
-    ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
-    ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
-    ({"name": "owner/model", "served": True}, "_served.owner/model", "_mlcommons", "_mlcommons"),
-])
+@pytest.mark.parametrize(
+    ("given", "model", "dataset", "calibration"),
+    [
+        ({}, "_tiny", "_tiny", "_tiny"),
+        ({"name": "cm4vllm-tiny"}, "_tiny", "_tiny", "_tiny"),
+        ({"model_source": "_tiny"}, "_tiny", "_tiny", "_tiny"),
+        ({"name": "owner/model"}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
+        ({"name": "llama-3.1-8b-instruct"}, "_catalogue.llama-3.1-8b-instruct", "_mlcommons", "_mlcommons"),
+        ({"model_source": "_path./m"}, "_path./m", "_mlcommons", "_mlcommons"),
+        ({"model_source": "_path./m", "name": "/m"}, "_path./m", "_mlcommons", "_mlcommons"),
+        ({"name": "owner/model", "dataset_path": "/d.json"}, "_hf.owner/model", "_path./d.json", "_mlcommons"),
+        ({"name": "owner/model", "calibration_path": "/c.json"}, "_hf.owner/model", "_mlcommons", "_path./c.json"),
+        # The user says so.
+        ({"name": "owner/model", "dataset": "tiny"}, "_hf.owner/model", "_tiny", "_mlcommons"),
+        ({"model_source": "_tiny", "dataset_path": "/d.json"}, "_tiny", "_path./d.json", "_tiny"),
+        ({"model_source": "_tiny", "dataset": "benchmark"}, "_tiny", "_mlcommons", "_tiny"),
+        # Random weights take any prompt; the stand-in's need no network.
+        ({"model_source": "_dummy"}, "_dummy.llama3.1-8b", "_tiny", "_mlcommons"),
+        ({"model_source": "_dummy.gpt-oss-120b"}, "_dummy.gpt-oss-120b", "_tiny", "_mlcommons"),
+        ({"model_source": "_dummy", "dataset": "benchmark"}, "_dummy.llama3.1-8b", "_mlcommons", "_mlcommons"),
+        # With a server that runs, the name is the server's.
+        ({"model_source": "_tiny", "name": "owner/model", "served": True}, "_tiny", "_tiny", "_tiny"),
+        ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
+        ({"name": "owner/model", "served": True}, "_served.owner/model", "_mlcommons", "_mlcommons"),
+    ],
+)
 def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
     found = sources(BENCHMARK, **given)
     assert (found.model, found.dataset, found.calibration) == (model, dataset, calibration)
@@ -38,16 +41,23 @@ def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
     assert found.needs_sentence_model is (dataset != "_tiny")
 
 
-@pytest.mark.parametrize(("given", "performance"), [
-    ({}, "_tiny"), ({"name": "owner/model"}, "_mlcommons"), ({"name": "owner/model", "dataset": "tiny"}, "_tiny"),
-    ({"name": "owner/model", "performance_dataset_path": "/p.parquet"}, "_path./p.parquet"),
-])
+@pytest.mark.parametrize(
+    ("given", "performance"),
+    [
+        ({}, "_tiny"),
+        ({"name": "owner/model"}, "_mlcommons"),
+        ({"name": "owner/model", "dataset": "tiny"}, "_tiny"),
+        ({"name": "owner/model", "performance_dataset_path": "/p.parquet"}, "_path./p.parquet"),
+    ],
+)
 def test_performance_runs_may_have_a_dataset_of_their_own(given, performance):
     assert sources("gpt-oss-120b", **given).performance == performance
 
 
-@pytest.mark.parametrize(("benchmark", "given", "word"), [
-    (BENCHMARK, {"name": "owner/model"}, "has one dataset"), ("gpt-oss-120b", {}, "but no model")])
+@pytest.mark.parametrize(
+    ("benchmark", "given", "word"),
+    [(BENCHMARK, {"name": "owner/model"}, "has one dataset"), ("gpt-oss-120b", {}, "but no model")],
+)
 def test_such_a_dataset_is_refused_where_it_has_no_place(benchmark, given, word):
     with pytest.raises(UsageError, match=word):
         sources(benchmark, performance_dataset_path="/p.parquet", **given)
@@ -59,13 +69,16 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path, monkeypatch):
     assert sources(BENCHMARK, name="owner").model == f"_path.{tmp_path}/owner"
 
 
-@pytest.mark.parametrize("given", [
-    {"dataset_path": "/d.json"},
-    {"calibration_path": "/c.json"},
-    {"dataset_path": "/d.json", "served": True},
-    {"model_source": "_tiny", "name": "owner/model"},
-    {"model_source": "_hf.owner/one", "name": "owner/two"},
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dataset_path": "/d.json"},
+        {"calibration_path": "/c.json"},
+        {"dataset_path": "/d.json", "served": True},
+        {"model_source": "_tiny", "name": "owner/model"},
+        {"model_source": "_hf.owner/one", "name": "owner/two"},
+    ],
+)
 def test_what_contradicts_itself_is_refused(given):
     with pytest.raises(UsageError) as caught:
         sources(BENCHMARK, **given)

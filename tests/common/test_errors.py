@@ -12,7 +12,10 @@ from cm4vllm.common.errors import CmError, DiskFull, NotWritable, ServerDied, ne
 def test_text_names_what_cause_and_remedy():
     error = CmError("the oven is cold", cause="no gas\nno wood", remedy="buy some")
     assert str(error).splitlines() == [
-        "the oven is cold", "  cause:  no gas", "          no wood", "  remedy: buy some",
+        "the oven is cold",
+        "  cause:  no gas",
+        "          no wood",
+        "  remedy: buy some",
     ]
 
 
@@ -51,19 +54,32 @@ def test_nearest_names_the_closest_choice_or_all():
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
 
 
-@pytest.mark.parametrize(("word", "meant"), [
-    ("Ofline", "Offline"), ("offline", "Offline"), ("wokers", "num_workers"), ("output", "output_dir"),
-    ("llama3", "llama3.1-8b"),
-])
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("Ofline", "Offline"),
+        ("offline", "Offline"),
+        ("wokers", "num_workers"),
+        ("output", "output_dir"),
+        ("llama3", "llama3.1-8b"),
+    ],
+)
 def test_a_hint_names_a_word_that_is_misspelt_begun_or_a_part(word, meant):
     choices = ["Offline", "Server", "num_workers", "output_dir", "llama3.1-8b"]
     assert nearest(word, choices) == f"did you mean {meant!r}?"
 
 
-@pytest.mark.parametrize(("word", "other"), [
-    ("rehearsal", "preset"), ("rehearsal", "prepare"), ("replay", "ray"), ("", "a"), ("no", "node_ip"),
-    ("mode", "devices"),
-])
+@pytest.mark.parametrize(
+    ("word", "other"),
+    [
+        ("rehearsal", "preset"),
+        ("rehearsal", "prepare"),
+        ("replay", "ray"),
+        ("", "a"),
+        ("no", "node_ip"),
+        ("mode", "devices"),
+    ],
+)
 def test_no_hint_names_a_word_that_is_not_near(word, other):
     assert nearest(word, [other, "zzzzzzzz"]).startswith("known: ")
 

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import DiskFull, NotWritable
-from cm4vllm.common.files import (
-    require_space,
-    sha256_of_tree,
-    staged_folder,
-    writable_folder,
-    write_bytes,
-    write_text,
-)
+from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, writable_folder, write_bytes, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -134,10 +127,12 @@ def test_a_target_whose_staging_folder_vanished_stays_as_it_was(tmp_path):
 
 
 OBSTACLES = {
-    "file": lambda path: path.write_text("x"), "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "file": lambda path: path.write_text("x"),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
     "link in a circle": lambda path: path.symlink_to(path.name),
     "link to a folder": lambda path: path.symlink_to("far"),
-    "full folder": lambda path: (path / "a" / "b").mkdir(parents=True), "pipe": os.mkfifo,
+    "full folder": lambda path: (path / "a" / "b").mkdir(parents=True),
+    "pipe": os.mkfifo,
 }
 
 
@@ -173,9 +168,10 @@ except CmError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize(("left", "said"), [
-    ("run", ""), ("run.old", ""), ("run.failed", ""), ("run.partial", "NotWritable"), (".", "NotWritable"),
-])
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [("run", ""), ("run.old", ""), ("run.failed", ""), ("run.partial", "NotWritable"), (".", "NotWritable")],
+)
 def test_what_another_user_left_neither_loses_a_run_nor_ends_in_a_traceback(left, said):
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are for the owner alone
         mine = Path(name)
@@ -185,8 +181,12 @@ def test_what_another_user_left_neither_loses_a_run_nor_ends_in_a_traceback(left
         if left != ".":
             os.chown(mine, 65534, 65534)
         for content in ("one", "two"):
-            done = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER, mine / "run", content], text=True,
-                                  capture_output=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", AS_ANOTHER_USER, mine / "run", content],
+                text=True,
+                capture_output=True,
+                check=False,
+            )
             assert done.stderr == ""
             assert done.stdout.startswith(said)
             assert bool(done.stdout) == bool(said)

@@ -9,25 +9,28 @@ from cm4vllm.common.plain_text import one_line, printable
 from cm4vllm.common.progress import say, say_text
 
 
-@pytest.mark.parametrize(("foreign", "shown"), [
-    ("plain [bold] text", "plain [bold] text"),
-    ("Zürich 東京 …", "Zürich 東京 …"),
-    ("\x1b[1;31mred\x1b[0m", "red"),
-    ("\x1b[2J\x1b[Hcleared", "cleared"),
-    ("\x9b31mred", "red"),
-    ("\x1b]0;a title\x07after", "after"),
-    ("\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\", "link"),
-    ("\x1b]52;c;an unfinished one\nnext line", "\nnext line"),
-    ("\x1bPq#0\x1b\\sixel", "sixel"),
-    ("\x1b(0\x1b7\x1bcreset", "reset"),
-    ("a bare \x1b", "a bare \\x1b"),
-    ("bell\x07 and backspace\x08", "bell\\x07 and backspace\\x08"),
-    ("over\rwritten", "over\nwritten"),
-    ("dos\r\n", "dos\n"),
-    ("user\u202etxt.exe", "user\\u202etxt.exe"),
-    ("half a pair \udc80", "half a pair \\udc80"),
-    ("tab\there", "tab\there"),
-])
+@pytest.mark.parametrize(
+    ("foreign", "shown"),
+    [
+        ("plain [bold] text", "plain [bold] text"),
+        ("Zürich 東京 …", "Zürich 東京 …"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[Hcleared", "cleared"),
+        ("\x9b31mred", "red"),
+        ("\x1b]0;a title\x07after", "after"),
+        ("\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]52;c;an unfinished one\nnext line", "\nnext line"),
+        ("\x1bPq#0\x1b\\sixel", "sixel"),
+        ("\x1b(0\x1b7\x1bcreset", "reset"),
+        ("a bare \x1b", "a bare \\x1b"),
+        ("bell\x07 and backspace\x08", "bell\\x07 and backspace\\x08"),
+        ("over\rwritten", "over\nwritten"),
+        ("dos\r\n", "dos\n"),
+        ("user\u202etxt.exe", "user\\u202etxt.exe"),
+        ("half a pair \udc80", "half a pair \\udc80"),
+        ("tab\there", "tab\there"),
+    ],
+)
 def test_what_a_terminal_would_obey_is_left_out_or_spelled(foreign, shown):
     assert printable(foreign) == shown
 

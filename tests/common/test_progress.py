@@ -15,6 +15,7 @@ def terminal():
     """Give a stream that is a terminal, and a function that returns what was written to it."""
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w") as stream:
+
         def written() -> str:
             data = b""
             while select.select([reader], [], [], 0.3)[0]:

@@ -36,16 +36,19 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     assert read_record(tmp_path / "boat.json", Boat) == boat
 
 
-@pytest.mark.parametrize(("text", "error", "words"), [
-    ('{"schema": 1, "name": "Iris"}', OtherSchema, "its schema is 1, this version reads 2"),
-    ('{"schema": 3, "name": "Iris", "sails": 3}', OtherSchema, "its schema is 3"),
-    ('{"name": "Iris", "sails": 3}', OtherSchema, "it names no schema (older versions did not)"),
-    ('{"title": "Iris"}', OtherSchema, "it names no schema"),
-    ('{"schema": 2, "title": "Iris"}', CmError, "title"),
-    ('{"schema": 2, "name": 3}', CmError, "name"),
-    ('{"schema": 2, "na', CmError, "truncated"),
-    ("[]", CmError, "object"),
-])
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ('{"schema": 1, "name": "Iris"}', OtherSchema, "its schema is 1, this version reads 2"),
+        ('{"schema": 3, "name": "Iris", "sails": 3}', OtherSchema, "its schema is 3"),
+        ('{"name": "Iris", "sails": 3}', OtherSchema, "it names no schema (older versions did not)"),
+        ('{"title": "Iris"}', OtherSchema, "it names no schema"),
+        ('{"schema": 2, "title": "Iris"}', CmError, "title"),
+        ('{"schema": 2, "name": 3}', CmError, "name"),
+        ('{"schema": 2, "na', CmError, "truncated"),
+        ("[]", CmError, "object"),
+    ],
+)
 def test_a_record_of_another_schema_is_refused_with_the_reason(tmp_path, text, error, words):
     (tmp_path / "boat.json").write_text(text)
     with pytest.raises(CmError) as caught:
@@ -67,8 +70,11 @@ def records_of_files() -> dict[str, type[Record]]:
     """Return the classes that a module of the package reads from files, by their names."""
     found: dict[str, type[Record]] = {}
     for path in sorted((ROOT / "src" / "cm4vllm").rglob("*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-                 and isinstance(node.func, ast.Name) and node.func.id in READERS]
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS
+        ]
         names = [arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name) and arg.id[0].isupper()]
         if names:
             module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
@@ -79,9 +85,14 @@ def records_of_files() -> dict[str, type[Record]]:
 def shape(cls: type[Record]) -> dict[str, object]:
     """Return the fields of a class and of those in it: their types, and which are required; no descriptions."""
     _, parts = msgspec.json.schema_components([cls])
-    return {name: {"required": sorted(part.get("required", [])), "fields": {
-        field: plain(what) for field, what in part.get("properties", {}).items()}, "values": part.get("enum", [])}
-        for name, part in sorted(parts.items())}
+    return {
+        name: {
+            "required": sorted(part.get("required", [])),
+            "fields": {field: plain(what) for field, what in part.get("properties", {}).items()},
+            "values": part.get("enum", []),
+        }
+        for name, part in sorted(parts.items())
+    }
 
 
 def plain(what: object) -> object:
@@ -98,8 +109,11 @@ def faults(old: dict, new: dict) -> list[str]:
         if now is None:
             continue  # another class stands at its place, or a field is gone: that shows where it was used
         found += [f"{name}.{field} is gone" for field in part["fields"] if field not in now["fields"]]
-        found += [f"{name}.{field} has another type" for field, what in part["fields"].items()
-                  if now["fields"].get(field, what) != what]
+        found += [
+            f"{name}.{field} has another type"
+            for field, what in part["fields"].items()
+            if now["fields"].get(field, what) != what
+        ]
         found += [f"{name}.{field} has no default" for field in now["required"] if field not in part["required"]]
         found += [f"{name} lacks {value!r}" for value in part["values"] if value not in now["values"]]
     return found
@@ -112,7 +126,8 @@ def test_a_schema_is_raised_when_its_files_could_no_longer_be_read():
         assert stored[name]["schema"] == cls.SCHEMA, f"{name}: python {Path(__file__).relative_to(ROOT)}"
         assert faults(stored[name]["shape"], shape(cls)) == [], (
             f"files of {name} written before cannot be read any more: raise {name}.SCHEMA, then "
-            f"python {Path(__file__).relative_to(ROOT)}")
+            f"python {Path(__file__).relative_to(ROOT)}"
+        )
 
 
 def test_the_comparison_of_shapes_sees_a_change():
@@ -121,10 +136,13 @@ def test_the_comparison_of_shapes_sees_a_change():
     assert faults(shape(Boat), old) == ["Boat.masts is gone"]
     assert faults(old, {"Boat": {**old["Boat"], "required": ["masts", "name"]}}) == ["Boat.masts has no default"]
     assert faults(old, {"Boat": {**old["Boat"], "fields": {"name": {"type": "integer"}}}}) == [
-        "Boat.name has another type"]
+        "Boat.name has another type"
+    ]
 
 
 if __name__ == "__main__":
-    lines = [f"{json.dumps(name)}: {json.dumps({'schema': cls.SCHEMA, 'shape': shape(cls)})}"
-             for name, cls in sorted(records_of_files().items())]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps({'schema': cls.SCHEMA, 'shape': shape(cls)})}"
+        for name, cls in sorted(records_of_files().items())
+    ]
     SHAPES.write_text("{\n" + ",\n".join(lines) + "\n}\n")

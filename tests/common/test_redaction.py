@@ -20,64 +20,127 @@ from cm4vllm.common.secret_names import is_secret_name
 HF = "hf_" + "aB3" * 11
 
 
-@pytest.mark.parametrize(("name", "secret"), [
-    ("CM_GH_TOKEN", True), ("HF_TOKEN", True), ("CM_API_KEY", True), ("AWS_SECRET_ACCESS_KEY", True),
-    ("AWS_ACCESS_KEY_ID", True), ("AWS_SESSION_TOKEN", True), ("AZURE_STORAGE_KEY", True), ("WANDB_API_KEY", True),
-    ("AZURE_STORAGE_CONNECTION_STRING", True), ("GOOGLE_APPLICATION_CREDENTIALS", True), ("GITHUB_PAT", True),
-    ("DB_PASS", True), ("SLACK_WEBHOOK_URL", True), ("--hf-token", True), ("--api-key", True), ("--env.HF_TOKEN", True),
-    ("--const.HF_TOKEN", True), ("--adr.model.env.HF_TOKEN", True), ("+HF_TOKEN", True), ("OPENAI_API_KEYS", True),
-    ("awsSecretAccessKey", True), ("apiKey", True), ("HF_TOKEN_2", True), ("CLIENT_SECRET_VALUE", True),
-    ("MYSQL_PWD", True), ("DOCKER_AUTH_CONFIG", True), ("SESSION_JWT", True), ("OPENAI_KEY", True), ("MY_KEY", True),
-    ("PWD", False), ("OLDPWD", False), ("key", False), ("CM_CACHE_KEY", False), ("eosToken", False),
-    ("CM_TOKENIZER", False), ("CM_MAX_TOKENS", False), ("CM_KEYS", False), ("--max-num-batched-tokens", False),
-    ("--api_key_env", False), ("EOS_TOKEN", False), ("TIME_TO_FIRST_TOKEN", False), ("COMPAT", False),
-    ("GIT_ASKPASS", False), ("SSH_AUTH_SOCK", False), ("--tokenizer", False), ("PATH", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("CM_GH_TOKEN", True),
+        ("HF_TOKEN", True),
+        ("CM_API_KEY", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("AWS_ACCESS_KEY_ID", True),
+        ("AWS_SESSION_TOKEN", True),
+        ("AZURE_STORAGE_KEY", True),
+        ("WANDB_API_KEY", True),
+        ("AZURE_STORAGE_CONNECTION_STRING", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True),
+        ("GITHUB_PAT", True),
+        ("DB_PASS", True),
+        ("SLACK_WEBHOOK_URL", True),
+        ("--hf-token", True),
+        ("--api-key", True),
+        ("--env.HF_TOKEN", True),
+        ("--const.HF_TOKEN", True),
+        ("--adr.model.env.HF_TOKEN", True),
+        ("+HF_TOKEN", True),
+        ("OPENAI_API_KEYS", True),
+        ("awsSecretAccessKey", True),
+        ("apiKey", True),
+        ("HF_TOKEN_2", True),
+        ("CLIENT_SECRET_VALUE", True),
+        ("MYSQL_PWD", True),
+        ("DOCKER_AUTH_CONFIG", True),
+        ("SESSION_JWT", True),
+        ("OPENAI_KEY", True),
+        ("MY_KEY", True),
+        ("PWD", False),
+        ("OLDPWD", False),
+        ("key", False),
+        ("CM_CACHE_KEY", False),
+        ("eosToken", False),
+        ("CM_TOKENIZER", False),
+        ("CM_MAX_TOKENS", False),
+        ("CM_KEYS", False),
+        ("--max-num-batched-tokens", False),
+        ("--api_key_env", False),
+        ("EOS_TOKEN", False),
+        ("TIME_TO_FIRST_TOKEN", False),
+        ("COMPAT", False),
+        ("GIT_ASKPASS", False),
+        ("SSH_AUTH_SOCK", False),
+        ("--tokenizer", False),
+        ("PATH", False),
+    ],
+)
 def test_names_of_secrets(name, secret):
     assert is_secret_name(name) is secret
 
 
-@pytest.mark.parametrize(("word", "redacted"), [
-    ("--env.HF_TOKEN=s3cr", "--env.HF_TOKEN=${HF_TOKEN:?}"),
-    ("--const.AWS_SECRET_ACCESS_KEY=s3cr", "--const.AWS_SECRET_ACCESS_KEY=${AWS_SECRET_ACCESS_KEY:?}"),
-    ("--adr.x.env.GH_TOKEN=s3cr", "--adr.x.env.GH_TOKEN=${GH_TOKEN:?}"),
-    ("--hf_token,=s3cr,s3cr", "--hf_token,=${HF_TOKEN:?}"),
-    ("HF_TOKEN=s3cr", "HF_TOKEN=${HF_TOKEN:?}"),
-    ("--extra_args=--hf-token s3cr --seed 1", "--extra_args=--hf-token '${HF_TOKEN:?}' --seed 1"),
-    ("--extra_args=--hf-token=s3cr", "--extra_args='--hf-token=${HF_TOKEN:?}'"),
-    ("--header=Authorization: Bearer s3cr-and-more", "--header=Authorization: Bearer ${AUTHORIZATION:?}"),
-    ("X-API-Key: s3cr-and-more", "X-API-Key: ${X_API_KEY:?}"),
-    ('--hf-overrides={"hf_token": "s3cr t", "a": 1}', '--hf-overrides={"hf_token": "${HF_TOKEN:?}", "a": 1}'),
-    ("--index=https://jdoe:s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
-    ("--url=https://x.example/f?token=s3cr&b=1", "--url=https://x.example/f?token=${TOKEN:?}&b=1"),
-    ("--index=https://s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
-    ("--db=redis://:p@s3cr@h:6379/0", "--db=redis://${DB_SECRET:?}@h:6379/0"),
-    ("--env.HTTPS_PROXY=http://u:p/s3cr@h:3128", "--env.HTTPS_PROXY=http://${HTTPS_PROXY_SECRET:?}@h:3128"),
-    ("s3://AKIA" + "A1B2" * 4 + ":s3cr@bucket/x", "s3://${SECRET:?}@bucket/x"),
-    ('--x={"awsSecretAccessKey":"s3cr"}', '--x={"awsSecretAccessKey":"${AWS_SECRET_ACCESS_KEY:?}"}'),
-    (f"--note=it was {HF}", "--note=it was ${NOTE_SECRET:?}"),
-    ("ghp_" + "s3cr" * 10, "${SECRET:?}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "redacted"),
+    [
+        ("--env.HF_TOKEN=s3cr", "--env.HF_TOKEN=${HF_TOKEN:?}"),
+        ("--const.AWS_SECRET_ACCESS_KEY=s3cr", "--const.AWS_SECRET_ACCESS_KEY=${AWS_SECRET_ACCESS_KEY:?}"),
+        ("--adr.x.env.GH_TOKEN=s3cr", "--adr.x.env.GH_TOKEN=${GH_TOKEN:?}"),
+        ("--hf_token,=s3cr,s3cr", "--hf_token,=${HF_TOKEN:?}"),
+        ("HF_TOKEN=s3cr", "HF_TOKEN=${HF_TOKEN:?}"),
+        ("--extra_args=--hf-token s3cr --seed 1", "--extra_args=--hf-token '${HF_TOKEN:?}' --seed 1"),
+        ("--extra_args=--hf-token=s3cr", "--extra_args='--hf-token=${HF_TOKEN:?}'"),
+        ("--header=Authorization: Bearer s3cr-and-more", "--header=Authorization: Bearer ${AUTHORIZATION:?}"),
+        ("X-API-Key: s3cr-and-more", "X-API-Key: ${X_API_KEY:?}"),
+        ('--hf-overrides={"hf_token": "s3cr t", "a": 1}', '--hf-overrides={"hf_token": "${HF_TOKEN:?}", "a": 1}'),
+        ("--index=https://jdoe:s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
+        ("--url=https://x.example/f?token=s3cr&b=1", "--url=https://x.example/f?token=${TOKEN:?}&b=1"),
+        ("--index=https://s3cr@pypi.example/simple", "--index=https://${INDEX_SECRET:?}@pypi.example/simple"),
+        ("--db=redis://:p@s3cr@h:6379/0", "--db=redis://${DB_SECRET:?}@h:6379/0"),
+        ("--env.HTTPS_PROXY=http://u:p/s3cr@h:3128", "--env.HTTPS_PROXY=http://${HTTPS_PROXY_SECRET:?}@h:3128"),
+        ("s3://AKIA" + "A1B2" * 4 + ":s3cr@bucket/x", "s3://${SECRET:?}@bucket/x"),
+        ('--x={"awsSecretAccessKey":"s3cr"}', '--x={"awsSecretAccessKey":"${AWS_SECRET_ACCESS_KEY:?}"}'),
+        (f"--note=it was {HF}", "--note=it was ${NOTE_SECRET:?}"),
+        ("ghp_" + "s3cr" * 10, "${SECRET:?}"),
+    ],
+)
 def test_a_secret_in_a_word_becomes_a_variable(word, redacted):
     assert redacted_words(["cm", word, "--last"], Vault({})) == ["cm", redacted, "--last"]
 
 
-@pytest.mark.parametrize("word", [
-    "--tags=run-mlperf,inference,_vllm", "--max_tokens=5", "--extra_args=--max-num-seqs 4 --enforce-eager",
-    "--x=a b - c",
-    '--hf-overrides={"eos_token": "</s>", "max_tokens": 5}', "--api_server=http://127.0.0.1:8000", "--env.HF_TOKEN=",
-    "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm", "it's", "-v",
-    "--url=git@github.com:a/b.git", "--repo=git+ssh://git@github.com:org/repo@v1", "--a=http://h:8000/model@main",
-    "--api_server=http://h:8000,unix:///x@y", "scikit-sk-learn-compatible-estimators", "--api_key_env=MY_NAME",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--tags=run-mlperf,inference,_vllm",
+        "--max_tokens=5",
+        "--extra_args=--max-num-seqs 4 --enforce-eager",
+        "--x=a b - c",
+        '--hf-overrides={"eos_token": "</s>", "max_tokens": 5}',
+        "--api_server=http://127.0.0.1:8000",
+        "--env.HF_TOKEN=",
+        "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm",
+        "it's",
+        "-v",
+        "--url=git@github.com:a/b.git",
+        "--repo=git+ssh://git@github.com:org/repo@v1",
+        "--a=http://h:8000/model@main",
+        "--api_server=http://h:8000,unix:///x@y",
+        "scikit-sk-learn-compatible-estimators",
+        "--api_key_env=MY_NAME",
+    ],
+)
 def test_what_is_no_secret_stays(word):
     assert redacted_words([word], Vault({})) == [word]
 
 
 def test_the_values_that_follow_a_flag_are_hidden():
     words = ["serve", "m", "--api-key", "one", "two", "--hf-token", "three", "--seed", "0"]
-    assert redacted_words(words, Vault({})) == ["serve", "m", "--api-key", "${API_KEY:?}", "${API_KEY:?}", "--hf-token",
-                                                "${HF_TOKEN:?}", "--seed", "0"]
+    assert redacted_words(words, Vault({})) == [
+        "serve",
+        "m",
+        "--api-key",
+        "${API_KEY:?}",
+        "${API_KEY:?}",
+        "--hf-token",
+        "${HF_TOKEN:?}",
+        "--seed",
+        "0",
+    ]
 
 
 def test_a_redacted_command_is_the_same_command_once_the_variables_are_set():
@@ -85,8 +148,9 @@ def test_a_redacted_command_is_the_same_command_once_the_variables_are_set():
     shown = redacted_words(words, Vault({}))
     assert "s3cr" not in " ".join(shown)
     line = " ".join(f'"{word}"' for word in shown)
-    ran = subprocess.run(["bash", "-c", line], env={**os.environ, "HF_TOKEN": "s3cr it's"}, capture_output=True,
-                         text=True, check=True)
+    ran = subprocess.run(
+        ["bash", "-c", line], env={**os.environ, "HF_TOKEN": "s3cr it's"}, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.splitlines()[0] == words[2]
     assert shlex.split(ran.stdout.splitlines()[1].partition("=")[2].replace(" it's", ""))[1] == "s3cr"
 
@@ -111,19 +175,31 @@ def test_a_value_that_was_given_as_a_secret_is_found_everywhere():
 
 
 def test_the_password_in_the_url_of_a_variable_is_found_where_it_stands_alone():
-    secrets = Vault({"HTTPS_PROXY": "http://jdoe:p%40ssw0rd-9@proxy.example:3128", "PIP_INDEX_URL": "https://t0ken-9@h/x",
-                     "A": "https://h/x?key=abcdef-9"})
+    secrets = Vault(
+        {
+            "HTTPS_PROXY": "http://jdoe:p%40ssw0rd-9@proxy.example:3128",
+            "PIP_INDEX_URL": "https://t0ken-9@h/x",
+            "A": "https://h/x?key=abcdef-9",
+        }
+    )
     for text in ("p%40ssw0rd-9", "p@ssw0rd-9", "t0ken-9", "abcdef-9"):
         assert secrets.clean(f"refused: {text} of jdoe") == f"refused: {HIDDEN} of jdoe"
         assert secrets.clean(secrets.clean(text)) == HIDDEN
-    assert Vault({"URL": "https://jenkins@h/x"}).clean("jenkins at https://jenkins@h") == f"jenkins at https://{HIDDEN}@h"
+    assert (
+        Vault({"URL": "https://jenkins@h/x"}).clean("jenkins at https://jenkins@h") == f"jenkins at https://{HIDDEN}@h"
+    )
 
 
 def test_a_secret_is_known_by_its_form_even_where_nobody_named_it():
     secrets = Vault({})
-    for text in (f"token {HF} used", "GET https://u:passw0rd@h/x", "Authorization: Bearer abcdefgh",
-                 "https://h/x?X-Amz-Signature=0123456789abcdef", "sk-proj-" + "0123456789" * 2,
-                 "AKIA" + "A1B2" * 4):
+    for text in (
+        f"token {HF} used",
+        "GET https://u:passw0rd@h/x",
+        "Authorization: Bearer abcdefgh",
+        "https://h/x?X-Amz-Signature=0123456789abcdef",
+        "sk-proj-" + "0123456789" * 2,
+        "AKIA" + "A1B2" * 4,
+    ):
         assert HIDDEN in secrets.clean(text), text
     for text in ("x.json at http://127.0.0.1:8000/v1?max_tokens=5", "a bearer of news", "hf_transfer", "task-sk-1"):
         assert secrets.clean(text) == text
@@ -153,14 +229,29 @@ def test_no_record_holds_a_secret(tmp_path):
 
     with Vault({"A_TOKEN": "wholly-secret"}).guarded_output():
         write_record(tmp_path / "some.json", Some(packages={"google-auth": "2.29.0"}, argv=["--x=wholly-secret", HF]))
-    assert read_record(tmp_path / "some.json", Some) == Some(packages={"google-auth": "2.29.0"},
-                                                            argv=[f"--x={HIDDEN}", HIDDEN])
+    assert read_record(tmp_path / "some.json", Some) == Some(
+        packages={"google-auth": "2.29.0"}, argv=[f"--x={HIDDEN}", HIDDEN]
+    )
 
 
-@pytest.mark.parametrize("name", [
-    "MYSECRETKEY", "DB_PASSWORD_PROD", "HF_TOKEN_PROD", "HF_TOKEN_OLD", "HF_TOKEN_B64", "SECRET_STRING",
-    "CLIENT_SECRET_V2", "AUTH_TOKENS", "COOKIES", "PRIVATEKEY", "AZURE_STORAGE_SAS", 'env["HF_TOKEN"]', "env.HF_TOKEN:",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MYSECRETKEY",
+        "DB_PASSWORD_PROD",
+        "HF_TOKEN_PROD",
+        "HF_TOKEN_OLD",
+        "HF_TOKEN_B64",
+        "SECRET_STRING",
+        "CLIENT_SECRET_V2",
+        "AUTH_TOKENS",
+        "COOKIES",
+        "PRIVATEKEY",
+        "AZURE_STORAGE_SAS",
+        'env["HF_TOKEN"]',
+        "env.HF_TOKEN:",
+    ],
+)
 def test_a_secret_is_known_by_a_name_that_says_more(name):
     secrets = Vault({})
     assert "correct-horse" not in " ".join(redacted_words(["cm", f"--{name}=correct-horse"], secrets))
@@ -168,16 +259,32 @@ def test_a_secret_is_known_by_a_name_that_says_more(name):
     assert "correct-horse" in secrets.values
 
 
-@pytest.mark.parametrize("name", ["API_KEY_ENV", "PASSWORD_FILE", "CREDENTIALS_PATH", "CREDENTIAL_HELPER", "MAX_TOKENS",
-                                  "secret_env_keys", "FIRST_TOKEN_LATENCY", "TOKEN_IDS", "SECRETS_DIR"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "API_KEY_ENV",
+        "PASSWORD_FILE",
+        "CREDENTIALS_PATH",
+        "CREDENTIAL_HELPER",
+        "MAX_TOKENS",
+        "secret_env_keys",
+        "FIRST_TOKEN_LATENCY",
+        "TOKEN_IDS",
+        "SECRETS_DIR",
+    ],
+)
 def test_where_a_secret_is_kept_is_none(name):
     assert not is_secret_name(name)
 
 
-@pytest.mark.parametrize("words", [
-    ['--extra_args="--api-key" "correct-horse"'], ["--extra_args=--hf_token", "correct-horse"],
-    ["--env={HF_TOKEN:correct-horse}"],
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ['--extra_args="--api-key" "correct-horse"'],
+        ["--extra_args=--hf_token", "correct-horse"],
+        ["--env={HF_TOKEN:correct-horse}"],
+    ],
+)
 def test_a_secret_inside_of_a_flag_is_hidden_however_it_is_quoted(words):
     assert "correct-horse" not in " ".join(redacted_words(words, Vault({})))
 
@@ -192,8 +299,13 @@ def test_a_secret_is_found_on_a_page_and_in_a_table():
     secrets = Vault({"HF_TOKEN": secret})
     table = io.StringIO()
     csv.writer(table).writerow(["x", secret])
-    for text in (html.escape(secret), html.escape(secret, quote=False), str(markupsafe.escape(secret)),
-                 quote_plus(secret), table.getvalue()):
+    for text in (
+        html.escape(secret),
+        html.escape(secret, quote=False),
+        str(markupsafe.escape(secret)),
+        quote_plus(secret),
+        table.getvalue(),
+    ):
         assert "b" not in secrets.clean(text).replace("(secret)", ""), text
 
 
@@ -204,8 +316,16 @@ def test_a_secret_of_any_bytes_ends_no_command():
     assert "p%E4ssw" not in Vault({"DB_PASSWORD": "p\udce4ssw\udcf6rt"}).clean("u=p%E4ssw%F6rt")
 
 
-@pytest.mark.parametrize("word", ["Y29ycmVjdC1ob3JzZQ==", "--x Y29ycmVjdC1ob3JzZQ==", "Y29ycmVjdC1ob3JzZQ===1",
-                                  "--Y29ycmVjdC1ob3JzZQ==x=1", "aY29ycmVjdC1ob3JzZQ===Y29ycmVjdC1ob3JzZQ=="])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "Y29ycmVjdC1ob3JzZQ==",
+        "--x Y29ycmVjdC1ob3JzZQ==",
+        "Y29ycmVjdC1ob3JzZQ===1",
+        "--Y29ycmVjdC1ob3JzZQ==x=1",
+        "aY29ycmVjdC1ob3JzZQ===Y29ycmVjdC1ob3JzZQ==",
+    ],
+)
 def test_a_secret_that_ends_like_an_assignment_is_hidden(word):
     secrets = Vault({"HF_TOKEN": "Y29ycmVjdC1ob3JzZQ=="})
     assert "Y29ycmVj" not in " ".join(redacted_words(["cm", word, f"--extra_args={word}"], secrets))

@@ -33,11 +33,16 @@ def test_absent_and_empty_keys_leave_the_default():
     assert read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": ""}) == Oven(name="a")
 
 
-@pytest.mark.parametrize(("key", "value", "fitting"), [
-    ("CM_HEAT", "warm", "it must be a number"), ("CM_LIT", "maybe", "it must be yes or no"),
-    ("CM_TRAYS", "1.5", "it must be a whole number"), ("CM_FAN", "half", "it must be one of off, full"),
-    ("CM_RACK", "top", "it must be one of high, low"),
-])
+@pytest.mark.parametrize(
+    ("key", "value", "fitting"),
+    [
+        ("CM_HEAT", "warm", "it must be a number"),
+        ("CM_LIT", "maybe", "it must be yes or no"),
+        ("CM_TRAYS", "1.5", "it must be a whole number"),
+        ("CM_FAN", "half", "it must be one of off, full"),
+        ("CM_RACK", "top", "it must be one of high, low"),
+    ],
+)
 def test_a_value_that_does_not_fit_names_its_key_and_what_fits(key, value, fitting):
     with pytest.raises(UsageError, match=f"{key}='{value}'") as error:
         read_settings(Oven, {"CM_NAME": "a", key: value})
@@ -50,5 +55,11 @@ def test_a_missing_value_is_named():
 
 
 def test_the_keys_are_told_in_the_order_of_the_fields():
-    assert env_keys(Oven) == {"name": "CM_NAME", "heat": "CM_HEAT", "lit": "CM_LIT", "trays": "CM_TRAYS",
-                              "fan": "CM_FAN", "rack": "CM_RACK"}
+    assert env_keys(Oven) == {
+        "name": "CM_NAME",
+        "heat": "CM_HEAT",
+        "lit": "CM_LIT",
+        "trays": "CM_TRAYS",
+        "fan": "CM_FAN",
+        "rack": "CM_RACK",
+    }

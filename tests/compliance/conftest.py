@@ -40,8 +40,9 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
         name, folder = OFFICIAL[commit]
         path = tmp_path_factory.mktemp("official") / f"{test.lower()}_{commit.replace('.', '_')}.py"
         file = f"{name}:{folder}/{test}/run_verification.py"
-        path.write_bytes(subprocess.run(["git", f"--git-dir={git}", "show", file], check=True,
-                                        capture_output=True).stdout)
+        path.write_bytes(
+            subprocess.run(["git", f"--git-dir={git}", "show", file], check=True, capture_output=True).stdout
+        )
         return path
 
     return script

@@ -12,10 +12,16 @@ from cm4vllm.loadgen.detail_log import DetailLog
 from cm4vllm.rules import audit
 
 #: How LoadGen logs the settings of TEST06 (6.0.17).
-LOGGED = {"effective_scenario": "Server", "effective_test_mode": "PerformanceOnly", "effective_min_sample_count": 100,
-          "effective_accuracy_log_rng_seed": 720381539243781796, "effective_accuracy_log_sampling_target": 100,
-          "effective_accuracy_log_probability": 0, "effective_min_duration_ms": 0,
-          "effective_sample_concatenate_permutation": False}
+LOGGED = {
+    "effective_scenario": "Server",
+    "effective_test_mode": "PerformanceOnly",
+    "effective_min_sample_count": 100,
+    "effective_accuracy_log_rng_seed": 720381539243781796,
+    "effective_accuracy_log_sampling_target": 100,
+    "effective_accuracy_log_probability": 0,
+    "effective_min_duration_ms": 0,
+    "effective_sample_concatenate_permutation": False,
+}
 
 
 def settings_of(text):
@@ -24,16 +30,26 @@ def settings_of(text):
     return {key.strip(): float(value) for key, _, value in lines if value.strip()}
 
 
-@pytest.mark.parametrize(("commit", "test", "inside"), [
-    ("newest", "TEST06", ""), ("v4.1", "TEST06", ""), ("newest", "TEST07", "gpt-oss-120b/"),
-    ("newest", "TEST09", "gpt-oss-120b/")])
+@pytest.mark.parametrize(
+    ("commit", "test", "inside"),
+    [
+        ("newest", "TEST06", ""),
+        ("v4.1", "TEST06", ""),
+        ("newest", "TEST07", "gpt-oss-120b/"),
+        ("newest", "TEST09", "gpt-oss-120b/"),
+    ],
+)
 def test_it_has_the_settings_of_the_official_file(commit, test, inside):
     git = os.environ.get("INFERENCE_GIT")
     if not git:
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
     name, folder = OFFICIAL[commit]
-    text = subprocess.run(["git", f"--git-dir={git}", "show", f"{name}:{folder}/{test}/{inside}audit.config"],
-                          check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        ["git", f"--git-dir={git}", "show", f"{name}:{folder}/{test}/{inside}audit.config"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     assert settings_of(audit_config(test)) == settings_of(text)
 
 
@@ -47,10 +63,17 @@ def test_a_log_of_a_run_with_its_settings_is_taken(tmp_path):
     require_applied(DetailLog(tmp_path, LOGGED, (), ()), audit("TEST06"))
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("effective_test_mode", "AccuracyOnly"), ("effective_min_sample_count", 24576),
-    ("effective_accuracy_log_sampling_target", 0), ("effective_min_duration_ms", 600000),
-    ("effective_sample_concatenate_permutation", True), ("effective_accuracy_log_rng_seed", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("effective_test_mode", "AccuracyOnly"),
+        ("effective_min_sample_count", 24576),
+        ("effective_accuracy_log_sampling_target", 0),
+        ("effective_min_duration_ms", 600000),
+        ("effective_sample_concatenate_permutation", True),
+        ("effective_accuracy_log_rng_seed", 0),
+    ],
+)
 def test_a_log_of_a_run_with_other_settings_is_refused(tmp_path, key, value):
     with pytest.raises(RunFailed, match="is not the log of a run of TEST06"):
         require_applied(DetailLog(tmp_path, LOGGED | {key: value}, (), ()), audit("TEST06"))

@@ -29,14 +29,17 @@ def test_a_right_answer_passes(write_log, tokens):
     assert verdicts(write_log([entry(tokens, first=tokens[:1])])) == PASSED
 
 
-@pytest.mark.parametrize(("wrong", "failed", "words"), [
-    (entry([5, 6], first=[7]), ours.FIRST_TOKEN, "reported [7], the answer begins with [5]"),
-    (entry([5, 6], first=[]), ours.FIRST_TOKEN, "no first token was reported"),
-    (entry([5, EOS, EOS], first=[5]), ours.EOS, "it ends with 2 end tokens"),
-    (entry([EOS, EOS], first=[EOS]), ours.EOS, "it ends with 2 end tokens"),
-    (entry([5, 6], first=[5], count=3), ours.SAMPLE_LENGTH, "3 tokens were reported, it has 2"),
-    (entry([5, 6], first=[5], dtype=np.int64), ours.SAMPLE_LENGTH, "the tokens may have 64 bits"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "failed", "words"),
+    [
+        (entry([5, 6], first=[7]), ours.FIRST_TOKEN, "reported [7], the answer begins with [5]"),
+        (entry([5, 6], first=[]), ours.FIRST_TOKEN, "no first token was reported"),
+        (entry([5, EOS, EOS], first=[5]), ours.EOS, "it ends with 2 end tokens"),
+        (entry([EOS, EOS], first=[EOS]), ours.EOS, "it ends with 2 end tokens"),
+        (entry([5, 6], first=[5], count=3), ours.SAMPLE_LENGTH, "3 tokens were reported, it has 2"),
+        (entry([5, 6], first=[5], dtype=np.int64), ours.SAMPLE_LENGTH, "the tokens may have 64 bits"),
+    ],
+)
 def test_a_wrong_answer_among_right_ones_fails_its_check_alone(write_log, wrong, failed, words):
     log = write_log([entry([5, EOS], first=[5], index=1), wrong])
     assert verdicts(log) == PASSED | {failed: False}
@@ -52,17 +55,23 @@ def test_each_end_token_of_a_model_counts(write_log):
 
 def test_where_no_first_token_is_reported_its_check_is_skipped(write_log):
     found = ours.checks(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
-    assert ours.report(found) == ("First token check pass: Skipped\nEOS check pass: True\n"
-                                  "Sample length check pass: True\nTEST06 verification complete\n")
+    assert ours.report(found) == (
+        "First token check pass: Skipped\nEOS check pass: True\n"
+        "Sample length check pass: True\nTEST06 verification complete\n"
+    )
 
 
 def test_a_failed_check_is_reported_as_failed(write_log):
     found = ours.checks(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
-    assert ours.report(found).splitlines()[1:] == ["EOS check pass: False", "Sample length check pass: True",
-                                                   "TEST06 verification failed"]
+    assert ours.report(found).splitlines()[1:] == [
+        "EOS check pass: False",
+        "Sample length check pass: True",
+        "TEST06 verification failed",
+    ]
 
 
 # --- against the official verification --------------------------------------------------------------------------------
+
 
 def loaded(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -72,11 +81,19 @@ def loaded(path):
 
 
 tokens = st.lists(st.sampled_from([1, EOS, 3]), min_size=1, max_size=4)
-entries = st.lists(st.builds(
-    lambda ids, first, more, wide: entry(ids, first=ids[:1] if first else [3], count=len(ids) + more,
-                                         dtype=np.int64 if wide else np.int32),
-    tokens, st.booleans(), st.sampled_from([0, 0, 0, 1]), st.sampled_from([False, False, False, True])),
-    min_size=1, max_size=3)
+entries = st.lists(
+    st.builds(
+        lambda ids, first, more, wide: entry(
+            ids, first=ids[:1] if first else [3], count=len(ids) + more, dtype=np.int64 if wide else np.int32
+        ),
+        tokens,
+        st.booleans(),
+        st.sampled_from([0, 0, 0, 1]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    min_size=1,
+    max_size=3,
+)
 
 
 def starts_with_two_ends(log):
@@ -119,7 +136,21 @@ def test_what_only_we_refuse(write_log, official):
 def test_the_report_is_the_official_one_line_by_line(tmp_path, write_log, official, commit, scenario, ids):
     first = scenario != "Offline"
     log = write_log([entry(ids, first=ids[:1] if first else None)])
-    subprocess.run([sys.executable, str(official(commit, "TEST06")), "-c", str(log.parent), "-o", str(tmp_path / "out"),
-                    "-s", scenario, "-d", "int32"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            str(official(commit, "TEST06")),
+            "-c",
+            str(log.parent),
+            "-o",
+            str(tmp_path / "out"),
+            "-s",
+            scenario,
+            "-d",
+            "int32",
+        ],
+        check=True,
+        capture_output=True,
+    )
     text = (tmp_path / "out" / "TEST06" / ours.FILE).read_text()
     assert ours.report(ours.checks(read_answers(log), eos={EOS}, first_token=first)) == text

@@ -20,16 +20,39 @@ def decided(path, lengths, least, most):
     return test09.report(found, answers, least=least, most=most).splitlines()[-1]
 
 
-@pytest.mark.parametrize(("lengths", "verdict"), [
-    ([9, 11], "TEST PASS"), ([10], "TEST PASS"), ([9, 9], "TEST PASS"), ([11, 11], "TEST PASS"),
-    ([8, 9], "TEST FAIL"), ([11, 12], "TEST FAIL"), ([0, 20], "TEST PASS"), ([], "TEST FAIL"),
-])
+@pytest.mark.parametrize(
+    ("lengths", "verdict"),
+    [
+        ([9, 11], "TEST PASS"),
+        ([10], "TEST PASS"),
+        ([9, 9], "TEST PASS"),
+        ([11, 11], "TEST PASS"),
+        ([8, 9], "TEST FAIL"),
+        ([11, 12], "TEST FAIL"),
+        ([0, 20], "TEST PASS"),
+        ([], "TEST FAIL"),
+    ],
+)
 def test_the_mean_decides_as_in_the_official_verification(tmp_path, write_log, official, lengths, verdict):
     log = write_log(lengths_log(lengths))
     assert decided(log, lengths, 9.0, 11.0) == verdict
-    done = subprocess.run([sys.executable, str(official("newest", "TEST09")), "-c", str(log.parent), "-o",
-                           str(tmp_path / "out"), "--min-output-tokens", "9", "--max-output-tokens", "11"],
-                          cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(official("newest", "TEST09")),
+            "-c",
+            str(log.parent),
+            "-o",
+            str(tmp_path / "out"),
+            "--min-output-tokens",
+            "9",
+            "--max-output-tokens",
+            "11",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     if not lengths:  # the official verification refuses an empty log before it decides
         assert done.returncode == 1
         return
@@ -45,8 +68,10 @@ def test_a_log_that_lacks_samples_fails_though_its_mean_is_right(write_log):
     assert decided(twice, [10, 10], 9, 11) == "TEST FAIL"
 
 
-@pytest.mark.parametrize(("score", "verdict"), [
-    (60.698, "TEST PASS"), (99.0, "TEST PASS"), (60.69, "TEST FAIL"), (0.0, "TEST FAIL"), (None, "TEST FAIL")])
+@pytest.mark.parametrize(
+    ("score", "verdict"),
+    [(60.698, "TEST PASS"), (99.0, "TEST PASS"), (60.69, "TEST FAIL"), (0.0, "TEST FAIL"), (None, "TEST FAIL")],
+)
 def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_log, official, score, verdict):
     text = test07.report(test07.checks(score, least=60.698), score, least=60.698)
     assert verdict in text.splitlines() and text.count("TEST ") == 1
@@ -54,7 +79,21 @@ def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_l
     said = "nothing" if score is None else f"{{'exact_match': {score}}}"
     scorer = tmp_path / "scorer.py"
     scorer.write_text(f"print({said!r})")
-    subprocess.run([sys.executable, str(official("newest", "TEST07")), "-c", str(log.parent), "-o",
-                    str(tmp_path / "out"), "--accuracy-script", f"{sys.executable} {scorer}", "--accuracy-threshold",
-                    "60.698"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            str(official("newest", "TEST07")),
+            "-c",
+            str(log.parent),
+            "-o",
+            str(tmp_path / "out"),
+            "--accuracy-script",
+            f"{sys.executable} {scorer}",
+            "--accuracy-threshold",
+            "60.698",
+        ],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     assert verdict in (tmp_path / "out/TEST07" / test07.FILE).read_text()

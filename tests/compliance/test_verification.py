@@ -34,20 +34,38 @@ def make_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compliance")
     data = folder / "dataset.json"
     data.write_text(json.dumps([{"input": "text", "tok_input": prompt(i), "output": "answer"} for i in range(SAMPLES)]))
-    dataset = DatasetRecord(name="short", path=str(data), source="made by the test", sha256=sha256_of(data),
-                            samples=SAMPLES, max_input_tokens=42)
+    dataset = DatasetRecord(
+        name="short",
+        path=str(data),
+        source="made by the test",
+        sha256=sha256_of(data),
+        samples=SAMPLES,
+        max_input_tokens=42,
+    )
     made = {}
 
     def make(test, scenario):
         if (test, scenario) not in made:
-            conf = user_conf(terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode.PERFORMANCE), ExecutionMode.TEST,
-                             target_qps=200, dataset_samples=SAMPLES)
+            conf = user_conf(
+                terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode.PERFORMANCE),
+                ExecutionMode.TEST,
+                target_qps=200,
+                dataset_samples=SAMPLES,
+            )
             model = ModelRecord(name="tiny", path=str(folder), source="made by the test", sha256="", min_tokens=2)
             with FakeVllm() as server:
                 settings = run_settings(
-                    conf, model=model, dataset=dataset, target_qps=200, self_check=False, compliance_test=test,
-                    audit_config=audit_config(test), server=ServerRecord(
-                        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0", owned=False))
+                    conf,
+                    model=model,
+                    dataset=dataset,
+                    target_qps=200,
+                    self_check=False,
+                    compliance_test=test,
+                    audit_config=audit_config(test),
+                    server=ServerRecord(
+                        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0", owned=False
+                    ),
+                )
                 run(settings, folder / scenario / test)
             made[test, scenario] = folder / scenario / test
         (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
@@ -64,8 +82,11 @@ def test_a_right_server_passes_test06(make_run, scenario, first):
     assert (record.passed, record.answers, record.scenario) == (True, 100, scenario)
     assert read_record(folder / COMPLIANCE_FILE, ComplianceRecord) == record
     assert (folder / "verify_accuracy.txt").read_text().splitlines() == [
-        f"First token check pass: {first}", "EOS check pass: True", "Sample length check pass: True",
-        "TEST06 verification complete"]
+        f"First token check pass: {first}",
+        "EOS check pass: True",
+        "Sample length check pass: True",
+        "TEST06 verification complete",
+    ]
     assert read_record(folder / RUN_FILE, RunRecord).files["audit.config"] == sha256_of(folder / "audit.config")
 
 

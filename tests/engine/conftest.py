@@ -32,8 +32,12 @@ class Home:
         (self.engine / "cmr.yaml").write_text('alias: cm4vllm\nuid: "00000000000000f2"\n')
         (self.engine / "automation").symlink_to(ROOT / "automation")
         self.register(self.engine, self.repo)
-        self.env = {**os.environ, "CM_REPOS": str(self.path), "PYTHONPATH": str(ROOT / "src"),
-                    "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env = {
+            **os.environ,
+            "CM_REPOS": str(self.path),
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         self._count = 0
 
     def register(self, *repositories: Path) -> None:
@@ -45,8 +49,14 @@ class Home:
         alias = tags.replace(",", "-")
         folder = self.repo / "script" / alias
         folder.mkdir(parents=True, exist_ok=True)
-        full = {"alias": alias, "uid": f"{self._count:015x}a", "automation_alias": "script",
-                "automation_uid": SCRIPT_UID, "tags": tags.split(","), **(meta or {})}
+        full = {
+            "alias": alias,
+            "uid": f"{self._count:015x}a",
+            "automation_alias": "script",
+            "automation_uid": SCRIPT_UID,
+            "tags": tags.split(","),
+            **(meta or {}),
+        }
         (folder / "_cm.yaml").write_text(yaml.safe_dump(full, sort_keys=False))
         for name, text in (("customize.py", customize), ("run.sh", run)):
             if text:
@@ -60,8 +70,11 @@ class Home:
         before = Path.cwd()
         os.chdir(self.work)
         try:
-            return dict(CM(str(self.path)).access(
-                {"action": "run", "automation": "script", "tags": tags, "cmd": ["typed"], **given}))
+            return dict(
+                CM(str(self.path)).access(
+                    {"action": "run", "automation": "script", "tags": tags, "cmd": ["typed"], **given}
+                )
+            )
         finally:
             os.chdir(before)
 
@@ -77,12 +90,26 @@ class Home:
             os.chdir(before)
 
     def cli(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "cmind.cli", *words], cwd=cwd or self.work, text=True,
-                              errors="replace", capture_output=True, env={**self.env, **env}, timeout=120, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "cmind.cli", *words],
+            cwd=cwd or self.work,
+            text=True,
+            errors="replace",
+            capture_output=True,
+            env={**self.env, **env},
+            timeout=120,
+            check=False,
+        )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-m", "cmind.cli", *words], cwd=self.work, text=True, env=self.env,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, "-m", "cmind.cli", *words],
+            cwd=self.work,
+            text=True,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def entries(self) -> list[Path]:
         """Return the folders of all cache entries."""

@@ -15,8 +15,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def cm(tmp_path):
     def call(*words, **env):
         base = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CM_REPOS")}
-        return subprocess.run([sys.executable, "-m", "cmind.cli", *words], capture_output=True, text=True, cwd=tmp_path,
-                              env={**base, "CM_REPOS": str(tmp_path / "CM"), **env}, timeout=120, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "cmind.cli", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**base, "CM_REPOS": str(tmp_path / "CM"), **env},
+            timeout=120,
+            check=False,
+        )
+
     return call
 
 
@@ -39,8 +47,11 @@ def test_pull_repo_from_a_git_folder(cm, tmp_path, scheme):
 
 
 def test_wheel_registers_itself(cm, tmp_path):
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"),
-                    str(ROOT)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
     site = tmp_path / "site"
     with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
         wheel.extractall(site)

@@ -12,9 +12,16 @@ import pytest
 import yaml
 from tests.engine.conftest import Home
 
-ACTIONS = [("run", "script", "--tags=one"), ("plan", "script", "--tags=one"), ("lint", "script"),
-           ("show", "script", "one"), ("find", "script", "--tags=one"), ("test", "script", "one"),
-           ("dockerfile", "script", "--tags=one"), ("doctor", "script")]
+ACTIONS = [
+    ("run", "script", "--tags=one"),
+    ("plan", "script", "--tags=one"),
+    ("lint", "script"),
+    ("show", "script", "one"),
+    ("find", "script", "--tags=one"),
+    ("test", "script", "one"),
+    ("dockerfile", "script", "--tags=one"),
+    ("doctor", "script"),
+]
 
 
 def answered(result):
@@ -31,16 +38,37 @@ def told(done):
     return output
 
 
-@pytest.mark.parametrize("part", [
-    {"tags": 5}, {"tags": ["one", ["x"]]}, {"env": ["a"]}, {"env": "x"}, {"env": {5: "x"}}, {"deps": "two"},
-    {"deps": ["two"]}, {"deps": [{"tags": "two", "enable_if_env": "X"}]}, {"variations": {"a": "x"}},
-    {"variations": {"a": {"default": True, "group": ["g"]}}}, {"variations": {"a": {"env": "x"}}},
-    {"variations": {"a": {"required_disk_space": "much"}}}, {"versions": {"1": "x"}}, {"input_mapping": ["a"]},
-    {"input_mapping": {"a": {"b": "c"}}}, {"input_description": ["a"]}, {"input_description": {"a": 5}},
-    {"state": ["x"]}, {"docker": ["x"]}, {"print_env_at_the_end": ["X"]}, {"tests": ["x"]},
-    {"tests": {"run_inputs": ["x"]}}, {"cache": True, "extra_cache_tags_from_env": [{"prefix": "a"}]}, {"sort": "x"},
-    {"brings": [{"disk_bytes": "much"}]},
-], ids=str)
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"tags": 5},
+        {"tags": ["one", ["x"]]},
+        {"env": ["a"]},
+        {"env": "x"},
+        {"env": {5: "x"}},
+        {"deps": "two"},
+        {"deps": ["two"]},
+        {"deps": [{"tags": "two", "enable_if_env": "X"}]},
+        {"variations": {"a": "x"}},
+        {"variations": {"a": {"default": True, "group": ["g"]}}},
+        {"variations": {"a": {"env": "x"}}},
+        {"variations": {"a": {"required_disk_space": "much"}}},
+        {"versions": {"1": "x"}},
+        {"input_mapping": ["a"]},
+        {"input_mapping": {"a": {"b": "c"}}},
+        {"input_description": ["a"]},
+        {"input_description": {"a": 5}},
+        {"state": ["x"]},
+        {"docker": ["x"]},
+        {"print_env_at_the_end": ["X"]},
+        {"tests": ["x"]},
+        {"tests": {"run_inputs": ["x"]}},
+        {"cache": True, "extra_cache_tags_from_env": [{"prefix": "a"}]},
+        {"sort": "x"},
+        {"brings": [{"disk_bytes": "much"}]},
+    ],
+    ids=str,
+)
 def test_a_part_of_a_meta_that_has_the_wrong_shape_is_named(home, part, capsys):
     home.script("two")
     home.script("one", run="true\n")
@@ -53,8 +81,11 @@ def test_a_part_of_a_meta_that_has_the_wrong_shape_is_named(home, part, capsys):
     assert next(iter(part)) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "a: [1, 2\n", "a: &a [*a]\n", "a: " + "[" * 3000 + "]" * 3000, "\0"],
-                         ids=["empty", "list", "no-yaml", "circle", "deep", "binary"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "- a\n", "a: [1, 2\n", "a: &a [*a]\n", "a: " + "[" * 3000 + "]" * 3000, "\0"],
+    ids=["empty", "list", "no-yaml", "circle", "deep", "binary"],
+)
 def test_a_meta_that_is_none_hides_no_other(home, text):
     home.script("two", run="true\n")
     folder = home.script("one")
@@ -65,12 +96,17 @@ def test_a_meta_that_is_none_hides_no_other(home, text):
     assert home.act("run", "script", "--tags=two")["return"] == 0
 
 
-@pytest.mark.parametrize(("words", "code", "text"), [
-    (("--tags",), 20, "which script?"), (("--tags=one", "--version=.."), 20, "is not a version"),
-    (("--tags=one", "--adr.two=x"), 20, "--adr.two.tags=_variation"), (("--tags=one,_d.#",), 20, "d.<value>"),
-    (("--tags=one", "--save_to_json=/nowhere/x.json"), 41, "its folder does not exist"),
-    (("--tags=one", "--repro", "--repro_dir=/proc/x"), 41, "cannot be created"),
-])
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--tags",), 20, "which script?"),
+        (("--tags=one", "--version=.."), 20, "is not a version"),
+        (("--tags=one", "--adr.two=x"), 20, "--adr.two.tags=_variation"),
+        (("--tags=one,_d.#",), 20, "d.<value>"),
+        (("--tags=one", "--save_to_json=/nowhere/x.json"), 41, "its folder does not exist"),
+        (("--tags=one", "--repro", "--repro_dir=/proc/x"), 41, "cannot be created"),
+    ],
+)
 def test_odd_flags_are_refused_by_their_name(home, words, code, text):
     home.script("one", {"variations": {"d.#": {}}}, run="true\n")
     done = home.cli("run", "script", *words)
@@ -78,13 +114,18 @@ def test_odd_flags_are_refused_by_their_name(home, words, code, text):
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("customize", [
-    "def preprocess(i): raise BaseException('x')\n", "def preprocess(i): raise GeneratorExit\n", "\0",
-    "def preprocess(i):\n  i['env'][5] = 'x'\n  return {'return': 0}\n",
-    "def preprocess(i):\n  i['meta']['post_deps'] = ['x']\n  return {'return': 0}\n",
-    "def preprocess(i):\n  return {'return': 0, 'skip': True, 'script': 5}\n",
-    "def preprocess(i):\n  return i['automation'].run({'tags': 5})\n",
-])
+@pytest.mark.parametrize(
+    "customize",
+    [
+        "def preprocess(i): raise BaseException('x')\n",
+        "def preprocess(i): raise GeneratorExit\n",
+        "\0",
+        "def preprocess(i):\n  i['env'][5] = 'x'\n  return {'return': 0}\n",
+        "def preprocess(i):\n  i['meta']['post_deps'] = ['x']\n  return {'return': 0}\n",
+        "def preprocess(i):\n  return {'return': 0, 'skip': True, 'script': 5}\n",
+        "def preprocess(i):\n  return i['automation'].run({'tags': 5})\n",
+    ],
+)
 def test_what_a_hook_does_wrong_is_an_error_of_the_recipe(home, customize):
     home.script("one", customize=customize)
     result = home.act("run", "script", "--tags=one")
@@ -92,8 +133,10 @@ def test_what_a_hook_does_wrong_is_an_error_of_the_recipe(home, customize):
     assert result["return"] in (3, 20)
 
 
-@pytest.mark.parametrize("run", ["mkdir tmp-run-env.out\n", "mkdir tmp-run-state.json\n",
-                                 "printf 'A\\0B=x\\n\\xff=\\xfe\\n' > tmp-run-env.out\n"])
+@pytest.mark.parametrize(
+    "run",
+    ["mkdir tmp-run-env.out\n", "mkdir tmp-run-state.json\n", "printf 'A\\0B=x\\n\\xff=\\xfe\\n' > tmp-run-env.out\n"],
+)
 def test_what_a_shell_file_leaves_wrong_is_an_error_of_the_recipe(home, run):
     home.script("one", run=run)
     answered(home.act("run", "script", "--tags=one"))
@@ -116,8 +159,12 @@ def test_a_cache_entry_whose_meta_is_rubbish_is_no_entry(home):
     home.act("run", "script", "--tags=one")
     path = home.entries()[0] / "_cm.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "made_at": "long ago", "tags": 5, "version": [1]}))
-    for words in (("run", "script", "--tags=one"), ("plan", "script", "--tags=one"), ("show", "cache"),
-                  ("doctor", "script")):
+    for words in (
+        ("run", "script", "--tags=one"),
+        ("plan", "script", "--tags=one"),
+        ("show", "cache"),
+        ("doctor", "script"),
+    ):
         assert home.act(*words)["return"] == 0
 
 
@@ -137,8 +184,16 @@ PLAIN = [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHO
 @pytest.mark.parametrize("locale", PLAIN, ids=str)
 def test_pages_are_printed_in_any_locale(home, locale):
     home.script("two", run="true\n")
-    home.script("one", {"input_mapping": {"a": "CM_A"}, "input_description": {"a": "größe 🜚"},
-                        "deps": [{"tags": "two"}], "warnings": ["größe 🜚"]}, run="true\n")
+    home.script(
+        "one",
+        {
+            "input_mapping": {"a": "CM_A"},
+            "input_description": {"a": "größe 🜚"},
+            "deps": [{"tags": "two"}],
+            "warnings": ["größe 🜚"],
+        },
+        run="true\n",
+    )
     for words in (ACTIONS[0], ACTIONS[1], ACTIONS[3]):
         done = home.cli(*words, **locale)
         told(done)
@@ -186,11 +241,18 @@ def test_what_may_not_be_read_is_named(open_home, path):
         if subprocess.run([*nobody, "find", "repo"], env=home.env, capture_output=True, check=False).returncode:
             pytest.skip("another user cannot read this Python")
         for words in ACTIONS[:3]:
-            done = subprocess.run([*nobody, *words], cwd=home.path, env={**home.env, "HOME": str(home.path)}, text=True,
-                                  capture_output=True, check=False)
+            done = subprocess.run(
+                [*nobody, *words],
+                cwd=home.path,
+                env={**home.env, "HOME": str(home.path)},
+                text=True,
+                capture_output=True,
+                check=False,
+            )
             told(done)
-        doctor = subprocess.run([*nobody, "doctor", "script"], cwd=home.path, env=home.env, text=True,
-                                capture_output=True, check=False)
+        doctor = subprocess.run(
+            [*nobody, "doctor", "script"], cwd=home.path, env=home.env, text=True, capture_output=True, check=False
+        )
         assert "compiler" in doctor.stdout
     finally:
         (folder / path).chmod(0o755)
@@ -198,6 +260,7 @@ def test_what_may_not_be_read_is_named(open_home, path):
 
 def test_the_metas_of_the_public_format_keep_their_shapes():
     from cm4vllm.engine.format.shapes import wrong_shapes
+
     meta = yaml.safe_load("""
 alias: a
 uid: 1234567890123456

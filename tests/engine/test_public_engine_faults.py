@@ -22,8 +22,11 @@ def test_01_values_of_tmp_run_env_out_keep_their_equal_signs(home, value):
 
 
 def test_02_the_environment_of_a_dependency_arrives_when_the_parent_has_none(home):
-    home.script("dep", EXPORT, customize="def preprocess(i): i['env']['CM_SEEN'] = i['env'].get('CM_D', 'none'); "
-                                         "return {'return': 0}\n")
+    home.script(
+        "dep",
+        EXPORT,
+        customize="def preprocess(i): i['env']['CM_SEEN'] = i['env'].get('CM_D', 'none'); return {'return': 0}\n",
+    )
     home.script("one", {"deps": [{"tags": "dep", "env": {"CM_D": "given"}}], **EXPORT})
     assert new_env(home.run("one"))["CM_SEEN"] == "given"
 
@@ -33,14 +36,29 @@ def test_03_the_order_of_tags_from_adr_does_not_depend_on_the_hash_seed(home, se
     names = "abcdef"
     home.script("dep", {**EXPORT, "variations": {name: {"env": {"CM_X": name}} for name in names}})
     home.script("one", {**EXPORT, "deps": [{"tags": "dep", "names": ["d"]}]})
-    done = home.cli("run", "script", "--tags=one", "--adr.d.tags=" + ",".join(f"_{name}" for name in names),
-                    "--out=json", PYTHONHASHSEED=seed)
-    assert json.loads(done.stdout[done.stdout.index("{"):])["new_env"]["CM_X"] == "f"
+    done = home.cli(
+        "run",
+        "script",
+        "--tags=one",
+        "--adr.d.tags=" + ",".join(f"_{name}" for name in names),
+        "--out=json",
+        PYTHONHASHSEED=seed,
+    )
+    assert json.loads(done.stdout[done.stdout.index("{") :])["new_env"]["CM_X"] == "f"
 
 
 def test_04_a_default_request_is_not_served_by_an_entry_of_another_variation(home):
-    home.script("one", {**EXPORT, "cache": True, "variations": {
-        "w": {"group": "g", "default": True, "env": {"CM_X": "w"}}, "w2": {"group": "g", "env": {"CM_X": "w2"}}}})
+    home.script(
+        "one",
+        {
+            **EXPORT,
+            "cache": True,
+            "variations": {
+                "w": {"group": "g", "default": True, "env": {"CM_X": "w"}},
+                "w2": {"group": "g", "env": {"CM_X": "w2"}},
+            },
+        },
+    )
     assert new_env(home.run("one,_w2"))["CM_X"] == "w2"
     assert new_env(home.run("one"))["CM_X"] == "w"
 
@@ -62,23 +80,34 @@ def test_06_a_version_that_is_too_old_is_an_error_and_leaves_no_entries(home):
 
 
 def test_07_a_derived_variation_overrides_its_base(home):
-    home.script("one", {**EXPORT, "variations": {"low": {"env": {"CM_X": "low"}},
-                                                 "top": {"base": ["low"], "env": {"CM_X": "top"}}}})
+    home.script(
+        "one",
+        {**EXPORT, "variations": {"low": {"env": {"CM_X": "low"}}, "top": {"base": ["low"], "env": {"CM_X": "top"}}}},
+    )
     assert new_env(home.run("one,_top"))["CM_X"] == "top"
 
 
 def test_08_constants_conditions_and_constant_state_of_the_meta_count(home):
-    home.script("one", {**EXPORT, "new_state_keys": ["s"], "const": {"CM_C": "meta"}, "env": {"CM_C": "env"},
-                        "update_meta_if_env": [{"enable_if_env": {"CM_ON": ["yes"]}, "env": {"CM_U": "updated"}}],
-                        "variations": {"v": {"const_state": {"s": {"a": 1}}}}})
+    home.script(
+        "one",
+        {
+            **EXPORT,
+            "new_state_keys": ["s"],
+            "const": {"CM_C": "meta"},
+            "env": {"CM_C": "env"},
+            "update_meta_if_env": [{"enable_if_env": {"CM_ON": ["yes"]}, "env": {"CM_U": "updated"}}],
+            "variations": {"v": {"const_state": {"s": {"a": 1}}}},
+        },
+    )
     result = home.run("one,_v", env={"CM_ON": "yes"})
     assert new_env(result) == {"CM_C": "meta", "CM_U": "updated", "CM_ON": "yes"}
     assert result["new_state"] == {"s": {"a": 1}}
 
 
 def test_09_what_a_person_types_beats_the_meta_and_fake_runs_are_fake_all_the_way_down(home):
-    home.script("dep", run="touch dep-ran\n",
-                customize="def preprocess(i): open('hook-ran', 'w'); return {'return': 0}\n")
+    home.script(
+        "dep", run="touch dep-ran\n", customize="def preprocess(i): open('hook-ran', 'w'); return {'return': 0}\n"
+    )
     home.script("one", {**EXPORT, "env": {"CM_X": "meta"}, "deps": [{"tags": "dep"}]}, run="touch one-ran\n")
     assert new_env(home.run("one", env={"CM_X": "typed"}, fake_run=True))["CM_X"] == "typed"
     assert list(home.work.iterdir()) == []
@@ -105,12 +134,16 @@ def test_11_the_real_exit_status_is_told_and_exceptions_are_explained(home, comm
 def test_12_running_a_script_does_not_change_its_meta(home):
     home.script("dep", {**EXPORT, "variations": {"v.#": {"env": {"CM_V": "#"}}}})
     home.script("one", {**EXPORT, "deps": [{"tags": "dep", "update_tags_from_env_with_prefix": {"_v.": ["CM_N"]}}]})
-    home.script("both", EXPORT, customize="""
+    home.script(
+        "both",
+        EXPORT,
+        customize="""
 def preprocess(i):
     seen = [i["automation"].run({"tags": "one", "env": {"CM_N": n}}) for n in "12"]
     i["env"]["CM_BOTH"] = " ".join(one["new_env"]["CM_V"] + ":" + one["deps"][0] for one in seen)
     return {"return": 0}
-""")
+""",
+    )
     assert new_env(home.run("both"))["CM_BOTH"] == "1:dep,_v.1 2:dep,_v.2"
 
 
@@ -144,11 +177,15 @@ def test_15_simultaneous_runs_lose_no_entry_of_each_other(home):
 
 
 def test_16_standard_output_carries_information_and_a_token_goes_into_no_url(home):
-    home.script("one", {"input_mapping": {"url": "CM_GIT_URL"}, "new_env_keys": ["CM_GIT_URL"],
-                        "env": {"CM_GIT_AUTH": "yes"}}, run='echo "$CM_GIT_URL"; git config --list > seen\n')
+    home.script(
+        "one",
+        {"input_mapping": {"url": "CM_GIT_URL"}, "new_env_keys": ["CM_GIT_URL"], "env": {"CM_GIT_AUTH": "yes"}},
+        run='echo "$CM_GIT_URL"; git config --list > seen\n',
+    )
     home.cli("find", "script")
-    done = home.cli("run", "script", "--tags=one", "--url=https://github.com/a/b", "--gh_token=very-secret-token",
-                    "--print_env")
+    done = home.cli(
+        "run", "script", "--tags=one", "--url=https://github.com/a/b", "--gh_token=very-secret-token", "--print_env"
+    )
     assert done.stderr == ""
     assert "CM_GIT_URL=https://github.com/a/b" in done.stdout
     assert "https://github.com/a/b\n" in done.stdout
@@ -161,12 +198,20 @@ def test_17_a_hundred_dependencies_start_no_process_of_the_engines_own(home):
     for number in range(20):
         home.script(f"d{number}")
     home.script("one", {"deps": [{"tags": f"d{number}"} for number in range(20)]})
-    code = ("import subprocess, os, sys, cmind\n"
-            "def refuse(*a, **k): raise SystemExit('a process was started')\n"
-            "os.system = subprocess.Popen = os.posix_spawn = refuse\n"
-            "r = cmind.access({'action': 'run', 'automation': 'script', 'tags': 'one'})\n"
-            "sys.exit(r['return'])\n")
+    code = (
+        "import subprocess, os, sys, cmind\n"
+        "def refuse(*a, **k): raise SystemExit('a process was started')\n"
+        "os.system = subprocess.Popen = os.posix_spawn = refuse\n"
+        "r = cmind.access({'action': 'run', 'automation': 'script', 'tags': 'one'})\n"
+        "sys.exit(r['return'])\n"
+    )
     home.cli("find", "script")
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **home.env}, cwd=home.work, text=True,
-                          capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **home.env},
+        cwd=home.work,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,8 +13,24 @@ from cm4vllm.engine.run.shell_environment import process_environment
 
 # --- exact values ----------------------------------------------------------------------------------------------------
 
-NASTY = [*(chr(n) for n in range(1, 128)), *"äß€漢😀\u2028\u0085\u00a0\ufeff", "$(", "${", "\r\n", "$HOME", "<<<",
-         ">>>", "%s", "*", "~", "!", "#", "&&", "\\n", "\\$"]
+NASTY = [
+    *(chr(n) for n in range(1, 128)),
+    *"äß€漢😀\u2028\u0085\u00a0\ufeff",
+    "$(",
+    "${",
+    "\r\n",
+    "$HOME",
+    "<<<",
+    ">>>",
+    "%s",
+    "*",
+    "~",
+    "!",
+    "#",
+    "&&",
+    "\\n",
+    "\\$",
+]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,8 +64,12 @@ TOKEN = "hf_" + "Zq9" * 9 + "\"'$x"
 DECLARED = "declared-by-the-meta-77"
 
 SECRETIVE = {
-    "cache": True, "input_mapping": {"hf_token": "HF_TOKEN", "login": "CM_LOGIN"}, "secret_env_keys": ["CM_LOGIN"],
-    "new_env_keys": ["*"], "new_state_keys": ["*"], "env": {"CM_URL": "https://user:<<<HF_TOKEN>>>@host/"},
+    "cache": True,
+    "input_mapping": {"hf_token": "HF_TOKEN", "login": "CM_LOGIN"},
+    "secret_env_keys": ["CM_LOGIN"],
+    "new_env_keys": ["*"],
+    "new_state_keys": ["*"],
+    "env": {"CM_URL": "https://user:<<<HF_TOKEN>>>@host/"},
     "print_env_at_the_end": {"CM_URL": "url"},
 }
 HOOK = """
@@ -76,20 +96,40 @@ echo made > made
 
 def files_with(folder: Path, secret: str) -> list[Path]:
     escaped = json.dumps(secret)[1:-1]
-    return [path for path in folder.rglob("*") if path.is_file() and any(
-        text.encode() in path.read_bytes() for text in {secret, escaped})]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and any(text.encode() in path.read_bytes() for text in {secret, escaped})
+    ]
 
 
 @pytest.mark.parametrize(("fail", "code"), [("", 0), ("run", 2), ("hook", 3)])
-@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env"],
-                                   ["-v"], ["--out=json", "--dirty"], ["-j"],
-                                   ["--save_to_json=result.json", "--print_readme"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--repro", "--save_env", "--dump_version_info", "--debug_script", "--print_env"],
+        ["-v"],
+        ["--out=json", "--dirty"],
+        ["-j"],
+        ["--save_to_json=result.json", "--print_readme"],
+    ],
+)
 def test_secrets_are_in_nothing_that_a_run_leaves(home, flags, fail, code):
     script = home.script("one", SECRETIVE, run=SHELL, customize=HOOK)
     home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["*"]})
     lines = home.path.parent / "cmdlines"
-    done = home.cli("run", "script", "--tags=outer", f"--env.CM_FAIL={fail}", f"--env.CM_CMDLINES={lines}", *flags,
-                    HF_TOKEN=TOKEN, CM_LOGIN=DECLARED, CM_EXPECTED=TOKEN, TMPDIR=str(home.path.parent))
+    done = home.cli(
+        "run",
+        "script",
+        "--tags=outer",
+        f"--env.CM_FAIL={fail}",
+        f"--env.CM_CMDLINES={lines}",
+        *flags,
+        HF_TOKEN=TOKEN,
+        CM_LOGIN=DECLARED,
+        CM_EXPECTED=TOKEN,
+        TMPDIR=str(home.path.parent),
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert script.is_dir()
     for secret in (TOKEN, DECLARED):
@@ -119,30 +159,45 @@ def test_a_secret_that_is_typed_is_remarked(home):
 
 
 def test_a_secret_that_is_typed_does_what_the_variable_would(home):
-    home.script("one", {"new_env_keys": ["CM_SEEN"]}, customize="""
+    home.script(
+        "one",
+        {"new_env_keys": ["CM_SEEN"]},
+        customize="""
 import os
 def preprocess(i):
     i["env"]["CM_SEEN"] = str(len(os.environ["HF_TOKEN"])) + " " + os.environ.get("CM_PLAIN", "")
     return {"return": 0}
-""")
+""",
+    )
     before = dict(os.environ)
     result = home.run("one", env={"HF_TOKEN": "typed-token", "CM_PLAIN": "x"}, cmd=["--env.HF_TOKEN=typed-token"])
     assert result["new_env"] == {"CM_SEEN": "11 "}
     assert dict(os.environ) == before
 
 
-TYPED = [f"--env.HF_TOKEN={TOKEN}", f"--const.CM_X_TOKEN={TOKEN}", f"--words=--seed 1 --hf-token '{TOKEN}'",
-         "--words=--seed 1 --hf-token typed-within-words-88", "--url=https://me:typed-within-words-88@host/x"]
+TYPED = [
+    f"--env.HF_TOKEN={TOKEN}",
+    f"--const.CM_X_TOKEN={TOKEN}",
+    f"--words=--seed 1 --hf-token '{TOKEN}'",
+    "--words=--seed 1 --hf-token typed-within-words-88",
+    "--url=https://me:typed-within-words-88@host/x",
+]
 
 
 @pytest.mark.parametrize("typed", TYPED)
-@pytest.mark.parametrize("flags", [["--repro", "--save_env", "--print_env", "--print_readme"], ["--plan"],
-                                   ["--out=json"], ["--plan", "-j"]])
+@pytest.mark.parametrize(
+    "flags", [["--repro", "--save_env", "--print_env", "--print_readme"], ["--plan"], ["--out=json"], ["--plan", "-j"]]
+)
 def test_a_secret_anywhere_on_the_command_line_is_in_nothing_that_a_run_leaves(home, typed, flags):
-    home.script("one", {"input_mapping": {"words": "CM_WORDS", "url": "CM_URL"}, "new_env_keys": ["*"]},
-                run="echo \"shell has $CM_WORDS $CM_URL $HF_TOKEN\"\n")
-    home.script("outer", {"deps": [{"tags": "one"}], "input_mapping": {"words": "CM_WORDS", "url": "CM_URL"},
-                          "new_env_keys": ["*"]})
+    home.script(
+        "one",
+        {"input_mapping": {"words": "CM_WORDS", "url": "CM_URL"}, "new_env_keys": ["*"]},
+        run='echo "shell has $CM_WORDS $CM_URL $HF_TOKEN"\n',
+    )
+    home.script(
+        "outer",
+        {"deps": [{"tags": "one"}], "input_mapping": {"words": "CM_WORDS", "url": "CM_URL"}, "new_env_keys": ["*"]},
+    )
     done = home.cli("run", "script", "--tags=outer", typed, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     for secret in (TOKEN, "typed-within-words-88"):
@@ -171,11 +226,18 @@ def test_short_words_are_no_secrets_and_lines_of_long_ones_are():
 
 # --- what a failing command tells ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("command", "remedy"), [
-    ("no-such-tool-here", "install no-such-tool-here"), ("kill -KILL $$", "lack of memory"),
-    ("echo 'No space left on device' >&2; false", "free disk space"),
-    ("echo 'fatal: Could not resolve host: x' >&2; false", "network"),
-    ("python3 -c 'import no_such_module'", "the package no_such_module is missing"), ("exit 41", "read the log")])
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("no-such-tool-here", "install no-such-tool-here"),
+        ("kill -KILL $$", "lack of memory"),
+        ("echo 'No space left on device' >&2; false", "free disk space"),
+        ("echo 'fatal: Could not resolve host: x' >&2; false", "network"),
+        ("python3 -c 'import no_such_module'", "the package no_such_module is missing"),
+        ("exit 41", "read the log"),
+    ],
+)
 def test_failing_command_is_told_whole(home, command, remedy):
     folder = home.script("one", run=f"for n in $(seq 30); do echo line $n; done\n{command}\nexit $?\n")
     error = home.run("one")["error"]
@@ -201,6 +263,7 @@ def test_a_log_stays_only_of_what_failed_and_old_ones_go(home):
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", ["../victim", "{}/victim", "sub/../../victim"])
 @pytest.mark.parametrize("key", ["clean_files", "clean_output_files"])
@@ -231,9 +294,15 @@ def made(home, **given):
     return len((home.work / "log").read_text().split())
 
 
-@pytest.mark.parametrize("alter", [
-    lambda entry: (entry / "top").write_text("2wo\n"), lambda entry: (entry / "d" / "file").write_text("0ne\n"),
-    lambda entry: (entry / "d" / "file").unlink(), lambda entry: (entry / "top").write_text("")])
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda entry: (entry / "top").write_text("2wo\n"),
+        lambda entry: (entry / "d" / "file").write_text("0ne\n"),
+        lambda entry: (entry / "d" / "file").unlink(),
+        lambda entry: (entry / "top").write_text(""),
+    ],
+)
 def test_an_altered_entry_is_found_out_and_made_again(home, alter):
     home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
     assert made(home) == 1
@@ -268,20 +337,29 @@ def test_an_edited_recipe_makes_an_entry_of_its_own_and_texts_for_people_do_not(
 
 
 def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):
-    home.script("one", {"cache": True, "new_state_keys": ["s"]},
-                customize="def preprocess(i): i['state']['s'] = {1, 2}; return {'return': 0}\n")
+    home.script(
+        "one",
+        {"cache": True, "new_state_keys": ["s"]},
+        customize="def preprocess(i): i['state']['s'] = {1, 2}; return {'return': 0}\n",
+    )
     assert home.run("one")["return"] == 3
     assert home.entries() == []
 
 
 # --- killed at any moment --------------------------------------------------------------------------------------------
 
+
 def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moments(home):
-    home.script("low", {"cache": True, "new_env_keys": ["CM_LOW"]},
-                run='echo low > made; echo "CM_LOW=$PWD/made" > tmp-run-env.out\n')
-    home.script("top", {"cache": True, "new_env_keys": ["CM_*"],
-                        "deps": [{"tags": "low", "force_env_keys": ["CM_NAME"]}]},
-                run='cat "$CM_LOW" > copy; echo "CM_TOP=$PWD/copy" > tmp-run-env.out\n')
+    home.script(
+        "low",
+        {"cache": True, "new_env_keys": ["CM_LOW"]},
+        run='echo low > made; echo "CM_LOW=$PWD/made" > tmp-run-env.out\n',
+    )
+    home.script(
+        "top",
+        {"cache": True, "new_env_keys": ["CM_*"], "deps": [{"tags": "low", "force_env_keys": ["CM_NAME"]}]},
+        run='cat "$CM_LOW" > copy; echo "CM_TOP=$PWD/copy" > tmp-run-env.out\n',
+    )
     assert home.run("top", name="warm")["return"] == 0
     begin = time.monotonic()
     assert home.run("top", name="timed")["return"] == 0
@@ -315,6 +393,9 @@ def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moment
         assert home.run("top", name=f"n{n}", silent=True)["return"] == 0
     names = [json.loads((entry / "_cm.json").read_bytes())["tags"] for entry in home.entries()]
     assert len(names) == len({tuple(sorted(tags)) for tags in names})
-    strays = [path for path in (home.path / "repos" / "local" / "cache").iterdir()
-              if not path.name.startswith(".") and not (path / "_cm.json").exists()]
+    strays = [
+        path
+        for path in (home.path / "repos" / "local" / "cache").iterdir()
+        if not path.name.startswith(".") and not (path / "_cm.json").exists()
+    ]
     assert strays == []

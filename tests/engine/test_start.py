@@ -4,14 +4,30 @@ import subprocess
 import sys
 
 #: What takes a millisecond or more to load, or starts something.
-HEAVY = {"pathlib", "hashlib", "dataclasses", "subprocess", "shutil", "tempfile", "asyncio",
-         "cm4vllm.engine.run.native", "cm4vllm.engine.run.hooks", "cm4vllm.engine.run.shell_environment",
-         "cm4vllm.common.processes"}
+HEAVY = {
+    "pathlib",
+    "hashlib",
+    "dataclasses",
+    "subprocess",
+    "shutil",
+    "tempfile",
+    "asyncio",
+    "cm4vllm.engine.run.native",
+    "cm4vllm.engine.run.hooks",
+    "cm4vllm.engine.run.shell_environment",
+    "cm4vllm.common.processes",
+}
 
 
 def loaded(home, *words):
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "cmind.cli", *words], cwd=home.work, env=home.env,
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cmind.cli", *words],
+        cwd=home.work,
+        env=home.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 

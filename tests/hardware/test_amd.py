@@ -24,8 +24,11 @@ def library(**changes):
         raise AmdSmiException
 
     answers = {
-        "AmdSmiException": AmdSmiException, "AmdSmiClkType": Clock, "AmdSmiInitFlags": SimpleNamespace(INIT_AMD_GPUS=2),
-        "amdsmi_init": lambda _: None, "amdsmi_shut_down": lambda: None,
+        "AmdSmiException": AmdSmiException,
+        "AmdSmiClkType": Clock,
+        "AmdSmiInitFlags": SimpleNamespace(INIT_AMD_GPUS=2),
+        "amdsmi_init": lambda _: None,
+        "amdsmi_shut_down": lambda: None,
         "amdsmi_get_processor_handles": lambda: ["one", "two"],
         "amdsmi_get_gpu_device_uuid": lambda handle: f"uuid-{handle}",
         "amdsmi_get_gpu_device_bdf": lambda handle: "0000:05:00.0",
@@ -54,8 +57,17 @@ def test_an_mi300x_is_described_as_its_driver_does():
 
 
 def test_what_amdsmi_refuses_is_left_open():
-    refused = dict.fromkeys(("amdsmi_get_gpu_vram_info", "amdsmi_get_pcie_info", "amdsmi_get_power_cap_info",
-                             "amdsmi_get_clock_info", "amdsmi_get_gpu_driver_info", "amdsmi_topo_get_link_type"), False)
+    refused = dict.fromkeys(
+        (
+            "amdsmi_get_gpu_vram_info",
+            "amdsmi_get_pcie_info",
+            "amdsmi_get_power_cap_info",
+            "amdsmi_get_clock_info",
+            "amdsmi_get_gpu_driver_info",
+            "amdsmi_topo_get_link_type",
+        ),
+        False,
+    )
     one = amd_gpus(library(**refused))[0]
     assert (one.pcie_width, one.power_limit_w, one.max_sm_mhz, one.links, one.driver) == (None, None, None, {}, "")
 

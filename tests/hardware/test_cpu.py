@@ -45,28 +45,49 @@ def test_an_arm_processor_is_named_by_its_part(tmp_path):
 
 SHAPES = {
     # of a Xeon Platinum 8480+ with two sockets, cut to one thread of each
-    "intel": ("processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
-              "model name\t: Intel(R) Xeon(R) Platinum 8480+\nphysical id\t: 0\nsiblings\t: 112\ncore id\t\t: 0\n"
-              "cpu cores\t: 56\nflags\t\t: fpu vme amx_bf16\n\n"
-              "processor\t: 1\nmodel name\t: Intel(R) Xeon(R) Platinum 8480+\nphysical id\t: 1\ncore id\t\t: 0\n\n",
-              "Intel(R) Xeon(R) Platinum 8480+", (2, 1, 1, 2)),
+    "intel": (
+        "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
+        "model name\t: Intel(R) Xeon(R) Platinum 8480+\nphysical id\t: 0\nsiblings\t: 112\ncore id\t\t: 0\n"
+        "cpu cores\t: 56\nflags\t\t: fpu vme amx_bf16\n\n"
+        "processor\t: 1\nmodel name\t: Intel(R) Xeon(R) Platinum 8480+\nphysical id\t: 1\ncore id\t\t: 0\n\n",
+        "Intel(R) Xeon(R) Platinum 8480+",
+        (2, 1, 1, 2),
+    ),
     # of an EC2 guest: the base frequency is in the name, siblings share a core
-    "guest": ("processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz\nphysical id\t: 0\n"
-              "core id\t\t: 0\nflags\t\t: fpu hypervisor\n\nprocessor\t: 1\nphysical id\t: 0\ncore id\t\t: 0\n",
-              "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", (1, 1, 2, 2)),
-    "amd": ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9254 24-Core Processor\n"
-            "physical id\t: 0\ncore id\t\t: 0\nflags\t\t: fpu avx512f\n",
-            "AMD EPYC 9254 24-Core Processor", (1, 1, 1, 1)),
+    "guest": (
+        "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz\nphysical id\t: 0\n"
+        "core id\t\t: 0\nflags\t\t: fpu hypervisor\n\nprocessor\t: 1\nphysical id\t: 0\ncore id\t\t: 0\n",
+        "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz",
+        (1, 1, 2, 2),
+    ),
+    "amd": (
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9254 24-Core Processor\n"
+        "physical id\t: 0\ncore id\t\t: 0\nflags\t\t: fpu avx512f\n",
+        "AMD EPYC 9254 24-Core Processor",
+        (1, 1, 1, 1),
+    ),
     # of a Grace: no model name, no topology in the file
-    "grace": ("processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2 bf16\nCPU implementer\t: 0x41\n"
-              "CPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n\n"
-              "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", "Arm Neoverse V2", (1, 2, 1, 2)),
+    "grace": (
+        "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2 bf16\nCPU implementer\t: 0x41\n"
+        "CPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n\n"
+        "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n",
+        "Arm Neoverse V2",
+        (1, 2, 1, 2),
+    ),
     "ampere": ("processor\t: 0\nCPU implementer\t: 0xc0\nCPU part\t: 0xac3\n", "Ampere-1", (1, 1, 1, 1)),
     # of a guest whose hypervisor hides the name and the topology
-    "hidden": ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: unknown\nflags\t\t: fpu hypervisor\n\n"
-               "processor\t: 1\nmodel name\t: unknown\n", None, (1, 2, 1, 2)),
-    "power": ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 3800.000000MHz\n\n"
-              "timebase\t: 512000000\nplatform\t: PowerNV\n", "POWER9, altivec supported", (1, 1, 1, 1)),
+    "hidden": (
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: unknown\nflags\t\t: fpu hypervisor\n\n"
+        "processor\t: 1\nmodel name\t: unknown\n",
+        None,
+        (1, 2, 1, 2),
+    ),
+    "power": (
+        "processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 3800.000000MHz\n\n"
+        "timebase\t: 512000000\nplatform\t: PowerNV\n",
+        "POWER9, altivec supported",
+        (1, 1, 1, 1),
+    ),
 }
 
 

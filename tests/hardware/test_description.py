@@ -24,13 +24,30 @@ from cm4vllm.hardware.description import (
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
-ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", used=(),
-                    packages={"torch": "2.13.0+cpu", "python": "3.11.7", "pip": "25.0"})
-H200 = GpuFacts(name="NVIDIA H200", uuid="GPU-0", memory_bytes=150754820096, max_sm_mhz=1980, pcie_generation=5,
-                pcie_width=16, driver="570.86.15", ecc=True, power_limit_w=600, power_default_w=700)
+ASKED = SystemAsked(
+    submitter="Example",
+    division="open",
+    system_type="datacenter",
+    vllm="0.32.0",
+    used=(),
+    packages={"torch": "2.13.0+cpu", "python": "3.11.7", "pip": "25.0"},
+)
+H200 = GpuFacts(
+    name="NVIDIA H200",
+    uuid="GPU-0",
+    memory_bytes=150754820096,
+    max_sm_mhz=1980,
+    pcie_generation=5,
+    pcie_width=16,
+    driver="570.86.15",
+    ecc=True,
+    power_limit_w=600,
+    power_default_w=700,
+)
 #: Of the fixture's processor.
-UNCHECKED = ("Interconnect of the Intel Xeon Platinum 8480+: after Intel ARK, Intel Xeon Platinum 8480+ processor, not "
-             "checked.")
+UNCHECKED = (
+    "Interconnect of the Intel Xeon Platinum 8480+: after Intel ARK, Intel Xeon Platinum 8480+ processor, not checked."
+)
 EIGHT = [replace(H200, uuid=f"GPU-{n}", links={"switch": 18}, link_name="NVLink") for n in range(8)]
 
 
@@ -80,8 +97,13 @@ def test_what_is_not_known_is_not_made_up(machine):
     assert description["status"] == "rdi"
     assert description["host_processor_interconnect"] == "UPI"  # of the table: a Xeon Platinum 8480+ has it
     assert not_stated(description) == [
-        "status", "host_memory_configuration", "host_networking", "host_networking_topology", "host_network_card_count",
-        "cooling"]
+        "status",
+        "host_memory_configuration",
+        "host_networking",
+        "host_networking_topology",
+        "host_network_card_count",
+        "cooling",
+    ]
 
 
 def test_an_availability_that_nobody_stated_is_said_to_be_none(machine):
@@ -101,9 +123,11 @@ def test_what_is_stated_goes_before_what_is_detected(machine):
 
 
 def test_modules_and_cards_that_are_shown_are_described(machine):
-    shown = replace(machine, network=[NetworkCard(kind="Ethernet", driver="ice"), NetworkCard(kind="InfiniBand")],
-                    memory=replace(machine.memory, modules=[MemoryModule(size_bytes=2**36, kind="DDR5",
-                                                                         mega_transfers=4800)] * 16))
+    shown = replace(
+        machine,
+        network=[NetworkCard(kind="Ethernet", driver="ice"), NetworkCard(kind="InfiniBand")],
+        memory=replace(machine.memory, modules=[MemoryModule(size_bytes=2**36, kind="DDR5", mega_transfers=4800)] * 16),
+    )
     description = describe_system(shown, ASKED)
     assert description["host_memory_configuration"] == "16x 64 GB DDR5-4800"
     assert description["host_network_card_count"] == "2"
@@ -111,9 +135,12 @@ def test_modules_and_cards_that_are_shown_are_described(machine):
 
 
 def test_a_virtual_machine_is_called_one_and_its_cores_virtual(machine):
-    virtual = replace(machine, host=replace(machine.host, virtualised=True),
-                      cpu=replace(machine.cpu, model_name="AMD EPYC", cores_per_socket=4),
-                      network=[NetworkCard(kind="virtual")])
+    virtual = replace(
+        machine,
+        host=replace(machine.host, virtualised=True),
+        cpu=replace(machine.cpu, model_name="AMD EPYC", cores_per_socket=4),
+        network=[NetworkCard(kind="virtual")],
+    )
     description = describe_system(virtual, asked(stated={"hw_notes": "Rented."}))
     assert description["hw_notes"].startswith("Rented. Virtual machine: it is given 16 virtual CPUs")
     assert description["host_processor_core_count"] == "4 virtual cores (16 virtual CPUs in all)"
@@ -131,8 +158,10 @@ def test_a_virtual_machines_processor_that_is_known_has_the_cores_it_is_sold_wit
     # What a machine holds at most, no published file says: its owner is told, and nothing of it is published.
     assert "host_processors_per_node" in hints(description)[0]
     assert "against the table" not in description["hw_notes"]
-    assert "Frequencies of the AMD EPYC 9254: after AMD EPYC 9254 product page (amd.com), not checked." in (
-        description["hw_notes"])
+    assert (
+        "Frequencies of the AMD EPYC 9254: after AMD EPYC 9254 product page (amd.com), not checked."
+        in (description["hw_notes"])
+    )
 
 
 def test_what_is_detected_against_a_published_system_is_remarked(machine):
@@ -165,7 +194,8 @@ def test_gpus_in_use_are_described_and_the_idle_ones_remarked(machine):
     assert description["hw_notes"] == (
         f"The machine has 8 GPUs, of which the server uses 1. {UNCHECKED} GPU: ECC on; power limit 600 W (default "
         "700 W); form factor SXM5. Form factor of the NVIDIA H200: after NVIDIA H200 Tensor Core GPU data sheet, not "
-        "checked.")
+        "checked."
+    )
     assert "NVIDIA driver 570.86.15" in description["other_software_stack"]
     assert folder_name(description) == "1xNVIDIA-H200_vLLM-0.32.0"
 
@@ -199,15 +229,21 @@ def test_memory_that_is_far_from_what_is_sold_is_remarked(machine):
 
 def test_a_statement_against_the_table_is_refused_with_its_source(machine):
     with pytest.raises(UsageError, match=r"'HBM2', but the NVIDIA H200 has HBM3e \(NVIDIA H200") as refused:
-        describe_system(replace(machine, gpus=[H200]), asked(
-            used=["GPU-0"], stated={"accelerator_memory_configuration": "HBM2"}))
+        describe_system(
+            replace(machine, gpus=[H200]), asked(used=["GPU-0"], stated={"accelerator_memory_configuration": "HBM2"})
+        )
     assert "confirmed: [accelerator_memory_configuration]" in refused.value.remedy
 
 
 def test_a_statement_that_its_owner_confirms_is_published_with_a_remark(machine):
-    description = describe_system(replace(machine, gpus=[H200]), asked(
-        used=["GPU-0"], stated={"accelerator_memory_configuration": "HBM2"},
-        confirmed=["accelerator_memory_configuration"]))
+    description = describe_system(
+        replace(machine, gpus=[H200]),
+        asked(
+            used=["GPU-0"],
+            stated={"accelerator_memory_configuration": "HBM2"},
+            confirmed=["accelerator_memory_configuration"],
+        ),
+    )
     assert description["accelerator_memory_configuration"] == "HBM2"
     assert "against the table of known hardware: accelerator_memory_configuration" in description["hw_notes"]
 
@@ -245,11 +281,9 @@ def test_a_rehearsals_remarks_say_that_it_is_one(machine):
     assert description["sw_notes"].startswith(REHEARSAL_NOTICE)
 
 
-@pytest.mark.parametrize(("name", "folder"), [
-    ("My System (new)", "My-System-new"),
-    ("../../etc", "etc"),
-    ("8xH100+NVL", "8xH100-NVL"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "folder"), [("My System (new)", "My-System-new"), ("../../etc", "etc"), ("8xH100+NVL", "8xH100-NVL")]
+)
 def test_the_folders_name_has_safe_characters_only(machine, name, folder):
     assert folder_name(describe_system(machine, asked(stated={"system_name": name}))) == folder
 

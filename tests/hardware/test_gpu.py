@@ -99,6 +99,7 @@ class Driver:
     def __getattr__(self, name):
         def unknown(*_):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
         if not name.startswith("nvml"):
             raise AttributeError(name)
         return unknown
@@ -159,6 +160,7 @@ def test_this_machines_gpus_are_found_and_recorded(tmp_path):
     record_gpus(tmp_path / "gpus.json")
     again = nvidia_gpus(Replay(json.loads((tmp_path / "gpus.json").read_text())))
     assert [(gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in again] == [
-        (gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in gpus]
+        (gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in gpus
+    ]
     with opened() as nvml:
         assert gpus_of_processes(nvml, set()) == []

@@ -24,8 +24,9 @@ def test_a_virtual_machine_names_its_hypervisor_where_the_firmware_does(server):
 
 
 def test_names_that_nobody_wrote_into_the_firmware_are_none(server):
-    put(server, {"sys/class/dmi/id/sys_vendor": "Supermicro",
-                 "sys/class/dmi/id/product_name": "To Be Filled By O.E.M."})
+    put(
+        server, {"sys/class/dmi/id/sys_vendor": "Supermicro", "sys/class/dmi/id/product_name": "To Be Filled By O.E.M."}
+    )
     assert detect_host(server).product == "Supermicro"
 
 
@@ -40,13 +41,16 @@ def test_nothing_of_proc_and_sys_is_needed(tmp_path):
     assert host.kernel
 
 
-@pytest.mark.parametrize(("vendor", "product", "virtual"), [
-    ("QEMU", "Standard PC", True),
-    ("Amazon EC2", "c7g.16xlarge", True),
-    ("Amazon EC2", "c7g.metal", False),
-    ("Supermicro", "ARS-221GL", False),
-    ("", "", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "product", "virtual"),
+    [
+        ("QEMU", "Standard PC", True),
+        ("Amazon EC2", "c7g.16xlarge", True),
+        ("Amazon EC2", "c7g.metal", False),
+        ("Supermicro", "ARS-221GL", False),
+        ("", "", None),
+    ],
+)
 def test_where_the_cpu_has_no_hypervisor_flag_the_firmware_tells(tmp_path, vendor, product, virtual):
     names = tmp_path / "sys/class/dmi/id"
     names.mkdir(parents=True)

@@ -27,7 +27,8 @@ def wrong(description):
 
 def test_published_systems_are_held_against_the_table(published):
     assert {name: set(wrong(system)) for name, system in published.items()} == {
-        "4xH100-SXM-80GB_vLLM_FP8": set(), "4xH100-SXM-80GB_vLLM_GPTQ": set(),
+        "4xH100-SXM-80GB_vLLM_FP8": set(),
+        "4xH100-SXM-80GB_vLLM_GPTQ": set(),
         # 23.647... GB is what CUDA reports of a card that is sold with 24.
         "GO_2xRTX4090": {"accelerator_memory_capacity"},
         # A virtual machine's 4 cores, given as those of a processor that has 24.
@@ -41,39 +42,64 @@ def test_an_l40s_with_hbm_is_contradicted(published):
         assert wrong(system)["accelerator_memory_configuration"] == "the NVIDIA L40S has GDDR6"
 
 
-@pytest.mark.parametrize(("key", "said", "is_wrong"), [
-    ("accelerator_memory_configuration", "HBM2", True), ("accelerator_memory_configuration", "GDDR6 with ECC", False),
-    ("accelerator_memory_configuration", "not stated", False), ("accelerator_memory_capacity", "48 GB", False),
-    ("accelerator_memory_capacity", "44.99 GB", True), ("accelerator_memory_capacity", "48GiB", False),
-    ("accelerator_host_interconnect", "PCIe Gen5 x16", True), ("accelerator_host_interconnect", "PCIe Gen3 x16", False),
-    ("accelerator_interconnect", "NVLink", True), ("accelerator_interconnect", "PCIe Gen4 x16", False),
-    ("host_processor_core_count", "4", True), ("host_processor_core_count", "24", False),
-    ("host_processor_core_count", "4 virtual cores (80 virtual CPUs in all)", False),
-    ("host_processors_per_node", "10", True), ("host_processors_per_node", "2", False),
-    ("host_processor_frequency", "5.1 GHz", True), ("host_processor_frequency", "2.9 GHz, up to 4.15 GHz", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "said", "is_wrong"),
+    [
+        ("accelerator_memory_configuration", "HBM2", True),
+        ("accelerator_memory_configuration", "GDDR6 with ECC", False),
+        ("accelerator_memory_configuration", "not stated", False),
+        ("accelerator_memory_capacity", "48 GB", False),
+        ("accelerator_memory_capacity", "44.99 GB", True),
+        ("accelerator_memory_capacity", "48GiB", False),
+        ("accelerator_host_interconnect", "PCIe Gen5 x16", True),
+        ("accelerator_host_interconnect", "PCIe Gen3 x16", False),
+        ("accelerator_interconnect", "NVLink", True),
+        ("accelerator_interconnect", "PCIe Gen4 x16", False),
+        ("host_processor_core_count", "4", True),
+        ("host_processor_core_count", "24", False),
+        ("host_processor_core_count", "4 virtual cores (80 virtual CPUs in all)", False),
+        ("host_processors_per_node", "10", True),
+        ("host_processors_per_node", "2", False),
+        ("host_processor_frequency", "5.1 GHz", True),
+        ("host_processor_frequency", "2.9 GHz, up to 4.15 GHz", False),
+    ],
+)
 def test_each_key_is_judged(key, said, is_wrong):
     described = {"accelerator_model_name": "NVIDIA L40S", "host_processor_model_name": "AMD EPYC 9254"}
     assert (key in wrong({**described, key: said})) is is_wrong
 
 
-@pytest.mark.parametrize(("name", "known"), [
-    ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), ("NVIDIA H100-SXM-80GB", "NVIDIA H100 80GB HBM3"),
-    ("nvidia l40s", "NVIDIA L40S"), ("NVIDIA L40", "NVIDIA L40"), ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
-    ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"), ("NVIDIA L400", None), ("N/A", None), ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H100-SXM-80GB", "NVIDIA H100 80GB HBM3"),
+        ("nvidia l40s", "NVIDIA L40S"),
+        ("NVIDIA L40", "NVIDIA L40"),
+        ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
+        ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"),
+        ("NVIDIA L400", None),
+        ("N/A", None),
+        ("", None),
+    ],
+)
 def test_accelerators_are_found_by_their_whole_name(name, known):
     row = accelerator(name)
     assert (row.names[0] if row else None) == known
 
 
-@pytest.mark.parametrize(("name", "known"), [
-    ("AMD EPYC 9254 24-Core Processor", "AMD EPYC 9254"),
-    ("Intel(R) Xeon(R) Platinum 8462Y+", "Intel Xeon Platinum 8462Y+"),
-    ("INTEL(R) XEON(R) GOLD 6530", "Intel Xeon Gold 6530"), ("2xAMD EPYC 9655", "AMD EPYC 9655"),
-    ("AMD EPYC 9654P 96-Core Processor", None), ("AMD EPYC", None),
-    ("Intel(R) Xeon(R) Platinum 8480C", "Intel Xeon Platinum 8480C"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("AMD EPYC 9254 24-Core Processor", "AMD EPYC 9254"),
+        ("Intel(R) Xeon(R) Platinum 8462Y+", "Intel Xeon Platinum 8462Y+"),
+        ("INTEL(R) XEON(R) GOLD 6530", "Intel Xeon Gold 6530"),
+        ("2xAMD EPYC 9655", "AMD EPYC 9655"),
+        ("AMD EPYC 9654P 96-Core Processor", None),
+        ("AMD EPYC", None),
+        ("Intel(R) Xeon(R) Platinum 8480C", "Intel Xeon Platinum 8480C"),
+    ],
+)
 def test_processors_are_found_by_their_whole_name(name, known):
     row = processor(name)
     assert (row.name if row else None) == known
@@ -92,12 +118,16 @@ def test_every_row_has_a_source_and_no_name_stands_twice():
 
 
 def test_a_row_that_nothing_confirms_gives_a_hint_and_no_contradiction():
-    said = {"accelerator_model_name": "NVIDIA A10", "accelerator_memory_configuration": "HBM2",
-            "host_processor_model_name": "AMD EPYC 9754", "host_processor_core_count": "64"}
+    said = {
+        "accelerator_model_name": "NVIDIA A10",
+        "accelerator_memory_configuration": "HBM2",
+        "host_processor_model_name": "AMD EPYC 9754",
+        "host_processor_core_count": "64",
+    }
     found = contradictions(said)
     assert len(found) == 2
     assert all(one.is_hint and "no published system confirms" in str(one) for one in found)
-    l40s, = contradictions({**said, "accelerator_model_name": "NVIDIA L40S", "host_processor_core_count": "128"})
+    (l40s,) = contradictions({**said, "accelerator_model_name": "NVIDIA L40S", "host_processor_core_count": "128"})
     assert not l40s.is_hint
     assert "no published system confirms" not in str(l40s)
 

@@ -32,8 +32,15 @@ def test_no_gpu_is_a_count_of_0():
 
 
 def test_the_first_gpu_is_described():
-    gpu = GpuFacts(name="NVIDIA L4", uuid="u", memory_bytes=24 * 2**30, max_sm_mhz=None, pcie_generation=None,
-                   pcie_width=None, driver="570.1")
+    gpu = GpuFacts(
+        name="NVIDIA L4",
+        uuid="u",
+        memory_bytes=24 * 2**30,
+        max_sm_mhz=None,
+        pcie_generation=None,
+        pcie_width=None,
+        driver="570.1",
+    )
     env = gpu_env([gpu, gpu])
     assert env["CM_HOST_GPU_COUNT"] == "2"
     assert env["CM_HOST_GPU_MODEL_NAME"] == "NVIDIA L4"
@@ -46,11 +53,17 @@ def test_memory_disks_and_network_are_given(server):
     modules = [MemoryModule(size_bytes=2**35, kind="DDR5", mega_transfers=4800)] * 2
     assert memory_env(replace(memory, modules=modules))["CM_HOST_MEMORY_MODULES"] == "2x 32 GB DDR5-4800"
     disks = storage_env(detect_disks(server), 1)
-    assert disks == {"CM_HOST_DISK_CAPACITY": "2.92 TB", "CM_HOST_STORAGE_TYPE": "NVMe SSD, HDD",
-                     "CM_HOST_STORAGE_COUNT": "2"}
+    assert disks == {
+        "CM_HOST_DISK_CAPACITY": "2.92 TB",
+        "CM_HOST_STORAGE_TYPE": "NVMe SSD, HDD",
+        "CM_HOST_STORAGE_COUNT": "2",
+    }
     cards = [NetworkCard(kind="Ethernet", megabits=25000), NetworkCard(kind="virtual", megabits=10)]
-    assert network_env(cards) == {"CM_HOST_NETWORK_CARD_COUNT": "1", "CM_HOST_NETWORK_TYPE": "Ethernet, virtual",
-                                  "CM_HOST_NETWORK_MBITS": "25000"}
+    assert network_env(cards) == {
+        "CM_HOST_NETWORK_CARD_COUNT": "1",
+        "CM_HOST_NETWORK_TYPE": "Ethernet, virtual",
+        "CM_HOST_NETWORK_MBITS": "25000",
+    }
 
 
 def test_the_root_file_system_counts_where_no_disk_is_shown():

@@ -86,10 +86,13 @@ def test_a_memory_controller_that_corrects_means_ecc(server):
     assert detect_memory(server).ecc is True
 
 
-@pytest.mark.parametrize(("folder", "names", "reclaimable"), [
-    ("", ("memory.max", "memory.current"), "inactive_file"),
-    ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
-])
+@pytest.mark.parametrize(
+    ("folder", "names", "reclaimable"),
+    [
+        ("", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+    ],
+)
 def test_what_a_containers_limit_leaves_is_free(tmp_path, folder, names, reclaimable):
     available = free_memory(tmp_path)
     group = tmp_path / "sys/fs/cgroup" / folder

@@ -11,8 +11,15 @@ from cm4vllm.hardware.summary import network_lines
 
 def card(root, name, device, *, driver="", speed="", kind="1", rates=(), function_of=""):
     home = root / "sys/devices" / device
-    put(root, {f"sys/class/net/{name}/type": kind, f"sys/class/net/{name}/speed": speed,
-               f"sys/class/net/{name}/address": "02:42:ac:11:00:02", f"sys/devices/{device}/vendor": "0x15b3"})
+    put(
+        root,
+        {
+            f"sys/class/net/{name}/type": kind,
+            f"sys/class/net/{name}/speed": speed,
+            f"sys/class/net/{name}/address": "02:42:ac:11:00:02",
+            f"sys/devices/{device}/vendor": "0x15b3",
+        },
+    )
     for number, rate in enumerate(rates):
         put(root, {f"sys/devices/{device}/infiniband/mlx5_{number}/ports/1/rate": rate})
     (root / f"sys/class/net/{name}/device").symlink_to(home)
@@ -30,7 +37,9 @@ def test_ports_of_one_card_count_once_and_only_cards_count(server):
     put(server, {"sys/class/net/lo/type": "772", "sys/class/net/docker0/type": "1"})
     cards = detect_network(server)
     assert [(one.kind, one.driver, one.ports, one.megabits) for one in cards] == [
-        ("Ethernet", "ice", 2, 25000), ("InfiniBand", "mlx5_core", 1, 400000)]
+        ("Ethernet", "ice", 2, 25000),
+        ("InfiniBand", "mlx5_core", 1, 400000),
+    ]
 
 
 def test_virtual_functions_are_parts_of_a_card(server):

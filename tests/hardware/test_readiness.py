@@ -41,22 +41,48 @@ def test_what_a_machine_does_not_show_is_not_judged(tmp_path):
 CLOCK = "sys/devices/system/clocksource/clocksource0/"
 
 
-@pytest.mark.parametrize(("changes", "more", "words", "command"), [
-    ({"proc/sys/net/ipv4/ip_local_port_range": "50000 60000"}, {}, "10,001 local ports",
-     "sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'"),
-    ({}, {"files": 4096}, "a process may open 4,096 files", "ulimit -Hn 16384"),
-    ({CLOCK + "current_clocksource": "hpet"}, {}, "the clock source is hpet",
-     f"echo tsc | sudo tee /{CLOCK}current_clocksource"),
-    ({CLOCK + "current_clocksource": "acpi_pm", CLOCK + "available_clocksource": "acpi_pm"}, {},
-     "the clock source is acpi_pm", "sudo dmesg | grep -i clocksource"),
-    ({"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave"}, {},
-     "the CPU governor is performance, powersave",
-     "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
-    ({"proc/meminfo": "SwapTotal: 8388608 kB\nSwapFree: 6291456 kB\n"}, {}, "2.0 GiB are swapped out",
-     "sudo swapoff -a"),
-    ({}, {"load": LoadSample(0.31, "cc1plus", 77, 0.2)},
-     "31% of the processors are in use, most of it cc1plus (77) with 20%", "top -o %CPU"),
-])
+@pytest.mark.parametrize(
+    ("changes", "more", "words", "command"),
+    [
+        (
+            {"proc/sys/net/ipv4/ip_local_port_range": "50000 60000"},
+            {},
+            "10,001 local ports",
+            "sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
+        ),
+        ({}, {"files": 4096}, "a process may open 4,096 files", "ulimit -Hn 16384"),
+        (
+            {CLOCK + "current_clocksource": "hpet"},
+            {},
+            "the clock source is hpet",
+            f"echo tsc | sudo tee /{CLOCK}current_clocksource",
+        ),
+        (
+            {CLOCK + "current_clocksource": "acpi_pm", CLOCK + "available_clocksource": "acpi_pm"},
+            {},
+            "the clock source is acpi_pm",
+            "sudo dmesg | grep -i clocksource",
+        ),
+        (
+            {"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave"},
+            {},
+            "the CPU governor is performance, powersave",
+            "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+        ),
+        (
+            {"proc/meminfo": "SwapTotal: 8388608 kB\nSwapFree: 6291456 kB\n"},
+            {},
+            "2.0 GiB are swapped out",
+            "sudo swapoff -a",
+        ),
+        (
+            {},
+            {"load": LoadSample(0.31, "cc1plus", 77, 0.2)},
+            "31% of the processors are in use, most of it cc1plus (77) with 20%",
+            "top -o %CPU",
+        ),
+    ],
+)
 def test_each_disturbance_is_found_with_its_command(machine, changes, more, words, command):
     (finding,) = unready(machine(**changes), **{"files": 524_288, **more})
     assert words in finding.words

@@ -7,7 +7,9 @@ def test_fixed_disks_are_listed_with_their_kinds(server):
     (server / "sys/block/nvme0n1/device").mkdir()
     (server / "sys/block/nvme0n1/device/model").write_text("SAMSUNG MZQL21T9HCJR-00A07  \n")
     assert [(disk.size_bytes, disk.kind, disk.model) for disk in detect_disks(server)] == [
-        (3750748848 * 512, "NVMe SSD", "SAMSUNG MZQL21T9HCJR-00A07"), (1953525168 * 512, "HDD", "")]
+        (3750748848 * 512, "NVMe SSD", "SAMSUNG MZQL21T9HCJR-00A07"),
+        (1953525168 * 512, "HDD", ""),
+    ]
 
 
 def test_a_virtual_machines_disks_are_called_virtual(server):

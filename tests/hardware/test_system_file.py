@@ -38,8 +38,10 @@ def test_an_untouched_template_changes_nothing(server, written):
 
 def test_a_template_with_all_lines_uncommented_is_read(server, written):
     description = describe_system(detect_machine(server), ASKED)
-    lines = [line.removeprefix("#") if line.startswith("#") and not line.startswith("# ") else line
-             for line in template(description).splitlines()]
+    lines = [
+        line.removeprefix("#") if line.startswith("#") and not line.startswith("# ") else line
+        for line in template(description).splitlines()
+    ]
     stated = read_system_file(written("\n".join(lines))).stated
     assert {key: description[key] for key in stated} == stated
     assert "host_processor_caches" in stated
@@ -48,7 +50,11 @@ def test_a_template_with_all_lines_uncommented_is_read(server, written):
 def test_counts_and_texts_are_read(written):
     path = written('number_of_nodes: 2\nhost_network_card_count: "4"\ncooling: liquid\nstatus: Available\nhw_notes:\n')
     assert read_system_file(path).stated == {
-        "number_of_nodes": "2", "host_network_card_count": "4", "cooling": "liquid", "status": "available"}
+        "number_of_nodes": "2",
+        "host_network_card_count": "4",
+        "cooling": "liquid",
+        "status": "available",
+    }
 
 
 def test_what_stands_against_the_table_is_listed(written):
@@ -56,22 +62,25 @@ def test_what_stands_against_the_table_is_listed(written):
     assert read_system_file(path).confirmed == ("host_processor_core_count",)
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    ("host_memory_configuration: undefined", "leave it empty"),
-    ("cooling: TBD", "leave it empty"),
-    ('cooling: "?"', "leave it empty"),
-    ("confirmed: coling", "it lists keys"),
-    ("confirmed: [coling]", "did you mean 'cooling'"),
-    ("coling: air", "did you mean 'cooling'"),
-    ("status: soon", "available, preview, rdi"),
-    ("submitter: Me", "remove it from the file"),
-    ("number_of_nodes: two", "whole number"),
-    ("number_of_nodes: true", "whole number"),
-    ("accelerator_frequency: 1980", "needs its unit"),
-    ("cooling: [air]", "it is text"),
-    ("hw_notes: see 10.1.2.3", "leave addresses out"),
-    ("hw_notes: card 02:42:ac:11:00:02", "leave addresses out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("host_memory_configuration: undefined", "leave it empty"),
+        ("cooling: TBD", "leave it empty"),
+        ('cooling: "?"', "leave it empty"),
+        ("confirmed: coling", "it lists keys"),
+        ("confirmed: [coling]", "did you mean 'cooling'"),
+        ("coling: air", "did you mean 'cooling'"),
+        ("status: soon", "available, preview, rdi"),
+        ("submitter: Me", "remove it from the file"),
+        ("number_of_nodes: two", "whole number"),
+        ("number_of_nodes: true", "whole number"),
+        ("accelerator_frequency: 1980", "needs its unit"),
+        ("cooling: [air]", "it is text"),
+        ("hw_notes: see 10.1.2.3", "leave addresses out"),
+        ("hw_notes: card 02:42:ac:11:00:02", "leave addresses out"),
+    ],
+)
 def test_a_wrong_line_is_an_error_that_says_what_is_right(written, text, told):
     with pytest.raises(UsageError) as refused:
         read_system_file(written(text))

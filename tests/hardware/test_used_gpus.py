@@ -21,10 +21,24 @@ def gpus(name):
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
 
 
-@pytest.mark.parametrize(("visible", "used"), [
-    (None, "0123"), ("0,2", "02"), ("3,1", "31"), (" 1 , 2 ", "12"), (UUID + "2", "2"), (f"{UUID}3,0", "30"),
-    ("", ""), ("-1", ""), ("0,-1,2", "0"), ("0,9,1", "0"), ("1,1", "1"), ("GPU-0", ""), ("NoDevFiles", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("visible", "used"),
+    [
+        (None, "0123"),
+        ("0,2", "02"),
+        ("3,1", "31"),
+        (" 1 , 2 ", "12"),
+        (UUID + "2", "2"),
+        (f"{UUID}3,0", "30"),
+        ("", ""),
+        ("-1", ""),
+        ("0,-1,2", "0"),
+        ("0,9,1", "0"),
+        ("1,1", "1"),
+        ("GPU-0", ""),
+        ("NoDevFiles", ""),
+    ],
+)
 def test_visible_devices_are_read_as_cuda_reads_them(visible, used):
     assert "".join(one.uuid[-1] for one in visible_gpus(gpus("l40s-x4"), visible)) == used
 
@@ -50,13 +64,16 @@ def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
     assert [one.gpu.name for one in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]
 
 
-@pytest.mark.parametrize(("name", "count", "words"), [
-    ("h100-sxm-x4", 4, ("18x NVLink 4, 900 GB/s", "NVSwitch: every GPU reaches every other")),
-    ("h100-sxm-x4", 1, ("N/A", "N/A")),
-    ("a100-pcie-bridged-x2", 2, ("12x NVLink 3, 600 GB/s", "direct links between all GPUs")),
-    ("l40s-x4", 2, ("PCIe Gen4 x16", "PCIe: through one host bridge")),
-    ("l40s-x4", 4, ("PCIe Gen4 x16", "PCIe: across NUMA nodes, through the processors' interconnect")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count", "words"),
+    [
+        ("h100-sxm-x4", 4, ("18x NVLink 4, 900 GB/s", "NVSwitch: every GPU reaches every other")),
+        ("h100-sxm-x4", 1, ("N/A", "N/A")),
+        ("a100-pcie-bridged-x2", 2, ("12x NVLink 3, 600 GB/s", "direct links between all GPUs")),
+        ("l40s-x4", 2, ("PCIe Gen4 x16", "PCIe: through one host bridge")),
+        ("l40s-x4", 4, ("PCIe Gen4 x16", "PCIe: across NUMA nodes, through the processors' interconnect")),
+    ],
+)
 def test_how_gpus_reach_each_other_is_worded(name, count, words):
     assert interconnect(gpus(name)[:count]) == words
 
@@ -76,7 +93,10 @@ def test_what_is_not_known_of_the_way_between_is_left_open():
 
 def test_alike_gpus_are_summed_up_in_a_few_lines():
     assert gpu_lines(gpus("l40s-x4")) == [
-        "4x NVIDIA L40S", "48 GB GDDR6 as marketed, 44.99 GiB as reported",
-        "up to 2.52 GHz, memory 9 GHz, PCIe Gen4 x16", "ECC on, power limit 350 W",
+        "4x NVIDIA L40S",
+        "48 GB GDDR6 as marketed, 44.99 GiB as reported",
+        "up to 2.52 GHz, memory 9 GHz, PCIe Gen4 x16",
+        "ECC on, power limit 350 W",
         "driver 550.163.01, CUDA up to 12.4",
-        "among them: PCIe Gen4 x16, PCIe: across NUMA nodes, through the processors' interconnect"]
+        "among them: PCIe Gen4 x16, PCIe: across NUMA nodes, through the processors' interconnect",
+    ]

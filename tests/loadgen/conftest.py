@@ -28,27 +28,70 @@ MakeSettings = Callable[..., RunSettings]
 def dataset(tmp_path_factory):
     """A dataset file of 64 samples, and its record."""
     path = tmp_path_factory.mktemp("dataset") / "dataset.json"
-    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}",
-                "dataset": ("OpenOrca", "GSM8K", "MBXP")[i % 3]} for i in range(SAMPLES)]
+    samples = [
+        {
+            "input": "text",
+            "tok_input": prompt(i),
+            "output": f"answer {i}",
+            "dataset": ("OpenOrca", "GSM8K", "MBXP")[i % 3],
+        }
+        for i in range(SAMPLES)
+    ]
     path.write_text(json.dumps(samples))
-    return DatasetRecord(name="short", path=str(path), source="made by the test", sha256=sha256_of(path),
-                         samples=SAMPLES, max_input_tokens=42, sentences="punkt-untrained")
+    return DatasetRecord(
+        name="short",
+        path=str(path),
+        source="made by the test",
+        sha256=sha256_of(path),
+        samples=SAMPLES,
+        max_input_tokens=42,
+        sentences="punkt-untrained",
+    )
 
 
 @pytest.fixture
 def make_settings(dataset) -> MakeSettings:
     """Make the settings of a rehearsal of llama3.1-8b, or another benchmark, against an endpoint."""
 
-    def make(endpoint: str, scenario: str, mode: str, *, target_qps: float = 100, test_query_count: int = 64,
-             max_model_len: int = 2048, self_check: bool = False, niceness: int = 0,
-             benchmark: str = "llama3.1-8b", **more) -> RunSettings:
+    def make(
+        endpoint: str,
+        scenario: str,
+        mode: str,
+        *,
+        target_qps: float = 100,
+        test_query_count: int = 64,
+        max_model_len: int = 2048,
+        self_check: bool = False,
+        niceness: int = 0,
+        benchmark: str = "llama3.1-8b",
+        **more,
+    ) -> RunSettings:
         found = terms("v6.1", benchmark, Scenario(scenario), Mode(mode))
-        conf = user_conf(found, ExecutionMode.TEST, target_qps=target_qps,
-                         test_query_count=test_query_count, dataset_samples=dataset.samples)
-        server = ServerRecord(endpoint=endpoint, model_name="tiny", max_model_len=max_model_len, version="0",
-                              owned=False, niceness=niceness)
+        conf = user_conf(
+            found,
+            ExecutionMode.TEST,
+            target_qps=target_qps,
+            test_query_count=test_query_count,
+            dataset_samples=dataset.samples,
+        )
+        server = ServerRecord(
+            endpoint=endpoint,
+            model_name="tiny",
+            max_model_len=max_model_len,
+            version="0",
+            owned=False,
+            niceness=niceness,
+        )
         model = ModelRecord(name="tiny", path="", source="made by the test", sha256="", min_tokens=2)
-        return run_settings(conf, model=model, dataset=dataset, server=server,
-                            target_qps=target_qps, target_qps_source="the test's", self_check=self_check, **more)
+        return run_settings(
+            conf,
+            model=model,
+            dataset=dataset,
+            server=server,
+            target_qps=target_qps,
+            target_qps_source="the test's",
+            self_check=self_check,
+            **more,
+        )
 
     return make

@@ -240,8 +240,9 @@ class FakeVllm:
     async def _stream(
         self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
     ) -> None:
-        head = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-                b"transfer-encoding: chunked\r\n\r\n")
+        head = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         if fault is Fault.SLOW_HEADERS:
             for byte in head[:-1]:
                 writer.write(bytes((byte,)))
@@ -264,7 +265,7 @@ class FakeVllm:
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         size = self.behaviour.split or len(data)
         for start in range(0, len(data), size):
-            writer.write(data[start:start + size])
+            writer.write(data[start : start + size])
             await writer.drain()
             if self.behaviour.split:
                 await asyncio.sleep(0.0005)  # so that the pieces arrive apart
@@ -282,15 +283,24 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
     tokens, last_reason = _ended(body, tokens, fault)
     groups = [tokens[:1]]
     step = behaviour.tokens_per_chunk
-    groups += [tokens[i:i + step] for i in range(1, len(tokens), step)]
+    groups += [tokens[i : i + step] for i in range(1, len(tokens), step)]
     events = []
     for index, group in enumerate(groups):
         reason = last_reason if index == len(groups) - 1 else None
         choice = _choice(body, group, reason, behaviour.text, first=index == 0)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
-        events.append(_event({"id": "cmpl-1", "object": "text_completion", "model": body["model"],
-                              "choices": [choice], "usage": None}))
+        events.append(
+            _event(
+                {
+                    "id": "cmpl-1",
+                    "object": "text_completion",
+                    "model": body["model"],
+                    "choices": [choice],
+                    "usage": None,
+                }
+            )
+        )
     if fault is Fault.ERROR_EVENT:
         events[1:] = [_event({"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}})]
     else:
@@ -303,13 +313,20 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
 def _ended(body: dict[str, Any], tokens: list[int], fault: Fault) -> tuple[list[int], str]:
     """Return the tokens of an answer and its finish_reason."""
     if fault is Fault.ABORTED:  # as vLLM ends what was aborted at its side: with HTTP 200, and counts that match
-        return tokens[:(len(tokens) + 1) // 2], "abort"
+        return tokens[: (len(tokens) + 1) // 2], "abort"
     return tokens, "stop" if len(tokens) < body.get("max_tokens", 0) else "length"
 
 
 def _choice(body: dict[str, Any], ids: list[int], reason: str | None, text: str, *, first: bool) -> dict[str, Any]:
-    return {"index": 0, "text": text * len(ids), "logprobs": None, "finish_reason": reason, "stop_reason": None,
-            "prompt_token_ids": body["prompt"] if first else None, "token_ids": ids}
+    return {
+        "index": 0,
+        "text": text * len(ids),
+        "logprobs": None,
+        "finish_reason": reason,
+        "stop_reason": None,
+        "prompt_token_ids": body["prompt"] if first else None,
+        "token_ids": ids,
+    }
 
 
 def _usage(body: dict[str, Any], tokens: list[int], fault: Fault) -> dict[str, int]:

@@ -11,56 +11,130 @@ from random import Random
 
 PREFIX = ":::MLLOG "
 #: What stands in the place of a value: each type of JSON, and what no parser likes.
-ODD_VALUES = ("null", "true", "false", "0", "-1", "-0.0", "1E5", "1e308", "1e999", "9" * 25, "9" * 300, "1" + "0" * 308,
-              "9" * 400, "9" * 5000, "NaN", "-Infinity", "[NaN]", '""', '"nan"', '"VALID"', '"false"', '"\\u0000"',
-              '"\\u001b[31m"', '"\\ud800"', "[]", "{}", "[" * 3000 + "]" * 3000)
+ODD_VALUES = (
+    "null",
+    "true",
+    "false",
+    "0",
+    "-1",
+    "-0.0",
+    "1E5",
+    "1e308",
+    "1e999",
+    "9" * 25,
+    "9" * 300,
+    "1" + "0" * 308,
+    "9" * 400,
+    "9" * 5000,
+    "NaN",
+    "-Infinity",
+    "[NaN]",
+    '""',
+    '"nan"',
+    '"VALID"',
+    '"false"',
+    '"\\u0000"',
+    '"\\u001b[31m"',
+    '"\\ud800"',
+    "[]",
+    "{}",
+    "[" * 3000 + "]" * 3000,
+)
 #: What is found between lines, or instead of one.
-FOREIGN = (b"\n", b"hello\n", b":::\n", b":::MLLOG\n", b"[]\n", b"\0\n", b"}}\n", b"\xff\xfe\n", b"\r\n",
-           b'{"key": 1}\n', b":::MLLOG \n", b":::MLLOG null\n", b":::MLLOG " + b"[" * 100_000 + b"\n", b"\xef\xbb\xbf",
-           b"x" * 10_000_000)
+FOREIGN = (
+    b"\n",
+    b"hello\n",
+    b":::\n",
+    b":::MLLOG\n",
+    b"[]\n",
+    b"\0\n",
+    b"}}\n",
+    b"\xff\xfe\n",
+    b"\r\n",
+    b'{"key": 1}\n',
+    b":::MLLOG \n",
+    b":::MLLOG null\n",
+    b":::MLLOG " + b"[" * 100_000 + b"\n",
+    b"\xef\xbb\xbf",
+    b"x" * 10_000_000,
+)
 
 _SERVER = {
-    "result_perf_constraints_met": True, "early_stopping_ttft_result": " * Run successful.",
-    "early_stopping_tpot_result": " * Run successful.", "result_query_count": 4096,
-    "result_overlatency_query_count": 4096, "result_scheduled_samples_per_sec": 5.00981,
-    "result_completed_samples_per_sec": 4.9923, "result_max_latency_ns": 89340864416,
-    "result_99.00_percentile_latency_ns": 72002088729, "result_first_token_mean_latency_ns": 210263052,
-    "result_first_token_99.00_percentile_latency_ns": 502139635, "result_token_throughput": 1.32179e-08,
-    "result_time_per_output_token_99.00_percentile_ns": 94055812, "result_time_to_output_token_mean": 75244828,
+    "result_perf_constraints_met": True,
+    "early_stopping_ttft_result": " * Run successful.",
+    "early_stopping_tpot_result": " * Run successful.",
+    "result_query_count": 4096,
+    "result_overlatency_query_count": 4096,
+    "result_scheduled_samples_per_sec": 5.00981,
+    "result_completed_samples_per_sec": 4.9923,
+    "result_max_latency_ns": 89340864416,
+    "result_99.00_percentile_latency_ns": 72002088729,
+    "result_first_token_mean_latency_ns": 210263052,
+    "result_first_token_99.00_percentile_latency_ns": 502139635,
+    "result_token_throughput": 1.32179e-08,
+    "result_time_per_output_token_99.00_percentile_ns": 94055812,
+    "result_time_to_output_token_mean": 75244828,
     "result_completed_tokens_per_second": 1468.24,
 }
 _OFFLINE = {
-    "early_stopping_ttft_result": "", "early_stopping_tpot_result": "", "result_query_count": 1,
-    "result_samples_per_second": 5.37058, "result_max_latency_ns": 4576041253039,
-    "result_99.00_percentile_latency_ns": 4576039016029, "result_tokens_per_second": 1577.11,
+    "early_stopping_ttft_result": "",
+    "early_stopping_tpot_result": "",
+    "result_query_count": 1,
+    "result_samples_per_second": 5.37058,
+    "result_max_latency_ns": 4576041253039,
+    "result_99.00_percentile_latency_ns": 4576039016029,
+    "result_tokens_per_second": 1577.11,
 }
 
 
-def performance_log(scenario: str, *, version: str = "6.0.17", valid: bool = True, pid: int = 7,
-                    error: bool = False) -> list[bytes]:
+def performance_log(
+    scenario: str, *, version: str = "6.0.17", valid: bool = True, pid: int = 7, error: bool = False
+) -> list[bytes]:
     """Return the lines of the log of a run: one that lasted 819 s (Server), or issued 24,576 samples (Offline).
 
     An invalid one was too short. With `error`, LoadGen logged an error entry, and counted it where its version does.
     """
     entries: dict[str, object] = {
-        "loadgen_version": f"{version} @ d6147c7eb7", "loadgen_build_date_local": "2026-01-01T00:00:00",
-        "test_datetime": "2026-11-22T22:20:02Z", "sut_name": "PySUT", "qsl_name": "PyQSL",
+        "loadgen_version": f"{version} @ d6147c7eb7",
+        "loadgen_build_date_local": "2026-01-01T00:00:00",
+        "test_datetime": "2026-11-22T22:20:02Z",
+        "sut_name": "PySUT",
+        "qsl_name": "PyQSL",
         "qsl_reported_total_count": 24576,
     }
     for kind in ("requested", "effective"):
-        entries |= {f"{kind}_{key}": value for key, value in {
-            "scenario": scenario, "test_mode": "PerformanceOnly", "samples_per_query": 1, "target_qps": 5.0,
-            "min_duration_ms": 600000, "min_query_count": 100, "qsl_rng_seed": 2085463073848966840,
-            "sample_index_rng_seed": 2747215439041700203, "schedule_rng_seed": 16159082839903944936}.items()}
+        entries |= {
+            f"{kind}_{key}": value
+            for key, value in {
+                "scenario": scenario,
+                "test_mode": "PerformanceOnly",
+                "samples_per_query": 1,
+                "target_qps": 5.0,
+                "min_duration_ms": 600000,
+                "min_query_count": 100,
+                "qsl_rng_seed": 2085463073848966840,
+                "sample_index_rng_seed": 2747215439041700203,
+                "schedule_rng_seed": 16159082839903944936,
+            }.items()
+        }
     entries["requested_use_token_latencies"] = True
-    entries |= {"generic_message": "Starting performance mode", "loaded_qsl_set": list(range(30)),
-                "generated_query_count": 4096 if scenario == "Server" else 1,
-                "generated_samples_per_query": 1 if scenario == "Server" else 24576,
-                "power_begin": "11-22-2026 22:20:02.391", "power_end": "11-22-2026 22:20:17.663"}
+    entries |= {
+        "generic_message": "Starting performance mode",
+        "loaded_qsl_set": list(range(30)),
+        "generated_query_count": 4096 if scenario == "Server" else 1,
+        "generated_samples_per_query": 1 if scenario == "Server" else 24576,
+        "power_begin": "11-22-2026 22:20:02.391",
+        "power_end": "11-22-2026 22:20:17.663",
+    }
     if error:
         entries["error_runtime"] = "Ran out of generated queries to issue before the minimum was reached"
-    entries |= {"result_validity": "VALID" if valid else "INVALID", "result_min_duration_met": valid,
-                "result_min_queries_met": True, "early_stopping_met": True, "result_invalid_reason": ""}
+    entries |= {
+        "result_validity": "VALID" if valid else "INVALID",
+        "result_min_duration_met": valid,
+        "result_min_queries_met": True,
+        "early_stopping_met": True,
+        "result_invalid_reason": "",
+    }
     entries |= _SERVER if scenario == "Server" else _OFFLINE
     if version.startswith("6."):
         entries["num_errors"] = int(error)
@@ -68,10 +142,22 @@ def performance_log(scenario: str, *, version: str = "6.0.17", valid: bool = Tru
 
 
 def _line(key: str, value: object, at: int, pid: int) -> bytes:
-    metadata = {"is_error": key.startswith("error_"), "is_warning": False, "file": "test_settings_internal.cc",
-                "line_no": 200 + at, "pid": pid, "tid": pid}
-    entry = {"key": key, "value": value, "time_ms": at * 0.021, "namespace": "mlperf::logging",
-             "event_type": "POINT_IN_TIME", "metadata": metadata}
+    metadata = {
+        "is_error": key.startswith("error_"),
+        "is_warning": False,
+        "file": "test_settings_internal.cc",
+        "line_no": 200 + at,
+        "pid": pid,
+        "tid": pid,
+    }
+    entry = {
+        "key": key,
+        "value": value,
+        "time_ms": at * 0.021,
+        "namespace": "mlperf::logging",
+        "event_type": "POINT_IN_TIME",
+        "metadata": metadata,
+    }
     return f"{PREFIX}{json.dumps(entry)}\n".encode()
 
 
@@ -117,12 +203,12 @@ def _span(data: bytes, chance: Random) -> tuple[int, int]:
 
 def _cut(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     data = b"".join(lines)
-    return data[:chance.randrange(len(data) - 1)]
+    return data[: chance.randrange(len(data) - 1)]
 
 
 def _headless(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     data = b"".join(lines)
-    return data[chance.randrange(1, len(data)):]
+    return data[chance.randrange(1, len(data)) :]
 
 
 def _twice(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
@@ -132,8 +218,17 @@ def _twice(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
 
 def _appended(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     a, b, at = b"".join(lines), b"".join(other), _place(other, chance)
-    return chance.choice([a + b, b + a, a + a, a + b"".join(other[:at]), b"".join(other[:at]) + a,
-                          a + b[:chance.randrange(len(b))], b[:chance.randrange(1, len(b))] + a])
+    return chance.choice(
+        [
+            a + b,
+            b + a,
+            a + a,
+            a + b"".join(other[:at]),
+            b"".join(other[:at]) + a,
+            a + b[: chance.randrange(len(b))],
+            b[: chance.randrange(1, len(b))] + a,
+        ]
+    )
 
 
 def _interleaved(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
@@ -148,8 +243,10 @@ def _overwritten(lines: list[bytes], other: list[bytes], chance: Random) -> byte
     """Two processes that write to one file, each at its own place: what the second truncated is a hole of zeros."""
     a, b = b"".join(lines), b"".join(other)
     hole = b"\0" * chance.randrange(1, 5000)
-    rest = a[chance.randrange(1, len(a)):]
-    return chance.choice([b[:chance.randrange(len(b))] + hole + rest, a[:chance.randrange(len(a))] + hole, hole + rest])
+    rest = a[chance.randrange(1, len(a)) :]
+    return chance.choice(
+        [b[: chance.randrange(len(b))] + hole + rest, a[: chance.randrange(len(a))] + hole, hole + rest]
+    )
 
 
 def _holes(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
@@ -163,7 +260,7 @@ def _removed(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     """A part of a line is missing. Two lines whose ends and beginnings fit together read as one that is whole."""
     at = _place(lines, chance)
     begin, end = _span(lines[at][:-1], chance)
-    lines[at] = lines[at][:begin] + lines[at][end if begin else end - 1:]
+    lines[at] = lines[at][:begin] + lines[at][end if begin else end - 1 :]
     return b"".join(lines)
 
 
@@ -171,7 +268,7 @@ def _garbled(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     data = bytearray(b"".join(lines))
     for _ in range(chance.randint(1, 8)):
         at = chance.randrange(len(data))
-        data[at:at + chance.randint(0, 1)] = bytes([chance.randrange(256)])
+        data[at : at + chance.randint(0, 1)] = bytes([chance.randrange(256)])
     return bytes(data)
 
 
@@ -194,8 +291,18 @@ def _endings(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
 
 def _encoded(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     text = b"".join(lines).decode()
-    return chance.choice([text.encode("utf-16"), text.encode("utf-16-le"), text.encode("utf-8-sig"), b"", b"\n",
-                          text.encode("utf-32"), text.encode() + b"\0", text.encode() + b"\x1a"])
+    return chance.choice(
+        [
+            text.encode("utf-16"),
+            text.encode("utf-16-le"),
+            text.encode("utf-8-sig"),
+            b"",
+            b"\n",
+            text.encode("utf-32"),
+            text.encode() + b"\0",
+            text.encode() + b"\x1a",
+        ]
+    )
 
 
 def _valued(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
@@ -207,16 +314,29 @@ def _valued(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
 def _nested(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     """A member that nobody asks for, deep or long, in an entry."""
     at, depth = _place(lines, chance), chance.choice([10, 3000, 100_000])
-    member = chance.choice([b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth,
-                            b'"' + b"x" * depth + b'"'])
+    member = chance.choice(
+        [b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth, b'"' + b"x" * depth + b'"']
+    )
     lines[at] = lines[at].replace(b'"namespace":', b'"more": ' + member + b', "namespace":')
     return b"".join(lines)
 
 
 _KINDS = {
-    "cut": _cut, "headless": _headless, "twice": _twice, "appended": _appended, "interleaved": _interleaved,
-    "overwritten": _overwritten, "holes": _holes, "removed": _removed, "garbled": _garbled, "foreign": _foreign,
-    "reordered": _reordered, "endings": _endings, "encoded": _encoded, "valued": _valued, "nested": _nested,
+    "cut": _cut,
+    "headless": _headless,
+    "twice": _twice,
+    "appended": _appended,
+    "interleaved": _interleaved,
+    "overwritten": _overwritten,
+    "holes": _holes,
+    "removed": _removed,
+    "garbled": _garbled,
+    "foreign": _foreign,
+    "reordered": _reordered,
+    "endings": _endings,
+    "encoded": _encoded,
+    "valued": _valued,
+    "nested": _nested,
 }
 #: After these, a log that reads as valid has the same figures as before.
 KEEPS_FIGURES = frozenset(_KINDS) - {"garbled", "valued", "removed"}

@@ -30,8 +30,9 @@ def secured(monkeypatch, make_settings):
 
     def make(gateway, scenario, mode="accuracy", **more):
         settings = make_settings(gateway.endpoint, scenario, mode, **more)
-        server = replace(settings.server, access=Access(key_env="MY_KEY", headers_env="MY_HEADERS"),
-                         ca_file=gateway.certificate)
+        server = replace(
+            settings.server, access=Access(key_env="MY_KEY", headers_env="MY_HEADERS"), ca_file=gateway.certificate
+        )
         return replace(settings, server=server)
 
     return make
@@ -45,8 +46,10 @@ def written(folder):
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_a_run_sends_key_header_and_prefix_with_each_request(tmp_path, secured, scenario, tls, certificate):
     signed = str(certificate) if tls else ""
-    with FakeVllm(Behaviour(metrics=lambda: METRICS)) as server, Gateway(
-            server.endpoint, "/team/a", SECRET, {"X-Tenant": TENANT}, certificate=signed) as gateway:
+    with (
+        FakeVllm(Behaviour(metrics=lambda: METRICS)) as server,
+        Gateway(server.endpoint, "/team/a", SECRET, {"X-Tenant": TENANT}, certificate=signed) as gateway,
+    ):
         record = run(secured(gateway, scenario, self_check=True), tmp_path / "run")
     answers = {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)}
     assert answers == {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
@@ -65,16 +68,21 @@ def test_no_command_line_holds_the_key(tmp_path, secured):
         for child in psutil.Process().children(recursive=True):
             seen.append(" ".join(child.cmdline()))
 
-    with FakeVllm(Behaviour(token_delay_s=0.02)) as server, Gateway(
-            server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway:
+    with (
+        FakeVllm(Behaviour(token_delay_s=0.02)) as server,
+        Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway,
+    ):
         run(secured(gateway, "Offline"), tmp_path / "run", on_answers=look)
     assert any("cm4vllm.loadgen.worker" in words for words in seen)
     assert not any(SECRET in words or TENANT in words for words in seen)
 
 
 def test_a_key_that_is_taken_back_ends_the_run_and_is_in_no_file_though_the_server_repeats_it(tmp_path, secured):
-    with FakeVllm() as server, Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}, fail_from=20) as gateway, \
-            pytest.raises(RunFailed) as caught:
+    with (
+        FakeVllm() as server,
+        Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}, fail_from=20) as gateway,
+        pytest.raises(RunFailed) as caught,
+    ):
         run(secured(gateway, "Offline"), tmp_path / "run")
     assert "HTTP status 401: not allowed with" in caught.value.cause
     assert (tmp_path / "run.failed" / "failure.json").is_file()

@@ -18,11 +18,14 @@ def test_they_are_those_of_loadgen_to_the_nanosecond(tmp_path, make_settings, ra
     with FakeVllm() as server:
         settings = make_settings(server.endpoint, "Server", "performance", target_qps=rate)
         conf = re.sub(r"min_duration = \d+", f"min_duration = {duration_ms}", settings.user_conf)
-        run(replace(settings, user_conf=re.sub(r"min_query_count = \d+", "min_query_count = 2", conf)),
-            tmp_path / "run")
+        run(
+            replace(settings, user_conf=re.sub(r"min_query_count = \d+", "min_query_count = 2", conf)), tmp_path / "run"
+        )
     log = (tmp_path / "run" / DETAIL_LOG).read_text()
-    count, end_ns = (int(re.search(rf'"{key}", "value": (\d+)', log)[1])
-                     for key in ("generated_query_count", "generated_query_duration"))
+    count, end_ns = (
+        int(re.search(rf'"{key}", "value": (\d+)', log)[1])
+        for key in ("generated_query_count", "generated_query_duration")
+    )
     seed = settings.terms.seeds.schedule
     assert issued_queries(rate, seed, duration_ms / 1000, whole=settings.samples) == count
     assert round(arrivals(rate, seed, count + 1)[-1] * 1e9) == end_ns

@@ -119,6 +119,7 @@ def test_what_was_answered_once_is_never_sent_again(fault):
 
 def test_a_server_that_goes_away_fails_what_is_open_and_what_follows_within_seconds():
     with FakeVllm(Behaviour(token_delay_s=0.02)) as server:
+
         async def script(send, client):
             sending = asyncio.create_task(send(range(20)))
             await asyncio.sleep(0.2)
@@ -136,6 +137,7 @@ def test_a_server_that_goes_away_fails_what_is_open_and_what_follows_within_seco
 
 def test_connections_are_used_again_the_last_one_first():
     with FakeVllm() as server:
+
         async def script(send, client):
             await send(range(4))
             for key in range(4, 12):
@@ -149,6 +151,7 @@ def test_connections_are_used_again_the_last_one_first():
 def test_a_connection_that_the_server_may_close_is_not_used_again(monkeypatch):
     monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.2)
     with FakeVllm() as server:
+
         async def script(send, client):
             await send([1])
             await asyncio.sleep(0.3)
@@ -197,6 +200,7 @@ def test_a_retry_asks_another_server():
 
 def test_a_server_that_is_gone_does_not_draw_the_requests():
     with FakeVllm() as gone, FakeVllm(Behaviour(token_delay_s=0.001)) as good:
+
         async def script(send, client):
             await asyncio.to_thread(gone.stop)
             await send(range(100))
@@ -209,6 +213,7 @@ def test_a_server_that_is_gone_does_not_draw_the_requests():
 @pytest.mark.parametrize("stream_interval", [0, 1])
 def test_a_server_that_restarts_between_requests_loses_none(stream_interval):
     with FakeVllm() as server:
+
         async def script(send, client):
             await send(range(10))
             await asyncio.to_thread(server.stop)
@@ -232,6 +237,7 @@ def test_headers_that_come_a_byte_at_a_time_are_no_fault():
 @pytest.mark.parametrize("fault", [Fault.NOT_HTTP, Fault.GARBAGE_MIDSTREAM])
 def test_what_is_no_http_fails_the_request_and_not_the_client(fault):
     with FakeVllm(Behaviour(fault=lambda n: fault if n == 0 else Fault.NONE)) as server:
+
         async def script(send, client):
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
             await send([1])
@@ -249,12 +255,23 @@ def test_streams_that_something_collected_and_passed_on_whole_are_counted():
 
     def collected(_, body):
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
-        events = [{"choices": [{"index": 0, "text": "w", "token_ids": [token],
-                                "finish_reason": "stop" if place + 1 == len(tokens) else None}]}
-                  for place, token in enumerate(tokens)]
+        events = [
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": "w",
+                        "token_ids": [token],
+                        "finish_reason": "stop" if place + 1 == len(tokens) else None,
+                    }
+                ]
+            }
+            for place, token in enumerate(tokens)
+        ]
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
-        lines = b"".join(b"data: %b\n\n" % json.dumps(event).encode()
-                         for event in [*events, {"choices": [], "usage": usage}])
+        lines = b"".join(
+            b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, {"choices": [], "usage": usage}]
+        )
         data = lines + b"data: [DONE]\n\n"
         return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
 

@@ -10,8 +10,17 @@ from cm4vllm.loadgen.client_doubts import client_doubts, headroom
 from cm4vllm.loadgen.machine_load import MachineMeter
 from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
 
-CHECK = SelfCheck(workers=1, tokens=100, queries=500, qps=50, capacity_qps=500, busiest="worker 1", busiest_share=0.1,
-                  server_share=0.1, added_ttft=Spread(p50_ms=0.3, p99_ms=2.0, max_ms=9.0))
+CHECK = SelfCheck(
+    workers=1,
+    tokens=100,
+    queries=500,
+    qps=50,
+    capacity_qps=500,
+    busiest="worker 1",
+    busiest_share=0.1,
+    server_share=0.1,
+    added_ttft=Spread(p50_ms=0.3, p99_ms=2.0, max_ms=9.0),
+)
 
 
 @pytest.fixture
@@ -19,11 +28,28 @@ def record(make_settings):
     """Make the record of a run of 100 s in which 5,000 queries of `tokens` tokens were answered."""
 
     def make(scenario="Server", mode="performance", *, tokens=100, **client):
-        client = {"requests": 5000, "completed": 5000, "failed": 0, "retries": 0, "prompt_tokens": 1,
-                  "completion_tokens": 5000 * tokens, "self_check": CHECK, **client}
-        return RunRecord(notice="", settings=make_settings("http://127.0.0.1:1", scenario, mode, target_qps=50),
-                         settings_sha256="", started_at="", ended_at="", duration_s=100, loadgen_version="",
-                         versions={}, client=ClientRecord(**client), files={})
+        client = {
+            "requests": 5000,
+            "completed": 5000,
+            "failed": 0,
+            "retries": 0,
+            "prompt_tokens": 1,
+            "completion_tokens": 5000 * tokens,
+            "self_check": CHECK,
+            **client,
+        }
+        return RunRecord(
+            notice="",
+            settings=make_settings("http://127.0.0.1:1", scenario, mode, target_qps=50),
+            settings_sha256="",
+            started_at="",
+            ended_at="",
+            duration_s=100,
+            loadgen_version="",
+            versions={},
+            client=ClientRecord(**client),
+            files={},
+        )
 
     return make
 
@@ -72,8 +98,9 @@ def test_streams_that_come_whole_make_the_latencies_doubtful(record):
 
 @pytest.mark.parametrize("lag", ["issue_lag", "loop_lag"])
 def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
-    process = ProcessRecord(name="worker 1", cpu_s=1, wall_s=100, peak_memory_mib=40,
-                            **{lag: Spread(p50_ms=0.1, p99_ms=33.3, max_ms=50)})
+    process = ProcessRecord(
+        name="worker 1", cpu_s=1, wall_s=100, peak_memory_mib=40, **{lag: Spread(p50_ms=0.1, p99_ms=33.3, max_ms=50)}
+    )
     [doubt] = client_doubts(record(processes=[process]))
     assert "33.3 ms late" in doubt
 
@@ -118,8 +145,9 @@ def test_the_work_of_the_server_and_of_the_client_is_their_own(record, owned):
 
 
 def test_ray_starts_workers_that_nobody_here_knows(record):
-    server = replace(record().settings.server, owned=True, supervisor_pid=1,
-                     argv=["vllm", "--distributed-executor-backend", "ray"])
+    server = replace(
+        record().settings.server, owned=True, supervisor_pid=1, argv=["vllm", "--distributed-executor-backend", "ray"]
+    )
     assert MachineMeter(server).load().own_s is None
 
 

@@ -21,8 +21,20 @@ from cm4vllm.loadgen.early_stopping import (
 )
 
 #: Queries, and how many of them are over the limit of TTFT and of TPOT: either side of where the test turns.
-RUNS = [(40, 0, 0), (458, 0, 0), (459, 0, 0), (661, 1, 0), (662, 1, 0), (662, 0, 1), (837, 1, 2), (838, 2, 2),
-        (1500, 7, 3), (2009, 10, 0), (2010, 10, 0), (1200, 500, 2)]
+RUNS = [
+    (40, 0, 0),
+    (458, 0, 0),
+    (459, 0, 0),
+    (661, 1, 0),
+    (662, 1, 0),
+    (662, 0, 1),
+    (837, 1, 2),
+    (838, 2, 2),
+    (1500, 7, 3),
+    (2009, 10, 0),
+    (2010, 10, 0),
+    (1200, 500, 2),
+]
 MORE = re.compile(r"Processed (\d+) queries\D+at least (\d+) more queries")
 
 

@@ -89,13 +89,24 @@ class Faults:
         """Return the body of an answer to the prompt `ids`."""
         draw = self.draw
         tokens = expected_tokens(ids, 128, 2)
-        tokens = tokens[:draw.randint(2, 40)] if draw.random() < 0.9 else tokens
+        tokens = tokens[: draw.randint(2, 40)] if draw.random() < 0.9 else tokens
         reason = "stop" if len(tokens) < 128 else "length"
         usage = {"prompt_tokens": len(ids), "total_tokens": len(ids) + len(tokens), "completion_tokens": len(tokens)}
         groups = self.cut(tokens, draw.randint(0, 6)) if self.streamed else [tokens]
-        documents = [{"id": "cmpl-1", "choices": [{
-            "index": 0, "text": draw.choice(("w", '"token_ids":[1]', "\n\ndata: ")), "token_ids": group,
-            "finish_reason": None}]} for group in groups]
+        documents = [
+            {
+                "id": "cmpl-1",
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": draw.choice(("w", '"token_ids":[1]', "\n\ndata: ")),
+                        "token_ids": group,
+                        "finish_reason": None,
+                    }
+                ],
+            }
+            for group in groups
+        ]
         documents[-1]["choices"][0]["finish_reason"] = reason
         if self.streamed:
             documents.append({"choices": []})
@@ -127,8 +138,16 @@ class Faults:
         elif change == 1:
             choice["finish_reason"] = draw.choice(("stop", "length", "abort", "error", "", None, 7, "\ud800"))
         elif change == 2:
-            document["usage"] = draw.choice((None, {}, [], {"completion_tokens": 3}, {"completion_tokens": -1},
-                                             {"completion_tokens": 2.0, "prompt_tokens": 3}))
+            document["usage"] = draw.choice(
+                (
+                    None,
+                    {},
+                    [],
+                    {"completion_tokens": 3},
+                    {"completion_tokens": -1},
+                    {"completion_tokens": 2.0, "prompt_tokens": 3},
+                )
+            )
         elif change == 3 and isinstance(ids, list):
             wrong = draw.choice((-1, 2**31, 2**63, 2**64, 1.5, 1.0, True, None, "7", [1], 8))
             ids.insert(draw.randint(0, len(ids)), wrong)
@@ -136,7 +155,8 @@ class Faults:
             ids.pop(draw.randrange(len(ids)))
         elif change == 5:
             document["choices"] = draw.choice(
-                ([], {}, None, ["a", "b"], "ab", [choice, choice], [choice, {"index": 1}]))
+                ([], {}, None, ["a", "b"], "ab", [choice, choice], [choice, {"index": 1}])
+            )
         elif change == 6:
             choice["index"] = draw.choice((1, -1, 0, "0", None))
         elif change == 7:
@@ -169,8 +189,17 @@ class Faults:
     def stream(self, lines):
         draw = self.draw
         end = draw.choice((b"\n\n",) * 6 + (b"\r\n\r\n", b"\r\r", b"\n", b"\r\n"))
-        between = (b": ping" + end, b"event: message\n", b"id: 1\n", b"\n", b"event: error\n", b"xyz" + end,
-                   b"data: [DONE]\n\n", b"data:\n\n", b': "token_ids":[5]' + end)
+        between = (
+            b": ping" + end,
+            b"event: message\n",
+            b"id: 1\n",
+            b"\n",
+            b"event: error\n",
+            b"xyz" + end,
+            b"data: [DONE]\n\n",
+            b"data:\n\n",
+            b': "token_ids":[5]' + end,
+        )
         parts = []
         for line in lines:
             if draw.random() < 0.05:
@@ -187,12 +216,18 @@ class Faults:
             return raw
         a, b = sorted((draw.randrange(len(raw)), draw.randrange(len(raw))))
         b = min(b, a + draw.choice((1, 1, 5, 300)))
-        return draw.choice((
-            raw[:a] + raw[b:], raw[:b] + raw[a:], raw[:a],
-            raw[:a] + bytes((raw[a] ^ 1 << draw.randrange(8),)) + raw[a + 1:],
-            raw[:a] + draw.randbytes(b - a) + raw[a:],
-            raw[:a] + draw.choice((b"\n", b"\r", b"\n\n", b"data: ", b"\0", b"}", b",", b"[", b"0", b" ")) + raw[a:],
-        ))
+        return draw.choice(
+            (
+                raw[:a] + raw[b:],
+                raw[:b] + raw[a:],
+                raw[:a],
+                raw[:a] + bytes((raw[a] ^ 1 << draw.randrange(8),)) + raw[a + 1 :],
+                raw[:a] + draw.randbytes(b - a) + raw[a:],
+                raw[:a]
+                + draw.choice((b"\n", b"\r", b"\n\n", b"data: ", b"\0", b"}", b",", b"[", b"0", b" "))
+                + raw[a:],
+            )
+        )
 
     def framed(self, body):
         """Return a whole HTTP answer, and whether its framing has no fault."""
@@ -302,11 +337,15 @@ def test_each_request_ends_once_and_what_counts_was_all_there(monkeypatch, strea
     assert {key: ledger.events["end", key] for key in range(REQUESTS)} == dict.fromkeys(range(REQUESTS), 1)
     assert all(count == 1 for count in ledger.events.values())
     sent = {key: peer.sent[tuple(prompt(key))] for key in ledger.tokens}
-    wrong = {key: (tokens, peer.bodies[tuple(prompt(key))]) for key, tokens in ledger.tokens.items()
-             if sent[key] not in (tokens, "anything")}
+    wrong = {
+        key: (tokens, peer.bodies[tuple(prompt(key))])
+        for key, tokens in ledger.tokens.items()
+        if sent[key] not in (tokens, "anything")
+    }
     assert wrong == {}
     assert {key: ledger.firsts[key] for key in ledger.tokens if key in ledger.firsts} == {
-        key: tokens[0] for key, tokens in ledger.tokens.items() if stream_interval}
+        key: tokens[0] for key, tokens in ledger.tokens.items() if stream_interval
+    }
     assert all(cause.isprintable() and len(cause) < 400 for cause in ledger.causes.values())
     # Both ways: an answer with nothing against it does count, and faults of all kinds were met.
     missed = [key for key in ledger.causes if "disagree" not in ledger.causes[key]]

@@ -28,8 +28,11 @@ REQUESTS = int(os.environ.get("CM4VLLM_FUZZ_STREAMS", "250"))
 SEED = int(os.environ.get("CM4VLLM_FUZZ_SEED", "7"))
 STALL_S = 1.5
 OK = b"HTTP/1.1 200 OK\r\n"
-INTERIM = (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\nlink: </y>\r\n\r\n",
-           b"HTTP/1.1 102 Processing\r\nx: " + b"y" * 20_000 + b"\r\n\r\n")
+INTERIM = (
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\nlink: </y>\r\n\r\n",
+    b"HTTP/1.1 102 Processing\r\nx: " + b"y" * 20_000 + b"\r\n\r\n",
+)
 #: What the server meets where the client has closed; RuntimeError is uvloop's.
 GONE = (OSError, RuntimeError, asyncio.CancelledError)
 RESET = struct.pack("ii", 1, 0)
@@ -72,7 +75,7 @@ class Answer:
 
     def closing(self):
         self.then = "close"
-        return OK + b"Connection: close\r\n" + self.chunked()[len(OK):]
+        return OK + b"Connection: close\r\n" + self.chunked()[len(OK) :]
 
     def old(self):
         self.then = "close"
@@ -85,12 +88,12 @@ class Answer:
     def cut(self):
         self.sound, self.then = False, self.draw.choice(("close", "reset", "half"))
         raw = self.chunked()
-        return raw[:self.draw.randrange(len(raw))]
+        return raw[: self.draw.randrange(len(raw))]
 
     def silent(self):
         self.sound, self.then = False, "wait"
         raw = self.chunked()
-        return raw[:self.draw.randrange(len(raw))]
+        return raw[: self.draw.randrange(len(raw))]
 
     def too_short(self):
         self.sound = False
@@ -125,9 +128,19 @@ class Answer:
 
     def odd_head(self):
         self.sound, self.then = False, "wait"
-        heads = (b"", b"\r\n" * 50, b"HTTP/2.0 200 OK\r\n\r\n", b"HTTP/1.1 999999 x\r\n\r\n", b"\x16\x03\x01",
-                 b"HTTP/1.1 2\xff0 OK\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", OK + b": no name\r\n\r\n",
-                 OK + b"a b: c\r\n\r\n", b"HTTP/1.1 304 x\r\n\r\n", b"HTTP/1.1 204 x\r\n\r\n")
+        heads = (
+            b"",
+            b"\r\n" * 50,
+            b"HTTP/2.0 200 OK\r\n\r\n",
+            b"HTTP/1.1 999999 x\r\n\r\n",
+            b"\x16\x03\x01",
+            b"HTTP/1.1 2\xff0 OK\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            OK + b": no name\r\n\r\n",
+            OK + b"a b: c\r\n\r\n",
+            b"HTTP/1.1 304 x\r\n\r\n",
+            b"HTTP/1.1 204 x\r\n\r\n",
+        )
         return self.draw.choice(heads) + self.body
 
     def failed(self):
@@ -135,15 +148,32 @@ class Answer:
         status = self.draw.choice((302, 400, 401, 404, 408, 413, 429, 500, 502, 503, 599))
         return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(self.body), self.body)
 
-    KINDS = dict.fromkeys(("chunked", "extended", "trailed", "measured", "interim", "closing", "old", "until_closed",
-                           "cut", "too_short", "twice_measured", "packed", "followed", "upgraded", "failed"), 4) | {
-        "silent": 1, "too_long": 1, "odd_chunk": 1, "odd_head": 1}
+    KINDS = dict.fromkeys(
+        (
+            "chunked",
+            "extended",
+            "trailed",
+            "measured",
+            "interim",
+            "closing",
+            "old",
+            "until_closed",
+            "cut",
+            "too_short",
+            "twice_measured",
+            "packed",
+            "followed",
+            "upgraded",
+            "failed",
+        ),
+        4,
+    ) | {"silent": 1, "too_long": 1, "odd_chunk": 1, "odd_head": 1}
 
     def pieces(self):
         """Cut the bytes: whole, at random places, or, of a short answer, one by one."""
         draw, raw = self.draw, self.raw
         if len(raw) < 3000 and draw.random() < 0.15:
-            return [raw[at:at + 1] for at in range(len(raw))]
+            return [raw[at : at + 1] for at in range(len(raw))]
         cuts = sorted(draw.randrange(len(raw) + 1) for _ in range(draw.choice((0, 0, 1, 3, 20))))
         return [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
@@ -193,9 +223,19 @@ class HostileServer:
         tokens = tokens or expected_tokens(asked["prompt"], asked["max_tokens"], asked["min_tokens"])
         if self.streamed:
             return b"".join(stream_events(asked, tokens, Behaviour(), Fault.NONE))
-        return json.dumps({"choices": [{"index": 0, "text": "w", "token_ids": tokens, "finish_reason":
-                                        "stop" if len(tokens) < asked["max_tokens"] else "length"}],
-                           "usage": {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(tokens)}}).encode()
+        return json.dumps(
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": "w",
+                        "token_ids": tokens,
+                        "finish_reason": "stop" if len(tokens) < asked["max_tokens"] else "length",
+                    }
+                ],
+                "usage": {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(tokens)},
+            }
+        ).encode()
 
 
 @pytest.mark.parametrize("stream_interval", [0, 1, 16], ids=["whole", "tokens", "chunks"])
@@ -208,8 +248,9 @@ def test_each_request_ends_once_and_sound_answers_count(monkeypatch, stream_inte
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
         async with await asyncio.start_server(hostile.serve, "127.0.0.1", 0, limit=1 << 22) as server:
             address = await resolve(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            client = Client([address], ledger, limits=LIMITS, stream_interval=stream_interval, max_in_flight=64,
-                            stall_s=STALL_S)
+            client = Client(
+                [address], ledger, limits=LIMITS, stream_interval=stream_interval, max_in_flight=64, stall_s=STALL_S
+            )
             client.submit((key, completion_body(sampling, prompt(key)), len(prompt(key)), 0) for key in range(REQUESTS))
             async with asyncio.timeout(30 + REQUESTS / 5):
                 while sum(count for (kind, _), count in ledger.events.items() if kind == "end") < REQUESTS:

@@ -44,8 +44,11 @@ def http(body, status="200 OK", head=b""):
 
 
 def chunked(pieces, head=b""):
-    return (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n%b\r\n" % head
-            + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n")
+    return (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n%b\r\n" % head
+        + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        + b"0\r\n\r\n"
+    )
 
 
 def good(body, tokens=None):
@@ -107,8 +110,10 @@ def test_an_event_that_cannot_be_read_fails_its_request_alone():
 def test_an_error_body_in_latin_1_ends_a_run_and_does_not_hang_it(tmp_path, make_settings):
     body = http(BODIES["not UTF-8"], "500 Internal Server Error")
     begin = time.monotonic()
-    with FakeVllm(Behaviour(raw=lambda number, _: body if number >= 40 else None)) as server, pytest.raises(
-            RunFailed, match="requests of the .* run failed") as failure:
+    with (
+        FakeVllm(Behaviour(raw=lambda number, _: body if number >= 40 else None)) as server,
+        pytest.raises(RunFailed, match="requests of the .* run failed") as failure,
+    ):
         run(make_settings(server.endpoint, "Offline", "performance", test_query_count=500), tmp_path / "run")
     assert "HTTP status 500" in failure.value.cause
     assert time.monotonic() - begin < 40
@@ -118,8 +123,13 @@ def test_an_error_body_in_latin_1_ends_a_run_and_does_not_hang_it(tmp_path, make
 
 
 def test_what_comes_behind_an_answer_is_not_the_next_requests():
-    behind = [lambda body: good(body, [6, 6, 6]), lambda body: b"HTTP/1.1 200", lambda body: b"xyz",
-              lambda body: http(b"", "408 Request Timeout"), lambda body: b"\r\n" + good(body, [6, 6, 6])]
+    behind = [
+        lambda body: good(body, [6, 6, 6]),
+        lambda body: b"HTTP/1.1 200",
+        lambda body: b"xyz",
+        lambda body: http(b"", "408 Request Timeout"),
+        lambda body: b"\r\n" + good(body, [6, 6, 6]),
+    ]
     server, ledger = answers_of(lambda key, body: good(body) + behind[key](body), range(len(behind)))
     assert ledger.causes == {}
     assert server.connections == 1 + 1 + len(behind)
@@ -181,19 +191,25 @@ def test_an_answer_that_changes_the_protocol_fails_its_request_alone():
 
 
 def test_an_answer_whose_length_is_not_clear_fails_its_request_alone():
-    heads = [b"content-length: 3\r\n", b"content-length: -1\r\n", b"content-length: 9%b\r\n" % LONG_NUMBER,
-             b"transfer-encoding: gzip, chunked\r\n"]
-    _, ledger = answers_of(lambda key, body: b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\n{}" % heads[key],
-                           range(len(heads)))
+    heads = [
+        b"content-length: 3\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 9%b\r\n" % LONG_NUMBER,
+        b"transfer-encoding: gzip, chunked\r\n",
+    ]
+    _, ledger = answers_of(
+        lambda key, body: b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\n{}" % heads[key], range(len(heads))
+    )
     assert sorted(ledger.causes) == list(range(len(heads)))
 
 
 # --- Answers that never end -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stream_interval", "piece"), [
-    (0, b" " * 65536), (1, b": nothing\n" * 6000), (1, b'data: {"choices":[]}\n\n' * 3000),
-])
+@pytest.mark.parametrize(
+    ("stream_interval", "piece"),
+    [(0, b" " * 65536), (1, b": nothing\n" * 6000), (1, b'data: {"choices":[]}\n\n' * 3000)],
+)
 def test_an_answer_without_end_is_given_up_before_it_fills_the_memory(stream_interval, piece):
     endless = chunked([piece] * 400)[:-5]  # 25 MB, and the end of the last chunk does not come
     begin = time.monotonic()
@@ -205,6 +221,7 @@ def test_an_answer_without_end_is_given_up_before_it_fills_the_memory(stream_int
 @pytest.mark.parametrize("stream_interval", [0, 1])
 def test_comments_that_keep_a_connection_alive_are_no_work(stream_interval):
     """A proxy may send them for ever while the engine behind it is stuck."""
+
     async def main():
         async def serve(reader, writer):
             await reader.readuntil(b"\r\n\r\n")

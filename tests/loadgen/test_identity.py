@@ -37,33 +37,70 @@ class Place:
         self.dataset = replace(dataset, path=str(self.home / "cnn_eval.json"), source=f"local file in {folder}")
 
     def server(self, endpoint: str, **more) -> ServerRecord:
-        argv = [str(self.home / "venv" / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
-                "--port", endpoint.rpartition(":")[2], "--max-num-seqs", "8", f"--chat-template={self.template}",
-                "--download-dir", str(self.home / "downloads")]
+        argv = [
+            str(self.home / "venv" / "bin" / "python"),
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            str(self.model),
+            "--port",
+            endpoint.rpartition(":")[2],
+            "--max-num-seqs",
+            "8",
+            f"--chat-template={self.template}",
+            "--download-dir",
+            str(self.home / "downloads"),
+        ]
         record = ServerRecord(
-            endpoint=endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=True, argv=argv,
-            env={"PYTHONPATH": f"{self.home}/serving/fp8_plugin", "RAY_ADDRESS": "10.0.0.1:6379",
-                 "OMP_NUM_THREADS": "1"},
-            packages={"vllm": "0.32.0"}, log=str(self.results / "server.log"), supervisor_pid=os.getpid(),
-            started_at=f"when {self.home} was used", ready_after_s=1.0,
-        )  # fmt: skip
+            endpoint=endpoint,
+            model_name="tiny",
+            max_model_len=2048,
+            version="0.32.0",
+            owned=True,
+            argv=argv,
+            env={
+                "PYTHONPATH": f"{self.home}/serving/fp8_plugin",
+                "RAY_ADDRESS": "10.0.0.1:6379",
+                "OMP_NUM_THREADS": "1",
+            },
+            packages={"vllm": "0.32.0"},
+            log=str(self.results / "server.log"),
+            supervisor_pid=os.getpid(),
+            started_at=f"when {self.home} was used",
+            ready_after_s=1.0,
+        )
         return replace(record, **more)
 
     def inputs(self, server: ServerRecord) -> RunInputs:
         """Write the records that recipes hand over."""
-        model = ModelRecord(name="tiny", path=str(self.model), source=f"local folder {self.model}", sha256="12" * 32,
-                            min_tokens=2, recipe={"files": f"config.json:1:{self.home}"})
+        model = ModelRecord(
+            name="tiny",
+            path=str(self.model),
+            source=f"local folder {self.model}",
+            sha256="12" * 32,
+            min_tokens=2,
+            recipe={"files": f"config.json:1:{self.home}"},
+        )
         for name, record in (("model", model), ("dataset", self.dataset), ("server", server)):
             write_record(self.home / f"{name}.json", record)
-        return read_settings(RunInputs, {
-            "CM_MLPERF_LOADGEN_SCENARIO": "offline", "CM_MLPERF_LOADGEN_MODE": "accuracy", "CM_MLPERF_ROUND": "v6.1",
-            "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
-            "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
-            "CM_DATASET_RECORD": str(self.home / "dataset.json"),
-            "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
-            "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
-            "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
-        })
+        return read_settings(
+            RunInputs,
+            {
+                "CM_MLPERF_LOADGEN_SCENARIO": "offline",
+                "CM_MLPERF_LOADGEN_MODE": "accuracy",
+                "CM_MLPERF_ROUND": "v6.1",
+                "CM_MLPERF_MODEL": "llama3.1-8b",
+                "CM_MLPERF_RUN_STYLE": "test",
+                "CM_TEST_QUERY_COUNT": "64",
+                "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5",
+                "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
+                "CM_DATASET_RECORD": str(self.home / "dataset.json"),
+                "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"),
+                "CM_MLPERF_LOADGEN_PYTHONPATH": "",
+                "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
+                "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
+            },
+        )
 
 
 @pytest.mark.parametrize("moved", [True, False], ids=["moved", "copied"])
@@ -126,15 +163,29 @@ def members(_, settings):
     return replace(settings, server=replace(settings.server, members=[settings.server]))
 
 
-@pytest.mark.parametrize("change", [
-    other_template, other_dataset, other_model, other_version, other_option, other_variable, without_plugin, other_rate,
-    members,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_template,
+        other_dataset,
+        other_model,
+        other_version,
+        other_option,
+        other_variable,
+        without_plugin,
+        other_rate,
+        members,
+    ],
+)
 def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings, change):
     place = Place(tmp_path / "here", dataset)
     settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    settings = replace(settings, server=place.server("http://127.0.0.1:1"), dataset=place.dataset,
-                       model=replace(settings.model, path=str(place.model), sha256="12" * 32))
+    settings = replace(
+        settings,
+        server=place.server("http://127.0.0.1:1"),
+        dataset=place.dataset,
+        model=replace(settings.model, path=str(place.model), sha256="12" * 32),
+    )
     before = settings_sha256(settings)
     assert settings_sha256(settings) == before
     assert settings_sha256(change(place, settings)) != before
@@ -173,9 +224,21 @@ def test_what_has_changed_is_named(make_settings):
 def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
     place = Place(tmp_path, dataset)
     started = place.server("http://127.0.0.1:1234")
-    planned = replace(started, endpoint="", max_model_len=0, version="", log="", supervisor_pid=None,
-                      argv=[word.replace("1234", "{port}") for word in started.argv])
+    planned = replace(
+        started,
+        endpoint="",
+        max_model_len=0,
+        version="",
+        log="",
+        supervisor_pid=None,
+        argv=[word.replace("1234", "{port}") for word in started.argv],
+    )
     assert serves_alike(planned, started, str(place.model))
-    for change in ({"packages": {"vllm": "0.33.0"}}, {"env": {}}, {"argv": [*planned.argv, "--enforce-eager"]},
-                   {"members": [planned]}, {"model_name": "other"}):
+    for change in (
+        {"packages": {"vllm": "0.33.0"}},
+        {"env": {}},
+        {"argv": [*planned.argv, "--enforce-eager"]},
+        {"members": [planned]},
+        {"model_name": "other"},
+    ):
         assert not serves_alike(replace(planned, **change), started, str(place.model)), change

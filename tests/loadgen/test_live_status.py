@@ -55,8 +55,18 @@ def test_nothing_is_said_of_the_time_left_of_what_has_hardly_begun():
 
 def test_rates_are_those_of_the_last_ten_seconds(make_settings, tmp_path):
     live = LiveStatus(make_settings("http://a", "Offline", "accuracy"), tmp_path, NoWatch())
-    live.checked(SelfCheck(workers=1, tokens=50, queries=9, qps=9.0, capacity_qps=800.0, busiest="x", busiest_share=0.1,
-                           server_share=0.1))
+    live.checked(
+        SelfCheck(
+            workers=1,
+            tokens=50,
+            queries=9,
+            qps=9.0,
+            capacity_qps=800.0,
+            busiest="x",
+            busiest_share=0.1,
+            server_share=0.1,
+        )
+    )
     for second in range(1, 41):
         done = 10 * second if second <= 20 else 200 + 40 * (second - 20)
         status = live.take(Progress(done=done, waiting=5, total=5000, elapsed_s=float(second), tokens=100 * done))

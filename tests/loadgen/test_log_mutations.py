@@ -14,10 +14,32 @@ RESULTS = {
 }
 PREFIX = ":::MLLOG "
 #: What stands in the place of a value: each type of JSON, and what no parser likes.
-ODD_VALUES = ("null", "true", "false", "0", "-1", "1e999", "9" * 400, "9" * 5000, "NaN", "-Infinity", '""', '"VALID"',
-              '"false"', "[]", "{}", "[" * 3000 + "]" * 3000, "\"\\ud800\"")
-DECIDES = ("result_validity", "result_min_duration_met", "result_min_queries_met", "early_stopping_met",
-           "result_perf_constraints_met")
+ODD_VALUES = (
+    "null",
+    "true",
+    "false",
+    "0",
+    "-1",
+    "1e999",
+    "9" * 400,
+    "9" * 5000,
+    "NaN",
+    "-Infinity",
+    '""',
+    '"VALID"',
+    '"false"',
+    "[]",
+    "{}",
+    "[" * 3000 + "]" * 3000,
+    '"\\ud800"',
+)
+DECIDES = (
+    "result_validity",
+    "result_min_duration_met",
+    "result_min_queries_met",
+    "early_stopping_met",
+    "result_perf_constraints_met",
+)
 MUTATIONS = 1500
 
 
@@ -25,8 +47,11 @@ MUTATIONS = 1500
 def lines(request, neural_magic):
     path = neural_magic / "results" / RESULTS[request.param] / "performance" / "run_1" / DETAIL_LOG
     # What LoadGen logs of itself and the order of the samples is half the log, and none of it is read.
-    return [line for line in path.read_text().splitlines(True)
-            if '"loaded_qsl_set"' not in line and '"loadgen_file_sha1"' not in line]
+    return [
+        line
+        for line in path.read_text().splitlines(True)
+        if '"loaded_qsl_set"' not in line and '"loadgen_file_sha1"' not in line
+    ]
 
 
 def read(folder, text):
@@ -77,11 +102,11 @@ def mutated(lines, chance):
         lines += lines[at:] if chance.random() < 0.5 else lines[:at]
     data = bytearray("".join(lines).encode(errors="surrogatepass"))
     if kind == "cut":
-        del data[chance.randrange(len(data)):]
+        del data[chance.randrange(len(data)) :]
     elif kind in ("flip", "insert"):
         for _ in range(chance.randint(1, 8)):
             place = chance.randrange(len(data))
-            data[place:place + (kind == "flip")] = bytes([chance.randrange(256)])
+            data[place : place + (kind == "flip")] = bytes([chance.randrange(256)])
     return bytes(data)
 
 
@@ -93,10 +118,10 @@ def test_no_value_in_the_place_of_a_verdict_reads_as_valid(lines, tmp_path):
             honest = '"VALID"' if key == "result_validity" else "true"
             for value in (*ODD_VALUES, '"INVALID"', '"valid"', '"true"', "1"):
                 tried += 1
-                text = "".join([*lines[:at], with_value(line, value), *lines[at + 1:]])
+                text = "".join([*lines[:at], with_value(line, value), *lines[at + 1 :]])
                 assert read(tmp_path, text) == (value == honest), (key, value[:40])
-            assert not read(tmp_path, "".join(lines[:at] + lines[at + 1:])), f"without {key}"
-            assert not read(tmp_path, "".join([*lines[:at], "not" + line, *lines[at + 1:]])), f"{key} spoiled"
+            assert not read(tmp_path, "".join(lines[:at] + lines[at + 1 :])), f"without {key}"
+            assert not read(tmp_path, "".join([*lines[:at], "not" + line, *lines[at + 1 :]])), f"{key} spoiled"
     assert tried > 50
 
 
@@ -105,7 +130,7 @@ def test_no_log_with_an_error_reads_as_valid(lines, tmp_path):
         entry = json.loads(lines[at].removeprefix(PREFIX))
         for is_error, key in ((True, entry["key"]), (False, "error_runtime")):
             changed = {**entry, "key": key, "metadata": {**entry["metadata"], "is_error": is_error}}
-            flagged = [*lines[:at], PREFIX + json.dumps(changed) + "\n", *lines[at + 1:]]
+            flagged = [*lines[:at], PREFIX + json.dumps(changed) + "\n", *lines[at + 1 :]]
             added = [*lines[:at], PREFIX + json.dumps({**changed, "key": "error_runtime"}) + "\n", *lines[at:]]
             assert not read(tmp_path, "".join(flagged)), (at, is_error, key)
             assert not read(tmp_path, "".join(added)), (at, is_error, key)

@@ -58,28 +58,51 @@ def test_an_accuracy_log_that_was_truncated_for_submission_is_refused(published)
 def detail(folder, **changes):
     """Write a detail log with the entries of a short Server run, some changed; None leaves one out."""
     entries = {
-        "loadgen_version": "6.0.17 @ d6147c7eb7", "effective_scenario": "Server", "effective_min_duration_ms": 600000,
-        "effective_target_qps": 4, "effective_qsl_rng_seed": 1, "effective_sample_index_rng_seed": 2,
-        "effective_schedule_rng_seed": 3, "result_validity": "INVALID", "result_perf_constraints_met": True,
-        "result_min_duration_met": True, "result_min_queries_met": True, "early_stopping_met": True,
-        "early_stopping_ttft_result": "", "early_stopping_tpot_result": "", "result_query_count": 41,
-        "result_scheduled_samples_per_sec": 4.1, "result_completed_samples_per_sec": 4.0,
-        "result_first_token_99.00_percentile_latency_ns": 16_600_000, "result_first_token_mean_latency_ns": 6_300_000,
-        "result_time_per_output_token_99.00_percentile_ns": 990_000, "result_time_to_output_token_mean": 900_000,
-        "result_completed_tokens_per_second": 160.0, "num_errors": 0, **changes,
+        "loadgen_version": "6.0.17 @ d6147c7eb7",
+        "effective_scenario": "Server",
+        "effective_min_duration_ms": 600000,
+        "effective_target_qps": 4,
+        "effective_qsl_rng_seed": 1,
+        "effective_sample_index_rng_seed": 2,
+        "effective_schedule_rng_seed": 3,
+        "result_validity": "INVALID",
+        "result_perf_constraints_met": True,
+        "result_min_duration_met": True,
+        "result_min_queries_met": True,
+        "early_stopping_met": True,
+        "early_stopping_ttft_result": "",
+        "early_stopping_tpot_result": "",
+        "result_query_count": 41,
+        "result_scheduled_samples_per_sec": 4.1,
+        "result_completed_samples_per_sec": 4.0,
+        "result_first_token_99.00_percentile_latency_ns": 16_600_000,
+        "result_first_token_mean_latency_ns": 6_300_000,
+        "result_time_per_output_token_99.00_percentile_ns": 990_000,
+        "result_time_to_output_token_mean": 900_000,
+        "result_completed_tokens_per_second": 160.0,
+        "num_errors": 0,
+        **changes,
     }
-    lines = [f":::MLLOG {json.dumps({'key': key, 'value': value, 'metadata': {'is_error': False}})}"
-             for key, value in entries.items() if value is not None]
+    lines = [
+        f":::MLLOG {json.dumps({'key': key, 'value': value, 'metadata': {'is_error': False}})}"
+        for key, value in entries.items()
+        if value is not None
+    ]
     (folder / DETAIL_LOG).write_text("\n".join(["not ours", *lines]) + "\n")
     return folder
 
 
 def test_each_reason_of_an_invalid_result_is_named(tmp_path):
-    result = read_performance(detail(
-        tmp_path, result_min_duration_met=False, result_min_queries_met=False, result_perf_constraints_met=False,
-        early_stopping_met=False,
-        early_stopping_tpot_result=" * Run unsuccessful.\n * Processed 41 queries.\n * Needs 418 more",
-    ))
+    result = read_performance(
+        detail(
+            tmp_path,
+            result_min_duration_met=False,
+            result_min_queries_met=False,
+            result_perf_constraints_met=False,
+            early_stopping_met=False,
+            early_stopping_tpot_result=" * Run unsuccessful.\n * Processed 41 queries.\n * Needs 418 more",
+        )
+    )
     assert not result.valid
     assert result.reasons == (
         "minimum duration not met: 10.0 s of 600.0 s",
@@ -114,8 +137,9 @@ def test_a_log_cut_in_the_middle_of_a_line_is_refused(tmp_path):
         read_performance(tmp_path)
 
 
-@pytest.mark.parametrize("reason", [
-    "result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met", "early_stopping_met"])
+@pytest.mark.parametrize(
+    "reason", ["result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met", "early_stopping_met"]
+)
 def test_a_result_that_its_own_log_contradicts_is_not_valid(tmp_path, reason):
     result = read_performance(detail(tmp_path, result_validity="VALID", **{reason: False}))
     assert not result.valid
@@ -172,25 +196,48 @@ def test_entries_of_another_process_are_refused(tmp_path):
         read_performance(tmp_path)
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("result_min_duration_met", "false"), ("early_stopping_met", 0), ("result_validity", True),
-    ("result_query_count", 41.5), ("result_query_count", -1), ("result_completed_samples_per_sec", "4"),
-    ("result_completed_tokens_per_second", [1]), ("effective_qsl_rng_seed", "1"), ("effective_scenario", {}),
-    ("result_first_token_mean_latency_ns", "x"), ("effective_target_qps", True), ("num_errors", "0"),
-    ("result_completed_samples_per_sec", 10**400), ("effective_scenario", "Elsewhere"), ("loadgen_version", 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("result_min_duration_met", "false"),
+        ("early_stopping_met", 0),
+        ("result_validity", True),
+        ("result_query_count", 41.5),
+        ("result_query_count", -1),
+        ("result_completed_samples_per_sec", "4"),
+        ("result_completed_tokens_per_second", [1]),
+        ("effective_qsl_rng_seed", "1"),
+        ("effective_scenario", {}),
+        ("result_first_token_mean_latency_ns", "x"),
+        ("effective_target_qps", True),
+        ("num_errors", "0"),
+        ("result_completed_samples_per_sec", 10**400),
+        ("effective_scenario", "Elsewhere"),
+        ("loadgen_version", 6),
+    ],
+)
 def test_a_value_of_another_type_is_named(tmp_path, key, value):
     with pytest.raises(RunFailed) as failure:
         read_performance(detail(tmp_path, **{"result_validity": "VALID", key: value}))
     assert key in failure.value.cause or "Elsewhere" in failure.value.what
 
 
-@pytest.mark.parametrize("line", [
-    b":::MLLOG []", b":::MLLOG {}", b":::MLLOG " + b"[" * 100_000, b':::MLLOG {"key": "\xff"}', b":::MLL",
-    b":::MLLOG", b"::MLLOG {", b':::MLLOG {"key": "num_errors", "value": ' + b"9" * 5000 + b"}",
-    b':::MLLOG {"key": "x", "value": NaN}', b':::MLLOG {"key": "x", "value": 1, "metadata": {"is_error": "false"}}',
-    b':::MLLOG {"key": "x", "value": ' + b"[" * 100_000 + b'NaN, "metadata": {"is_error": false}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        b":::MLLOG []",
+        b":::MLLOG {}",
+        b":::MLLOG " + b"[" * 100_000,
+        b':::MLLOG {"key": "\xff"}',
+        b":::MLL",
+        b":::MLLOG",
+        b"::MLLOG {",
+        b':::MLLOG {"key": "num_errors", "value": ' + b"9" * 5000 + b"}",
+        b':::MLLOG {"key": "x", "value": NaN}',
+        b':::MLLOG {"key": "x", "value": 1, "metadata": {"is_error": "false"}}',
+        b':::MLLOG {"key": "x", "value": ' + b"[" * 100_000 + b'NaN, "metadata": {"is_error": false}}',
+    ],
+)
 def test_a_line_that_is_no_entry_is_refused(tmp_path, line):
     path = detail(tmp_path, result_validity="VALID") / DETAIL_LOG
     path.write_bytes(path.read_bytes() + line)
@@ -205,8 +252,11 @@ def test_a_figure_without_a_value_is_no_number_and_others_are_read(tmp_path):
         entry = f':::MLLOG {{"key": "{key}", "value": {value}, "metadata": {{"is_error": false}}}}\n'
         path.write_text(whole + entry)
         assert read_performance(tmp_path).valid
-    path.write_text(whole.replace('"result_time_to_output_token_mean", "value": 900000',
-                                  '"result_time_to_output_token_mean", "value": NaN'))
+    path.write_text(
+        whole.replace(
+            '"result_time_to_output_token_mean", "value": 900000', '"result_time_to_output_token_mean", "value": NaN'
+        )
+    )
     result = read_performance(tmp_path)
     assert (result.valid, result.tpot_mean) == (False, None)
     assert "no value for result_time_to_output_token_mean" in result.reasons[0]
@@ -219,8 +269,10 @@ def test_a_log_that_ends_before_its_count_of_errors_is_refused(tmp_path):
 
 
 def accuracy_log(folder, *tokens, dtype=np.int32, **more):
-    entries = [{"seq_id": i, "qsl_idx": i, "data": np.array(ids, dtype).tobytes().hex().upper(), **more}
-               for i, ids in enumerate(tokens)]
+    entries = [
+        {"seq_id": i, "qsl_idx": i, "data": np.array(ids, dtype).tobytes().hex().upper(), **more}
+        for i, ids in enumerate(tokens)
+    ]
     path = folder / ACCURACY_LOG
     path.write_text(json.dumps(entries))
     return path
@@ -269,8 +321,15 @@ def test_negative_tokens_are_refused(tmp_path):
     assert "negative" in failure.value.cause
 
 
-@pytest.mark.parametrize("text", ['[{"seq_id": 0, "qsl_idx": 0, "data": "' + "0" * 7 + '"}]', "[" * 100_000,
-                                  '[{"seq_id": ' + "9" * 5000 + ', "qsl_idx": 0, "data": ""}]', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"seq_id": 0, "qsl_idx": 0, "data": "' + "0" * 7 + '"}]',
+        "[" * 100_000,
+        '[{"seq_id": ' + "9" * 5000 + ', "qsl_idx": 0, "data": ""}]',
+        "\xff",
+    ],
+)
 def test_an_accuracy_log_that_is_none_is_refused(tmp_path, text):
     (tmp_path / ACCURACY_LOG).write_bytes(text.encode("latin-1"))
     with pytest.raises(RunFailed, match="not a whole accuracy log"):

@@ -28,12 +28,19 @@ def env(tmp_path, dataset):
     write_record(tmp_path / "model.json", ModelRecord(name="tiny", path="", source="test", sha256="", min_tokens=2))
     write_record(tmp_path / "dataset.json", dataset)
     return {
-        "CM_MLPERF_LOADGEN_SCENARIO": "offline", "CM_MLPERF_LOADGEN_MODE": "performance", "CM_MLPERF_ROUND": "v6.1",
-        "CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "64",
-        "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": "measured by the test",
-        "CM_ML_MODEL_RECORD": str(tmp_path / "model.json"), "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
+        "CM_MLPERF_LOADGEN_SCENARIO": "offline",
+        "CM_MLPERF_LOADGEN_MODE": "performance",
+        "CM_MLPERF_ROUND": "v6.1",
+        "CM_MLPERF_MODEL": "llama3.1-8b",
+        "CM_MLPERF_RUN_STYLE": "test",
+        "CM_TEST_QUERY_COUNT": "64",
+        "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5",
+        "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": "measured by the test",
+        "CM_ML_MODEL_RECORD": str(tmp_path / "model.json"),
+        "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
         "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "runs" / "performance"),
-        "CM_VLLM_SERVER_RECORD": str(tmp_path / "server.json"), "CM_MLPERF_LOADGEN_PYTHONPATH": "",
+        "CM_VLLM_SERVER_RECORD": str(tmp_path / "server.json"),
+        "CM_MLPERF_LOADGEN_PYTHONPATH": "",
     }
 
 
@@ -42,8 +49,10 @@ def inputs(env, **changes):
 
 
 def serve(tmp_path, server):
-    write_record(tmp_path / "server.json", ServerRecord(
-        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False))
+    write_record(
+        tmp_path / "server.json",
+        ServerRecord(endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=False),
+    )
 
 
 def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path, capsys, monkeypatch):
@@ -87,8 +96,9 @@ def test_the_users_own_user_conf_is_the_one_that_counts(env, tmp_path):
     assert (path.parent / "user.conf").read_text() == own.read_text() == record.settings.user_conf
 
 
-@pytest.mark.parametrize("missing", ["CM_ML_MODEL_RECORD", "CM_DATASET_RECORD", "CM_VLLM_SERVER_RECORD",
-                                     "CM_MLPERF_OUTPUT_DIR"])
+@pytest.mark.parametrize(
+    "missing", ["CM_ML_MODEL_RECORD", "CM_DATASET_RECORD", "CM_VLLM_SERVER_RECORD", "CM_MLPERF_OUTPUT_DIR"]
+)
 def test_what_is_not_given_is_named(env, tmp_path, missing):
     with FakeVllm() as server:
         serve(tmp_path, server)
@@ -96,13 +106,16 @@ def test_what_is_not_given_is_named(env, tmp_path, missing):
         measure(inputs(env, **{missing: ""}))
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [
-    ("CM_MLPERF_LOADGEN_SCENARIO", "Ofline", "did you mean 'Offline'"),
-    ("CM_MLPERF_LOADGEN_TARGET_QPS", "fast", "CM_MLPERF_LOADGEN_TARGET_QPS='fast'"),
-    ("CM_MLPERF_LOADGEN_TARGET_QPS", "0", "greater than 0"),
-    ("CM_MLPERF_ROUND", "v5.0", "not in round v5.0"),
-    ("CM_VLLM_STREAM_INTERVAL", "-1", "stream_interval=-1"),
-])
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("CM_MLPERF_LOADGEN_SCENARIO", "Ofline", "did you mean 'Offline'"),
+        ("CM_MLPERF_LOADGEN_TARGET_QPS", "fast", "CM_MLPERF_LOADGEN_TARGET_QPS='fast'"),
+        ("CM_MLPERF_LOADGEN_TARGET_QPS", "0", "greater than 0"),
+        ("CM_MLPERF_ROUND", "v5.0", "not in round v5.0"),
+        ("CM_VLLM_STREAM_INTERVAL", "-1", "stream_interval=-1"),
+    ],
+)
 def test_what_is_not_usable_is_named(env, tmp_path, key, value, words):
     with FakeVllm() as server:
         serve(tmp_path, server)
@@ -145,8 +158,9 @@ def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(env, tmp_
     counted = msgspec.structs.replace(settings, rehearsal=False)
     write_record(path, msgspec.structs.replace(record, settings=counted, settings_sha256=settings_sha256(counted)))
     log = path.parent / "mlperf_log_detail.txt"
-    log.write_text(log.read_text().replace('"result_validity", "value": "VALID"',
-                                           '"result_validity", "value": "INVALID"'))
+    log.write_text(
+        log.read_text().replace('"result_validity", "value": "VALID"', '"result_validity", "value": "INVALID"')
+    )
     written = read_record(path, RunRecord)
     write_record(path, msgspec.structs.replace(written, files={**written.files, log.name: sha256_of(log)}))
     assert "LoadGen calls it INVALID" in earlier_run(path.parent, counted).why_not
@@ -157,9 +171,18 @@ def test_our_own_server_is_watched(env, tmp_path):
     log.write_text("fine\nRuntimeError: out of memory\n")
     with FakeVllm(Behaviour(token_delay_s=0.05)) as server:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
-        write_record(tmp_path / "server.json", ServerRecord(
-            endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0.32.0", owned=True, log=str(log),
-            supervisor_pid=child.pid))
+        write_record(
+            tmp_path / "server.json",
+            ServerRecord(
+                endpoint=server.endpoint,
+                model_name="tiny",
+                max_model_len=2048,
+                version="0.32.0",
+                owned=True,
+                log=str(log),
+                supervisor_pid=child.pid,
+            ),
+        )
         reaper = threading.Thread(target=child.wait)
         reaper.start()
         with pytest.raises(ServerDied, match="Server performance run"):
@@ -168,8 +191,10 @@ def test_our_own_server_is_watched(env, tmp_path):
     assert not (tmp_path / "runs" / "performance").exists()
 
 
-@pytest.mark.parametrize(("argv", "requests"), [
-    (["--max-num-seqs", "128"], 256), (["--max-num-seqs=64"], 128), (["--max-num-seqs"], 512), ([], 512)])
+@pytest.mark.parametrize(
+    ("argv", "requests"),
+    [(["--max-num-seqs", "128"], 256), (["--max-num-seqs=64"], 128), (["--max-num-seqs"], 512), ([], 512)],
+)
 def test_the_server_is_kept_busy_with_twice_its_batch(argv, requests):
     server = ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=True, argv=argv)
     assert in_flight_of(server) == requests

@@ -24,10 +24,20 @@ def measured(out, make_settings, **changed):
         with FakeVllm() as server:
             settings = make_settings(server.endpoint, "Offline", mode, test_query_count=128)
             run(msgspec.structs.replace(settings, **changed), out / "runs" / "system" / "tiny" / "Offline" / mode)
-    write_record(out / "campaign.json", CampaignRecord(
-        command="cm run script --tags=run-mlperf,inference,_vllm", cm_version="4.2.0", cm4vllm_version="0.1.0",
-        division="open", submitter="Nobody", round="v6.1", benchmark="llama3.1-8b", execution_mode="test",
-        started_at="2026-01-01T00:00:00+00:00"))
+    write_record(
+        out / "campaign.json",
+        CampaignRecord(
+            command="cm run script --tags=run-mlperf,inference,_vllm",
+            cm_version="4.2.0",
+            cm4vllm_version="0.1.0",
+            division="open",
+            submitter="Nobody",
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            execution_mode="test",
+            started_at="2026-01-01T00:00:00+00:00",
+        ),
+    )
     write_capsule(out / "rerun.yaml", capsule_of_results(out))
     return read_capsule(out / "rerun.yaml")
 

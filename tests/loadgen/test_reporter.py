@@ -20,8 +20,12 @@ SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 ALL_BUT_THE_FIRST = {"gpt-oss-120b"}
 
 
-CELLS = [(name, scenario) for name in benchmark_names("v6.1") if benchmark_terms("v6.1", name).loadgen
-         for scenario in benchmark_terms("v6.1", name).scenarios]
+CELLS = [
+    (name, scenario)
+    for name in benchmark_names("v6.1")
+    if benchmark_terms("v6.1", name).loadgen
+    for scenario in benchmark_terms("v6.1", name).scenarios
+]
 
 
 @pytest.mark.parametrize(("name", "scenario"), CELLS)
@@ -46,8 +50,11 @@ def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_p
     whole = "performance_sample_count_override = 64"
     assert whole in settings.user_conf
     with FakeVllm() as server:
-        settings = replace(settings, server=replace(settings.server, endpoint=server.endpoint),
-                           user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"))
+        settings = replace(
+            settings,
+            server=replace(settings.server, endpoint=server.endpoint),
+            user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"),
+        )
         run(settings, tmp_path / "run", on_answers=given.extend)
     assert {index: list(tokens) for index, tokens in given} == SENT
     assert len(given) == len(SENT)
@@ -55,8 +62,13 @@ def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_p
 
 def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
     loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
-    reporter = Reporter(loadgen, make_settings("http://a", "Offline", "accuracy"), lambda _: None, SampleTimes(),
-                        indices={key: key for key in range(50_000)})
+    reporter = Reporter(
+        loadgen,
+        make_settings("http://a", "Offline", "accuracy"),
+        lambda _: None,
+        SampleTimes(),
+        indices={key: key for key in range(50_000)},
+    )
     token = array("i", [1])
     address, _ = token.buffer_info()
     count, taken = 50_000, []

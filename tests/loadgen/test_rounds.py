@@ -15,11 +15,18 @@ from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.loadgen.wheel import provide
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, round_terms, terms
 
-CELLS = [(round_name, "llama2-70b-99.9", scenario) for round_name in round_names()
-         for scenario in (Scenario.OFFLINE, Scenario.SERVER)]
-CELLS += [("v6.1", "llama3.1-8b", Scenario.INTERACTIVE), ("v5.0", "llama3.1-405b", Scenario.SERVER),
-          ("v6.0", "llama3.1-405b", Scenario.INTERACTIVE), ("v5.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM),
-          ("v4.1", "mixtral-8x7b", Scenario.SERVER)]
+CELLS = [
+    (round_name, "llama2-70b-99.9", scenario)
+    for round_name in round_names()
+    for scenario in (Scenario.OFFLINE, Scenario.SERVER)
+]
+CELLS += [
+    ("v6.1", "llama3.1-8b", Scenario.INTERACTIVE),
+    ("v5.0", "llama3.1-405b", Scenario.SERVER),
+    ("v6.0", "llama3.1-405b", Scenario.INTERACTIVE),
+    ("v5.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM),
+    ("v4.1", "mixtral-8x7b", Scenario.SERVER),
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +37,9 @@ def wheels(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("round_name", "benchmark", "scenario"), CELLS)
-def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(tmp_path, make_settings, wheels, round_name, benchmark,
-                                                               scenario):
+def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(
+    tmp_path, make_settings, wheels, round_name, benchmark, scenario
+):
     found = terms(round_name, benchmark, scenario, Mode.PERFORMANCE)
     conf = user_conf(found, ExecutionMode.TEST, target_qps=50, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
@@ -56,8 +64,9 @@ def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settin
     found = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
     conf = user_conf(found, ExecutionMode.TEST, target_qps=200, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
-        settings = make_settings(server.endpoint, scenario, "performance", compliance_test="TEST06",
-                                 audit_config=audit_config("TEST06"))
+        settings = make_settings(
+            server.endpoint, scenario, "performance", compliance_test="TEST06", audit_config=audit_config("TEST06")
+        )
         run(replace(settings, terms=found, user_conf=conf.text), tmp_path / "run", pythonpath=wheels[round_name])
     require_applied(read_detail_log(tmp_path / "run" / DETAIL_LOG), audit("TEST06"))
     answers = read_answers(tmp_path / "run" / ACCURACY_LOG)

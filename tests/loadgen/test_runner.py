@@ -14,14 +14,7 @@ from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.errors import (
-    DatasetError,
-    RunFailed,
-    ServerDied,
-    ServerStuck,
-    ServerUnreachable,
-    ServerUnsuitable,
-)
+from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerStuck, ServerUnreachable, ServerUnsuitable
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen import runner
 from cm4vllm.loadgen.detail_log import read_detail_log
@@ -39,13 +32,17 @@ def answers_in_the_log(folder):
     return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
 
 
-@pytest.mark.parametrize("behaviour", [
-    Behaviour(),
-    Behaviour(tokens_per_chunk=5),
-    Behaviour(split=997),
-    Behaviour(fault=lambda n: Fault.STATUS_500 if n % 10 == 3 else Fault.NONE),
-    Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n % 10 == 3 else Fault.NONE),
-], ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(),
+        Behaviour(tokens_per_chunk=5),
+        Behaviour(split=997),
+        Behaviour(fault=lambda n: Fault.STATUS_500 if n % 10 == 3 else Fault.NONE),
+        Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n % 10 == 3 else Fault.NONE),
+    ],
+    ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"],
+)
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path, make_settings, scenario, behaviour):
     with FakeVllm(behaviour) as server:
@@ -120,26 +117,42 @@ def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_set
     assert "rehearsal" in (tmp_path / "run" / "user.conf").read_text()
     assert record.loadgen_version.startswith("6.0.1")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "client_samples.npy", "console.log", "mlperf.conf", "mlperf_log_accuracy.json", "mlperf_log_detail.txt",
-        "mlperf_log_summary.txt", "run.json", "user.conf"]
+        "client_samples.npy",
+        "console.log",
+        "mlperf.conf",
+        "mlperf_log_accuracy.json",
+        "mlperf_log_detail.txt",
+        "mlperf_log_summary.txt",
+        "run.json",
+        "user.conf",
+    ]
 
 
-@pytest.mark.parametrize(("scenario", "fault", "words"), [
-    *((scenario, *case) for scenario in ("Offline", "Server") for case in (
-        (Fault.STATUS_500, "HTTP status 500: made to fail"),
-        (Fault.STATUS_400, "HTTP status 400: made to fail"),
-        (Fault.CLOSE_BEFORE, "connection"),
-        (Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
-        (Fault.WRONG_USAGE, "disagree"),
-    )),
-    ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
-    ("Server", Fault.GARBAGE_MIDSTREAM, "not HTTP"),
-    ("Server", Fault.NOT_HTTP, "not HTTP"),
-])
+@pytest.mark.parametrize(
+    ("scenario", "fault", "words"),
+    [
+        *(
+            (scenario, *case)
+            for scenario in ("Offline", "Server")
+            for case in (
+                (Fault.STATUS_500, "HTTP status 500: made to fail"),
+                (Fault.STATUS_400, "HTTP status 400: made to fail"),
+                (Fault.CLOSE_BEFORE, "connection"),
+                (Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
+                (Fault.WRONG_USAGE, "disagree"),
+            )
+        ),
+        ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
+        ("Server", Fault.GARBAGE_MIDSTREAM, "not HTTP"),
+        ("Server", Fault.NOT_HTTP, "not HTTP"),
+    ],
+)
 def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, scenario, fault, words):
     begin = time.monotonic()
-    with FakeVllm(Behaviour(fault=lambda n: fault if n >= 40 else Fault.NONE)) as server, pytest.raises(
-        RunFailed, match="requests of the .* run failed") as failure:
+    with (
+        FakeVllm(Behaviour(fault=lambda n: fault if n >= 40 else Fault.NONE)) as server,
+        pytest.raises(RunFailed, match="requests of the .* run failed") as failure,
+    ):
         # At 100 queries/s the Server run would last 50 s: it must not go on to its end.
         run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000), tmp_path / "run")
     assert words in failure.value.cause
@@ -220,8 +233,10 @@ def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path,
 def test_of_several_servers_the_log_of_the_one_that_ended_is_named(make_settings):
     settings = make_settings("http://a", "Server", "performance")
     member = replace(settings.server, endpoint="http://b", owned=True, log="/results/replica-2/server.log")
-    settings = replace(settings, server=replace(settings.server, owned=True, log="/results/server.log",
-                                                replicas=["http://b"], members=[member]))
+    settings = replace(
+        settings,
+        server=replace(settings.server, owned=True, log="/results/server.log", replicas=["http://b"], members=[member]),
+    )
     for make in (runner._died, runner._stuck):
         assert "its whole log: /results/replica-2/server.log" in make(settings, "the server at http://b: why").remedy
         assert "its whole log: /results/server.log" in make(settings, "why").remedy
@@ -332,7 +347,9 @@ def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signu
         (tmp_path / "s.json").write_bytes(msgspec.json.encode(settings))
         parent = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(PARENT), tmp_path / "s.json", tmp_path / "run"],
-            env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         while len(server.bodies) < 5:

@@ -48,8 +48,10 @@ def test_its_percentiles_are_those_of_loadgen(tmp_path, make_settings):
     apart = []
     for attempt in range(3):
         with FakeVllm(Behaviour(token_delay_s=0.004)) as server:
-            run(make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=128),
-                tmp_path / f"run{attempt}")
+            run(
+                make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=128),
+                tmp_path / f"run{attempt}",
+            )
         apart.append(_differences(tmp_path / f"run{attempt}"))
         assert all(least >= 0 for key, least in apart[-1].items() if "latency_ns" in key), apart
         if _near(apart[-1]):
@@ -62,19 +64,29 @@ _NEAR = {50: 2e6, 90: 10e6, 99: 50e6}
 
 
 def _near(differences):
-    return all(abs(difference) <= (0.5e6 if "time_per" in key else _NEAR[part])
-               for part in _NEAR for key, difference in differences.items() if f"_{part}.00" in key)
+    return all(
+        abs(difference) <= (0.5e6 if "time_per" in key else _NEAR[part])
+        for part in _NEAR
+        for key, difference in differences.items()
+        if f"_{part}.00" in key
+    )
 
 
 def _differences(folder):
     """Return LoadGen's percentiles less those of the client's record, in ns, by LoadGen's names."""
     log, rows = read_detail_log(folder / DETAIL_LOG), read_sample_times(folder)
     assert len(rows) == log.count("result_query_count")
-    recorded = {"first_token_{}_latency_ns": rows["first_ns"] - rows["issued_ns"],
-                "{}_latency_ns": rows["last_ns"] - rows["issued_ns"],
-                "time_per_output_token_{}_ns": (rows["last_ns"] - rows["first_ns"]) / (rows["tokens"] - 1)}
-    return {name: float(log.number(f"result_{name}") - percentile(values, part / 100))
-            for part in _NEAR for key, values in recorded.items() for name in [key.format(f"{part}.00_percentile")]}
+    recorded = {
+        "first_token_{}_latency_ns": rows["first_ns"] - rows["issued_ns"],
+        "{}_latency_ns": rows["last_ns"] - rows["issued_ns"],
+        "time_per_output_token_{}_ns": (rows["last_ns"] - rows["first_ns"]) / (rows["tokens"] - 1),
+    }
+    return {
+        name: float(log.number(f"result_{name}") - percentile(values, part / 100))
+        for part in _NEAR
+        for key, values in recorded.items()
+        for name in [key.format(f"{part}.00_percentile")]
+    }
 
 
 def test_keys_that_loadgen_uses_again_are_kept_apart(tmp_path):

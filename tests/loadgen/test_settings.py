@@ -11,11 +11,14 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
 
 
-@pytest.mark.parametrize(("round_name", "benchmark", "length"), [
-    ("v6.1", "llama3.1-8b", 128),  # the limit: the rules publish no mean length
-    ("v6.0", "llama2-70b-99", 294),
-    ("v6.0", "llama3.1-405b", 685),
-])
+@pytest.mark.parametrize(
+    ("round_name", "benchmark", "length"),
+    [
+        ("v6.1", "llama3.1-8b", 128),  # the limit: the rules publish no mean length
+        ("v6.0", "llama2-70b-99", 294),
+        ("v6.0", "llama3.1-405b", 685),
+    ],
+)
 def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(dataset, round_name, benchmark, length):
     found = terms(round_name, benchmark, Scenario.OFFLINE, Mode.PERFORMANCE)
     conf = user_conf(found, ExecutionMode.TEST, target_qps=1, test_query_count=8, dataset_samples=dataset.samples)

@@ -105,14 +105,17 @@ def test_no_value_of_any_entry_ends_in_a_traceback(tmp_path, scenario):
     for at, line in enumerate(lines):
         if key_of(line).startswith(("effective_", "result_", "early_", "generated_", "num_", "loadgen_v", "power_")):
             for value in ODD_VALUES:
-                reads_as_valid(tmp_path, b"".join([*lines[:at], with_value(line, value), *lines[at + 1:]]))
+                reads_as_valid(tmp_path, b"".join([*lines[:at], with_value(line, value), *lines[at + 1 :]]))
 
 
 def accuracy_log(chance, samples=40):
     """Return the text of an accuracy log as LoadGen writes it, and the tokens of each sample."""
     tokens = {index: [chance.randrange(1, 128_000) for _ in range(chance.randint(1, 30))] for index in range(samples)}
-    lines = [f'{{ "seq_id" : {at}, "qsl_idx" : {index}, "data" : "{np.array(ids, np.int32).tobytes().hex().upper()}", '
-             f'"token_count" : {len(ids)} }}' for at, (index, ids) in enumerate(tokens.items())]
+    lines = [
+        f'{{ "seq_id" : {at}, "qsl_idx" : {index}, "data" : "{np.array(ids, np.int32).tobytes().hex().upper()}", '
+        f'"token_count" : {len(ids)} }}'
+        for at, (index, ids) in enumerate(tokens.items())
+    ]
     return "[\n" + ",\n".join(lines) + "\n]\n", tokens
 
 
@@ -121,12 +124,26 @@ def spoiled_accuracy_log(text, chance):
     data = bytearray(text.encode())
     begin = chance.randrange(len(data))
     end = min(len(data), begin + int(chance.expovariate(1 / 200)) + 1)
-    kind = chance.choice(["cut", "headless", "hole", "removed", "garbled", "appended", "twice", "nested", "endings",
-                          "encoded", "truncated as for a submission", "value"])
+    kind = chance.choice(
+        [
+            "cut",
+            "headless",
+            "hole",
+            "removed",
+            "garbled",
+            "appended",
+            "twice",
+            "nested",
+            "endings",
+            "encoded",
+            "truncated as for a submission",
+            "value",
+        ]
+    )
     if kind == "cut":
         return kind, bytes(data[:begin])
     if kind == "headless":
-        return kind, bytes(data[begin + 1:])
+        return kind, bytes(data[begin + 1 :])
     if kind in ("hole", "removed"):
         data[begin:end] = b"\0" * (end - begin) if kind == "hole" else b""
         return kind, bytes(data)
@@ -142,13 +159,15 @@ def spoiled_accuracy_log(text, chance):
         end = min(at + text[at:].index(sign) for sign in (",", " }") if sign in text[at:])
         return kind, (text[:at] + value + text[end:]).encode(errors="surrogatepass")
     whole = bytes(data)
-    return kind, chance.choice({
-        "appended": [whole + whole, whole + whole[:begin], whole[:begin] + whole, whole + b"\0" * 4096],
-        "twice": [whole.replace(b"\n]", b",\n" + whole.split(b"\n")[1] + b"\n]").replace(b",,", b",")],
-        "endings": [whole.replace(b"\n", b"\r\n"), whole.replace(b"\n", b""), whole.rstrip()],
-        "encoded": [text.encode("utf-16"), text.encode("utf-8-sig"), b"", b"[]", b"{}", b"null", b"\xff" * 99],
-        "truncated as for a submission": [whole[:900] + b"\n\n...\n\n" + whole[-900:]],
-    }[kind])
+    return kind, chance.choice(
+        {
+            "appended": [whole + whole, whole + whole[:begin], whole[:begin] + whole, whole + b"\0" * 4096],
+            "twice": [whole.replace(b"\n]", b",\n" + whole.split(b"\n")[1] + b"\n]").replace(b",,", b",")],
+            "endings": [whole.replace(b"\n", b"\r\n"), whole.replace(b"\n", b""), whole.rstrip()],
+            "encoded": [text.encode("utf-16"), text.encode("utf-8-sig"), b"", b"[]", b"{}", b"null", b"\xff" * 99],
+            "truncated as for a submission": [whole[:900] + b"\n\n...\n\n" + whole[-900:]],
+        }[kind]
+    )
 
 
 def test_a_spoiled_accuracy_log_is_refused_or_gives_its_own_tokens(tmp_path):
@@ -169,7 +188,8 @@ def test_a_spoiled_accuracy_log_is_refused_or_gives_its_own_tokens(tmp_path):
 
 
 READERS = {
-    "performance": (DETAIL_LOG, read_performance), "version": (DETAIL_LOG, loadgen_version),
+    "performance": (DETAIL_LOG, read_performance),
+    "version": (DETAIL_LOG, loadgen_version),
     "whole": (DETAIL_LOG, lambda folder: require_whole(folder, Mode.ACCURACY)),
     "accuracy": (ACCURACY_LOG, lambda folder: list(read_accuracy_log(folder / ACCURACY_LOG))),
     "answers": (ACCURACY_LOG, lambda folder: read_answers(folder / ACCURACY_LOG)),
@@ -182,8 +202,10 @@ def a_loop(path):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, a_loop, lambda path: path.symlink_to("/dev/zero"),
-                                  lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, a_loop, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("nowhere")],
+)
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, reader, make):
     name, read = READERS[reader]
     make(tmp_path / name)
@@ -211,4 +233,5 @@ def test_a_tree_with_pipes_is_read_to_its_end(tmp_path):
     assert reader.performance(tmp_path, None) is reader.accuracy(tmp_path, None) is None
     assert (reader.text(tmp_path / "user.conf"), dict(reader.json(tmp_path / "measurements.json"))) == ("", {})
     assert json.dumps([problem.code for problem in reader.problems]) == (
-        '["LOG-UNREADABLE", "LOG-UNREADABLE", "FILE-UNREADABLE", "FILE-UNREADABLE"]')
+        '["LOG-UNREADABLE", "LOG-UNREADABLE", "FILE-UNREADABLE", "FILE-UNREADABLE"]'
+    )

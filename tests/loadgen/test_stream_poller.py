@@ -119,12 +119,21 @@ def test_a_stream_that_comes_at_once_is_never_polled():
     with_peer(script)
 
 
-@pytest.mark.parametrize(("end", "cause"), [
-    (lambda server: server.close(), "the server closed the connection"),
-    (lambda server: (server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)), server.close()),
-     "the connection broke: ConnectionResetError"),
-    (lambda server: server.sendall(b"no chunk\r\n"), "the answer is not HTTP"),
-], ids=["closed", "reset", "no HTTP"])
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (lambda server: server.close(), "the server closed the connection"),
+        (
+            lambda server: (
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
+                server.close(),
+            ),
+            "the connection broke: ConnectionResetError",
+        ),
+        (lambda server: server.sendall(b"no chunk\r\n"), "the answer is not HTTP"),
+    ],
+    ids=["closed", "reset", "no HTTP"],
+)
 def test_a_stream_that_breaks_while_polled_is_reported_once(end, cause):
     async def script(peer):
         await peer.ask()
@@ -140,10 +149,11 @@ def test_a_stream_that_breaks_while_polled_is_reported_once(end, cause):
     with_peer(script)
 
 
-@pytest.mark.parametrize(("end", "tokens", "cause"), [
-    (len(STREAM), TOKENS, None),
-    (BEGUN + 100, None, ("the server closed the connection", True)),
-], ids=["whole", "cut off"])
+@pytest.mark.parametrize(
+    ("end", "tokens", "cause"),
+    [(len(STREAM), TOKENS, None), (BEGUN + 100, None, ("the server closed the connection", True))],
+    ids=["whole", "cut off"],
+)
 def test_what_comes_together_with_the_end_of_the_connection_is_read_to_its_end(end, tokens, cause):
     async def script(peer):
         await peer.ask()
@@ -171,7 +181,7 @@ def test_pieces_of_every_length_are_read_whole(monkeypatch, short):
             peer.say(STREAM[:BEGUN])
             await peer.until(has_first)
             for begin in range(BEGUN, len(STREAM), 100):
-                peer.say(STREAM[begin:begin + 100])
+                peer.say(STREAM[begin : begin + 100])
                 await asyncio.sleep(0.003)
             exchange = await peer.until(has_ended)
             assert (exchange.tokens, exchange.firsts) == (TOKENS, TOKENS[:1])

@@ -32,8 +32,10 @@ def text(word, **more):
 
 
 def end(reason="stop", tokens=3, prompt=5, **more):
-    return event(choices=[{"index": 0, "text": "", "finish_reason": reason}],
-                 usage={"completion_tokens": tokens, "prompt_tokens": prompt, **more})
+    return event(
+        choices=[{"index": 0, "text": "", "finish_reason": reason}],
+        usage={"completion_tokens": tokens, "prompt_tokens": prompt, **more},
+    )
 
 
 def read(raw, dialect=SERVE, limits=LIMITS, prompt=5):
@@ -46,7 +48,7 @@ def read(raw, dialect=SERVE, limits=LIMITS, prompt=5):
 def test_the_recorded_stream_is_read_however_it_is_cut(size):
     raw, reader, first = recorded("stream"), TextReader(SERVE), []
     for at in range(0, len(raw), size):
-        if reader.feed(raw[at:at + size]) is not None:
+        if reader.feed(raw[at : at + size]) is not None:
             first.append(at)
     answer = reader.finish(5, LIMITS)
     assert answer == (" On Tuesday the from was Tuesday..", 8, 5, 0, "length")
@@ -62,7 +64,7 @@ def test_the_recorded_whole_answer_is_read():
 def test_what_is_gathered_is_reduced_without_a_difference():
     raw, reader = recorded("stream"), TextReader(SERVE)
     for at in range(0, len(raw), 100):
-        reader.feed(raw[at:at + 100])
+        reader.feed(raw[at : at + 100])
         reader.compact()
     assert reader.finish(5, LIMITS).text == " On Tuesday the from was Tuesday.."
     assert reader.token_count == 8
@@ -74,15 +76,28 @@ def test_the_reasoning_channel_is_the_first_text_and_is_counted(name):
     assert reader.feed(event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) is None
     assert reader.feed(event(choices=[{"index": 0, "delta": {name: " think"}}])) == 0
     assert reader.feed(event(choices=[{"index": 0, "delta": {"content": " answer"}}])) is None
-    reader.feed(event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}],
-                      usage={"completion_tokens": 3, "prompt_tokens": 90}))
+    reader.feed(
+        event(
+            choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}],
+            usage={"completion_tokens": 3, "prompt_tokens": 90},
+        )
+    )
     assert reader.finish(5, LIMITS)[:2] == (" think answer", 3)
 
 
 def test_a_whole_conversation_with_reasoning():
-    raw = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": {
-        "role": "assistant", "reasoning_content": "a", "content": "b"}}],
-        "usage": {"completion_tokens": 2, "prompt_tokens": 9}}).encode()
+    raw = json.dumps(
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "reasoning_content": "a", "content": "b"},
+                }
+            ],
+            "usage": {"completion_tokens": 2, "prompt_tokens": 9},
+        }
+    ).encode()
     assert whole_text(raw, 5, LIMITS, Dialect(prompts=Prompts.CHAT)).text == "ab"
 
 
@@ -109,28 +124,31 @@ def test_an_answer_of_tokens_without_text_is_one():
     assert read(end(tokens=1)).tokens == 1
 
 
-@pytest.mark.parametrize(("raw", "words"), [
-    (text("a"), "no finish_reason"),
-    (text("a") + end("abort"), "finish_reason is 'abort'"),
-    (text("a") + end("content_filter"), "was cut"),
-    (text("a") + event(error="the model died") + end(), "the server answered: the model died"),
-    (text("a") + event(error={"message": "out of memory"}), "out of memory"),
-    (text("a") + b"event: error\ndata: {}\n\n" + end(), "error event"),
-    (text("a") + end() + text("b"), "goes on after its finish_reason"),
-    (text("a") + end() + end("length"), "goes on after its finish_reason"),
-    (event(choices=[{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]) + end(), "more than one choice"),
-    (event(choices=[{"index": 1, "text": "a"}]) + end(), "more than one choice"),
-    (text("a") + b"<html>\n\n" + end(), "no event"),
-    (text("a") + b"data: {\n\n" + end(), "not a completion in JSON"),
-    (text("a") + b"data: " + b"[" * 100_000 + b"\n\n" + end(), "not a completion in JSON"),
-    (text(5) + end(), "not a completion in JSON"),
-    (text("a") + b"data: [DONE]\n\n" + end(), "goes on after [DONE]"),
-    (text("a") + end(tokens=9), "more tokens than max_tokens"),
-    (text("a") + end(tokens=0), "no tokens"),
-    (text("a") + end("length", tokens=3), "before max_tokens"),
-    (text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), "no usage.completion_tokens"),
-    (b"", "no finish_reason"),
-])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (text("a"), "no finish_reason"),
+        (text("a") + end("abort"), "finish_reason is 'abort'"),
+        (text("a") + end("content_filter"), "was cut"),
+        (text("a") + event(error="the model died") + end(), "the server answered: the model died"),
+        (text("a") + event(error={"message": "out of memory"}), "out of memory"),
+        (text("a") + b"event: error\ndata: {}\n\n" + end(), "error event"),
+        (text("a") + end() + text("b"), "goes on after its finish_reason"),
+        (text("a") + end() + end("length"), "goes on after its finish_reason"),
+        (event(choices=[{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]) + end(), "more than one choice"),
+        (event(choices=[{"index": 1, "text": "a"}]) + end(), "more than one choice"),
+        (text("a") + b"<html>\n\n" + end(), "no event"),
+        (text("a") + b"data: {\n\n" + end(), "not a completion in JSON"),
+        (text("a") + b"data: " + b"[" * 100_000 + b"\n\n" + end(), "not a completion in JSON"),
+        (text(5) + end(), "not a completion in JSON"),
+        (text("a") + b"data: [DONE]\n\n" + end(), "goes on after [DONE]"),
+        (text("a") + end(tokens=9), "more tokens than max_tokens"),
+        (text("a") + end(tokens=0), "no tokens"),
+        (text("a") + end("length", tokens=3), "before max_tokens"),
+        (text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), "no usage.completion_tokens"),
+        (b"", "no finish_reason"),
+    ],
+)
 def test_what_is_not_whole_is_refused(raw, words):
     with pytest.raises(AnswerError, match=words.replace("[", r"\[")):
         read(raw)

@@ -29,12 +29,20 @@ def words(tmp_path_factory):
     """The dataset whose prompts the text server reads, and the model whose tokenizer counts."""
     folder = tmp_path_factory.mktemp("words")
     reader = tokenizer()
-    rows = [{"input": prompt_text(i), "tok_input": reader.encode(prompt_text(i)).ids, "output": "x"}
-            for i in range(SAMPLES)]
+    rows = [
+        {"input": prompt_text(i), "tok_input": reader.encode(prompt_text(i)).ids, "output": "x"} for i in range(SAMPLES)
+    ]
     path = folder / "dataset.json"
     path.write_text(json.dumps(rows))
-    dataset = DatasetRecord(name="words", path=str(path), source="made by the test", sha256=sha256_of(path),
-                            samples=SAMPLES, max_input_tokens=42, sentences="punkt-untrained")
+    dataset = DatasetRecord(
+        name="words",
+        path=str(path),
+        source="made by the test",
+        sha256=sha256_of(path),
+        samples=SAMPLES,
+        max_input_tokens=42,
+        sentences="punkt-untrained",
+    )
     model = ModelRecord(name=MODEL, path=str(save_model(folder / "model")), source="made by the test", sha256="")
     return dataset, model
 
@@ -61,9 +69,11 @@ def logged(folder):
     return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
 
 
-@pytest.mark.parametrize("habits", [
-    {}, {"takes_ids": True, "refuses": (), "done": True}, {"counts": False}, {"counts_end": False},
-], ids=["transformers serve", "takes ids", "no usage", "the end is not counted"])
+@pytest.mark.parametrize(
+    "habits",
+    [{}, {"takes_ids": True, "refuses": (), "done": True}, {"counts": False}, {"counts_end": False}],
+    ids=["transformers serve", "takes ids", "no usage", "the end is not counted"],
+)
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_an_accuracy_log_holds_what_the_tokenizer_makes_of_the_text(tmp_path, settings_for, scenario, habits):
     with TextServer(**habits) as server:
@@ -97,7 +107,8 @@ def test_a_performance_run_counts_what_the_server_counts(tmp_path, settings_for,
     assert len(answered) == record.client.requests
     samples = result.samples - (scenario == "Server")
     assert result.tokens_per_second / result.samples_per_second * samples == pytest.approx(
-        record.client.reported_tokens, rel=1e-3)
+        record.client.reported_tokens, rel=1e-3
+    )
 
 
 def test_counts_that_lie_too_far_apart_refuse_the_run_and_are_recorded(tmp_path, settings_for):
@@ -147,17 +158,23 @@ def test_text_of_a_reasoning_channel_is_in_the_accuracy_log(tmp_path, settings_f
 def test_an_answer_without_text_has_a_first_token_at_its_end(tmp_path, settings_for, monkeypatch):
     with TextServer(extra=lambda count: 0 if count else 1) as server:
         settings = settings_for(server, "Server", "performance", target_qps=200)
-        monkeypatch.setattr("text_server.answer_words", lambda prompt, most: (
-            [] if prompt == prompt_text(7) else answer_words(prompt, most)))
+        monkeypatch.setattr(
+            "text_server.answer_words",
+            lambda prompt, most: [] if prompt == prompt_text(7) else answer_words(prompt, most),
+        )
         record = run(settings, tmp_path / "run")
     assert record.client.failed == 0
     assert read_performance(tmp_path / "run").errors == 0
 
 
-@pytest.mark.parametrize(("habits", "said"), [
-    ({"error_event": True}, "the model died"), ({"reason": "abort"}, "finish_reason is 'abort'"),
-    ({"fails": lambda number: number > 20}, "made to fail"),
-])
+@pytest.mark.parametrize(
+    ("habits", "said"),
+    [
+        ({"error_event": True}, "the model died"),
+        ({"reason": "abort"}, "finish_reason is 'abort'"),
+        ({"fails": lambda number: number > 20}, "made to fail"),
+    ],
+)
 def test_a_fault_of_the_server_fails_the_run(tmp_path, settings_for, habits, said):
     with TextServer() as server:
         settings = settings_for(server, "Server")
@@ -191,8 +208,9 @@ def test_a_prompt_whose_text_is_read_otherwise_is_counted(tmp_path, settings_for
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps(rows))
     with TextServer() as server:
-        settings = replace(settings_for(server, "Offline"), dataset=replace(
-            dataset, path=str(path), sha256=sha256_of(path)))
+        settings = replace(
+            settings_for(server, "Offline"), dataset=replace(dataset, path=str(path), sha256=sha256_of(path))
+        )
         record = run(settings, tmp_path / "run")
     assert record.client.text.prompts_changed == 1
     assert logged(tmp_path / "run")[4] == expected(4)
@@ -202,6 +220,7 @@ def test_a_chunk_every_so_many_tokens_cannot_be_had_of_such_a_server(settings_fo
     from cm4vllm.loadgen.settings import run_settings
     from cm4vllm.loadgen.user_conf import user_conf
     from cm4vllm.rules import ExecutionMode
+
     with TextServer() as server:
         made = settings_for(server, "Server")
     conf = user_conf(made.terms, ExecutionMode.TEST, target_qps=10, dataset_samples=SAMPLES)
@@ -226,10 +245,11 @@ def test_nothing_stands_in_loadgens_logs_for_tokens_that_are_not_known(tmp_path,
     entries = json.loads((tmp_path / "run" / ACCURACY_LOG).read_text())
     assert {entry.get("token_data", "") for entry in entries} == {""}
     assert all(len(entry["data"]) == 8 * entry["token_count"] for entry in entries)
-    assert "is_error\": true" not in (tmp_path / "run" / DETAIL_LOG).read_text()
+    assert 'is_error": true' not in (tmp_path / "run" / DETAIL_LOG).read_text()
 
 
 # --- the comparison by itself ----------------------------------------------------------------------------------------
+
 
 def texts(folder, *, every=False, usage=True):
     file = str(save_model(folder) / "tokenizer.json")
@@ -237,17 +257,19 @@ def texts(folder, *, every=False, usage=True):
 
 
 def answer(words, tokens, reason="stop"):
-    return TextAnswer("".join(f" {word}" for word in WORDS[2:2 + words]), tokens, 5, 0, reason)
+    return TextAnswer("".join(f" {word}" for word in WORDS[2 : 2 + words]), tokens, 5, 0, reason)
 
 
-@pytest.mark.parametrize(("tokens", "reason", "apart"), [
-    (10, "stop", 0), (11, "stop", 0), (12, "stop", 1), (9, "stop", 1), (11, "length", 1), (10, "length", 0),
-])
+@pytest.mark.parametrize(
+    ("tokens", "reason", "apart"),
+    [(10, "stop", 0), (11, "stop", 0), (12, "stop", 1), (9, "stop", 1), (11, "length", 1), (10, "length", 0)],
+)
 def test_the_token_that_ends_an_answer_may_be_counted_or_not(tmp_path, tokens, reason, apart):
     one = texts(tmp_path, every=True)
     assert one.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
-    assert one.counts() == TextCounts(answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart,
-                                      server_prompt_tokens=5)
+    assert one.counts() == TextCounts(
+        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, server_prompt_tokens=5
+    )
 
 
 def test_differences_of_either_sign_do_not_cancel(tmp_path):
@@ -286,5 +308,6 @@ def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
 def test_the_counts_of_several_workers_are_added_up():
     one = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
     assert added_up([one, None, one], prompt_tokens=15) == TextCounts(
-        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, server_prompt_tokens=14, prompt_tokens=15)
+        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, server_prompt_tokens=14, prompt_tokens=15
+    )
     assert added_up([None], prompt_tokens=15) is None

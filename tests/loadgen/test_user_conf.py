@@ -36,7 +36,16 @@ def as_loadgen_reads(conf, tmp_path):
 def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
     conf = user_conf(run_of(Scenario.OFFLINE, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=430.5)
     assert as_loadgen_reads(conf, tmp_path) == [
-        "600000", "13368", "430.5", "1.0", "13368", "True", "2000000000", "100000000", "2085463073848966840"]
+        "600000",
+        "13368",
+        "430.5",
+        "1.0",
+        "13368",
+        "True",
+        "2000000000",
+        "100000000",
+        "2085463073848966840",
+    ]
     assert conf.samples == 13368
     assert not conf.rehearsal
 
@@ -49,12 +58,18 @@ def test_what_mlperf_conf_lacks_stands_in_user_conf(tmp_path):
     assert "mixtral-8x7b.*.performance_sample_count_override = 15000\n" in old.text
 
 
-@pytest.mark.parametrize(("round_name", "rate", "pages", "doubled"), [
-    ("v4.1", 10, 2**20, True),  # 4 GiB: too little for the 19 GB of 24,576 times 24,576 samples
-    ("v4.1", 10, 2**24, False), ("v4.1", 50, 2**20, False), ("v5.0", 10, 2**20, False),
-])
-def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(monkeypatch, capsys, round_name, rate, pages,
-                                                                        doubled):
+@pytest.mark.parametrize(
+    ("round_name", "rate", "pages", "doubled"),
+    [
+        ("v4.1", 10, 2**20, True),  # 4 GiB: too little for the 19 GB of 24,576 times 24,576 samples
+        ("v4.1", 10, 2**24, False),
+        ("v4.1", 50, 2**20, False),
+        ("v5.0", 10, 2**20, False),
+    ],
+)
+def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(
+    monkeypatch, capsys, round_name, rate, pages, doubled
+):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}.__getitem__)
     found = terms(round_name, "llama2-70b-99", Scenario.OFFLINE, Mode.PERFORMANCE)
     conf = user_conf(found, ExecutionMode.VALID, target_qps=rate)
@@ -95,8 +110,10 @@ def test_an_offline_accuracy_run_needs_no_rate():
     assert "target_qps" not in conf.text
 
 
-@pytest.mark.parametrize(("scenario", "mode"), [
-    (Scenario.OFFLINE, Mode.PERFORMANCE), (Scenario.SERVER, Mode.PERFORMANCE), (Scenario.SERVER, Mode.ACCURACY)])
+@pytest.mark.parametrize(
+    ("scenario", "mode"),
+    [(Scenario.OFFLINE, Mode.PERFORMANCE), (Scenario.SERVER, Mode.PERFORMANCE), (Scenario.SERVER, Mode.ACCURACY)],
+)
 @pytest.mark.parametrize("execution", list(ExecutionMode))
 def test_where_loadgen_needs_a_rate_it_must_be_given(scenario, mode, execution):
     with pytest.raises(UsageError, match="target_qps"):
@@ -108,8 +125,16 @@ def test_a_valid_run_needs_the_whole_dataset():
         user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID, dataset_samples=13367)
 
 
-@pytest.mark.parametrize("bad", [{"target_qps": 0}, {"target_qps": -1}, {"target_qps": float("nan")},
-                                 {"test_query_count": 0}, {"max_test_duration_s": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"target_qps": 0},
+        {"target_qps": -1},
+        {"target_qps": float("nan")},
+        {"test_query_count": 0},
+        {"max_test_duration_s": 0},
+    ],
+)
 def test_impossible_values_are_refused(bad):
     with pytest.raises(UsageError, match="greater than 0"):
         user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.TEST, **{"target_qps": 5, **bad})
@@ -125,8 +150,9 @@ def test_a_rehearsal_covers_as_many_samples_as_it_is_asked_for():
 def test_a_single_stream_run_is_sized_by_the_latency_that_is_expected():
     edge = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)
     valid = user_conf(edge, ExecutionMode.VALID, target_qps=1 / 0.3)
-    assert valid.text == ("llama3_1-8b-edge.SingleStream.target_latency = 300.0\n"
-                          "llama3_1-8b-edge.SingleStream.min_duration = 600000\n")
+    assert valid.text == (
+        "llama3_1-8b-edge.SingleStream.target_latency = 300.0\nllama3_1-8b-edge.SingleStream.min_duration = 600000\n"
+    )
     assert valid.samples == 5000
     for execution in ExecutionMode:
         with pytest.raises(UsageError, match="no expected latency for the SingleStream performance run") as refused:
@@ -136,14 +162,17 @@ def test_a_single_stream_run_is_sized_by_the_latency_that_is_expected():
     assert user_conf(answers, ExecutionMode.VALID).text == "llama3_1-8b-edge.SingleStream.min_duration = 600000\n"
 
 
-@pytest.mark.parametrize(("given", "samples", "queries"), [
-    ({"test_query_count": 96}, 96, 95),
-    ({"test_query_count": 96, "max_test_duration_s": 5, "target_qps": 10}, 50, 49),
-    ({"target_qps": 200}, 256, 1),
-    ({"target_qps": 12}, 120, 1),
-    ({"target_qps": 0.5}, 64, 1),
-    ({"target_qps": 1, "dataset_samples": 20}, 20, 1),
-])
+@pytest.mark.parametrize(
+    ("given", "samples", "queries"),
+    [
+        ({"test_query_count": 96}, 96, 95),
+        ({"test_query_count": 96, "max_test_duration_s": 5, "target_qps": 10}, 50, 49),
+        ({"target_qps": 200}, 256, 1),
+        ({"target_qps": 12}, 120, 1),
+        ({"target_qps": 0.5}, 64, 1),
+        ({"target_qps": 1, "dataset_samples": 20}, 20, 1),
+    ],
+)
 def test_a_rehearsal_of_a_single_stream_is_one_whole_pass(given, samples, queries):
     """LoadGen rounds up to whole passes over the samples: a slow server's rehearsal has few of them."""
     edge = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE)

@@ -72,11 +72,15 @@ def test_the_bound_of_requests_in_flight_is_shared(make_settings):
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 @pytest.mark.parametrize("way", ["tls", "unix", "generate"])
 def test_every_way_to_a_server_gives_the_same_log(tmp_path, make_settings, certificate, scenario, way):
-    behaviour = Behaviour(certificate=str(certificate) if way == "tls" else "",
-                          unix=str(tmp_path / "socket") if way == "unix" else "")
+    behaviour = Behaviour(
+        certificate=str(certificate) if way == "tls" else "", unix=str(tmp_path / "socket") if way == "unix" else ""
+    )
     with FakeVllm(behaviour) as server:
-        settings = served_by(make_settings(server.endpoint, scenario, "accuracy"), ca_file=behaviour.certificate,
-                             api=Api.GENERATE if way == "generate" else Api.COMPLETIONS)
+        settings = served_by(
+            make_settings(server.endpoint, scenario, "accuracy"),
+            ca_file=behaviour.certificate,
+            api=Api.GENERATE if way == "generate" else Api.COMPLETIONS,
+        )
         run(settings, tmp_path / "run")
     assert answers_in_the_log(tmp_path / "run") == SENT
     assert set(server.paths) == {settings.server.api.path}
@@ -85,8 +89,11 @@ def test_every_way_to_a_server_gives_the_same_log(tmp_path, make_settings, certi
 def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
     batches = []
     with FakeVllm() as server:
-        run(make_settings(server.endpoint, "Server", "accuracy", target_qps=30), tmp_path / "run",
-            on_answers=batches.append)
+        run(
+            make_settings(server.endpoint, "Server", "accuracy", target_qps=30),
+            tmp_path / "run",
+            on_answers=batches.append,
+        )
     answers = [answer for batch in batches for answer in batch]
     assert len(batches) > 1
     assert len(answers) == 64
@@ -140,8 +147,10 @@ def test_a_first_token_is_reported_before_the_end_of_its_query(make_settings):
     """LoadGen 6.0.17 reads past its table of first tokens when it learns of the end first, and dies."""
     behaviour = Behaviour(fault=lambda n: Fault.ERROR_EVENT if n % 2 else Fault.NONE)
     receiver = Receiver(64)
-    with FakeVllm(behaviour) as server, one_worker(make_settings(server.endpoint, "Server", "accuracy"),
-                                                   receiver) as (workers, queries):
+    with (
+        FakeVllm(behaviour) as server,
+        one_worker(make_settings(server.endpoint, "Server", "accuracy"), receiver) as (workers, queries),
+    ):
         workers.issue(queries)
         assert receiver.over.wait(20)
     assert receiver.errors == []
@@ -153,8 +162,10 @@ def test_a_first_token_is_reported_before_the_end_of_its_query(make_settings):
 def test_what_cannot_be_read_of_a_worker_ends_the_run_and_does_not_hang_it(make_settings):
     receiver = Receiver(64)
     receiver.completed = None
-    with FakeVllm() as server, one_worker(make_settings(server.endpoint, "Server", "accuracy"),
-                                          receiver) as (workers, queries):
+    with (
+        FakeVllm() as server,
+        one_worker(make_settings(server.endpoint, "Server", "accuracy"), receiver) as (workers, queries),
+    ):
         workers.issue(queries)
         assert receiver.over.wait(20)
     [error] = receiver.errors
@@ -162,8 +173,11 @@ def test_what_cannot_be_read_of_a_worker_ends_the_run_and_does_not_hang_it(make_
 
 
 def workers_below(pid):
-    return [child for child in psutil.Process(pid).children(recursive=True)
-            if "cm4vllm.loadgen.worker" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "cm4vllm.loadgen.worker" in " ".join(child.cmdline())
+    ]
 
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
@@ -178,8 +192,10 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
         killer = threading.Thread(target=kill_one)
         killer.start()
         with pytest.raises(RunFailed, match="of the client ended unexpectedly: killed by SIGKILL") as failure:
-            run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000, num_workers=2),
-                tmp_path / "run")
+            run(
+                make_settings(server.endpoint, scenario, "performance", test_query_count=5000, num_workers=2),
+                tmp_path / "run",
+            )
         killer.join()
     assert "of its queries were open" in failure.value.cause
     assert not (tmp_path / "run").exists()

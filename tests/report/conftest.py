@@ -25,15 +25,7 @@ from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.loadgen.logs import loadgen_version, read_performance
-from cm4vllm.loadgen.records import (
-    RUN_FILE,
-    ClientRecord,
-    ProcessRecord,
-    RunRecord,
-    RunSettings,
-    SelfCheck,
-    Spread,
-)
+from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, ProcessRecord, RunRecord, RunSettings, SelfCheck, Spread
 from cm4vllm.loadgen.runner import run as measure_run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
@@ -58,30 +50,68 @@ USER_CONF = """\
 """
 
 MODEL_RECORD = ModelRecord(
-    name=MODEL, path="/srv/models/tiny", source="trained by cm4vllm on text made by cm4vllm", sha256="ab" * 32,
-    parameters=1_234_567, architecture="LlamaForCausalLM", weight_data_types="bf16", min_tokens=2,
+    name=MODEL,
+    path="/srv/models/tiny",
+    source="trained by cm4vllm on text made by cm4vllm",
+    sha256="ab" * 32,
+    parameters=1_234_567,
+    architecture="LlamaForCausalLM",
+    weight_data_types="bf16",
+    min_tokens=2,
     recipe={"seed": "7", "steps": "300"},
 )
 DATASET_RECORD = DatasetRecord(
-    name="tiny-news", path="/srv/data/tiny.json", source="made by cm4vllm", sha256="cd" * 32, samples=13368,
-    max_input_tokens=256, tokenizer_sha256="ef" * 32, sentences="punkt-untrained", recipe={"seed": "11"},
+    name="tiny-news",
+    path="/srv/data/tiny.json",
+    source="made by cm4vllm",
+    sha256="cd" * 32,
+    samples=13368,
+    max_input_tokens=256,
+    tokenizer_sha256="ef" * 32,
+    sentences="punkt-untrained",
+    recipe={"seed": "11"},
 )
 SERVER = ServerRecord(
-    endpoint="http://127.0.0.1:8123", api=Api.GENERATE, model_name=MODEL, max_model_len=512, version="0.32.0",
-    owned=True, niceness=10,
-    argv=["/srv/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model=/srv/models/tiny", "--port=8123",
-          "--served-model-name", MODEL, "--dtype=bfloat16"],
-    env={"VLLM_CPU_KVCACHE_SPACE": "1"}, packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
-    started_at="2026-11-20T10:00:00+00:00", ready_after_s=31.5,
+    endpoint="http://127.0.0.1:8123",
+    api=Api.GENERATE,
+    model_name=MODEL,
+    max_model_len=512,
+    version="0.32.0",
+    owned=True,
+    niceness=10,
+    argv=[
+        "/srv/venv/bin/python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model=/srv/models/tiny",
+        "--port=8123",
+        "--served-model-name",
+        MODEL,
+        "--dtype=bfloat16",
+    ],
+    env={"VLLM_CPU_KVCACHE_SPACE": "1"},
+    packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
+    started_at="2026-11-20T10:00:00+00:00",
+    ready_after_s=31.5,
 )
-COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test "
-           "--division=open")
+COMMAND = (
+    "cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test --division=open"
+)
 
 #: The scenarios of the runs.
 MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
 
-SELF_CHECK = SelfCheck(workers=1, tokens=128, queries=1200, qps=250, capacity_qps=50_000, busiest="worker 1",
-                       busiest_share=0.1, server_share=0.05, added_ttft=Spread(p50_ms=0.31, p99_ms=1.72, max_ms=4.0))
+SELF_CHECK = SelfCheck(
+    workers=1,
+    tokens=128,
+    queries=1200,
+    qps=250,
+    capacity_qps=50_000,
+    busiest="worker 1",
+    busiest_share=0.1,
+    server_share=0.05,
+    added_ttft=Spread(p50_ms=0.31, p99_ms=1.72, max_ms=4.0),
+)
 LAG = Spread(p50_ms=0.1, p99_ms=0.9, max_ms=2.0)
 PROCESSES = [
     ProcessRecord(name="LoadGen", cpu_s=0.2, wall_s=3.0, peak_memory_mib=120.5),
@@ -91,56 +121,119 @@ PROCESSES = [
 
 def client_of(folder: Path) -> ClientRecord:
     seen = json.loads((folder / "client.json").read_text())
-    return ClientRecord(requests=seen["requests"], completed=seen["requests"], failed=0, retries=0,
-                        prompt_tokens=seen["requests"] * 111, completion_tokens=seen["completion_tokens"],
-                        processes=PROCESSES, self_check=SELF_CHECK)
+    return ClientRecord(
+        requests=seen["requests"],
+        completed=seen["requests"],
+        failed=0,
+        retries=0,
+        prompt_tokens=seen["requests"] * 111,
+        completion_tokens=seen["completion_tokens"],
+        processes=PROCESSES,
+        self_check=SELF_CHECK,
+    )
 
 
 def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
     values: dict[str, object] = {
-        "rehearsal": True, "terms": terms("v6.1", "llama3.1-8b", scenario, mode),
-        "user_conf": USER_CONF, "samples": SAMPLES, "max_tokens": 128,
-        "min_tokens": 2, "max_in_flight": 8, "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
-        "target_qps_source": "0.8 of the rate of the Offline accuracy run", "model": MODEL_RECORD,
-        "dataset": DATASET_RECORD, "server": SERVER, **settings,
+        "rehearsal": True,
+        "terms": terms("v6.1", "llama3.1-8b", scenario, mode),
+        "user_conf": USER_CONF,
+        "samples": SAMPLES,
+        "max_tokens": 128,
+        "min_tokens": 2,
+        "max_in_flight": 8,
+        "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
+        "target_qps_source": "0.8 of the rate of the Offline accuracy run",
+        "model": MODEL_RECORD,
+        "dataset": DATASET_RECORD,
+        "server": SERVER,
+        **settings,
     }
     made = RunSettings(**values)
     return RunRecord(
-        notice=REHEARSAL_NOTICE if made.rehearsal else "", settings=made, settings_sha256="12" * 32,
-        started_at="2024-11-20T10:01:00+00:00", ended_at="2024-11-20T10:01:03+00:00", duration_s=3.25,
-        loadgen_version=loadgen_version(folder) or "4.1", versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
-        client=client, files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},
+        notice=REHEARSAL_NOTICE if made.rehearsal else "",
+        settings=made,
+        settings_sha256="12" * 32,
+        started_at="2024-11-20T10:01:00+00:00",
+        ended_at="2024-11-20T10:01:03+00:00",
+        duration_s=3.25,
+        loadgen_version=loadgen_version(folder) or "4.1",
+        versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
+        client=client,
+        files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},
     )
 
 
 def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
     whole = run.client.completed == run.settings.terms.samples
     return AccuracyRecord(
-        notice=run.notice, values=values, samples=run.client.completed, samples_expected=run.settings.samples,
-        scores=[Score(metric=t.metric, label=t.label, value=values[t.label], lower=t.lower, upper=t.upper,
-                      met=t.met(values[t.label], whole=whole)) for t in run.settings.terms.targets],
-        tokens=run.client.completion_tokens, scorer="rouge-score 0.1.2", verified=100, sentences="punkt-untrained",
+        notice=run.notice,
+        values=values,
+        samples=run.client.completed,
+        samples_expected=run.settings.samples,
+        scores=[
+            Score(
+                metric=t.metric,
+                label=t.label,
+                value=values[t.label],
+                lower=t.lower,
+                upper=t.upper,
+                met=t.met(values[t.label], whole=whole),
+            )
+            for t in run.settings.terms.targets
+        ],
+        tokens=run.client.completion_tokens,
+        scorer="rouge-score 0.1.2",
+        verified=100,
+        sentences="punkt-untrained",
         sentences_sha256="",
-        log_sha256=sha256_of(log), duration_s=1.5,
+        log_sha256=sha256_of(log),
+        duration_s=1.5,
     )
 
 
 def describe(out: Path, *, division: Division, submitter: str, **more: str) -> None:
-    write_json(out / "system" / "system.json", {
-        "division": division, "submitter": submitter, "status": "rdi", "system_type": "datacenter",
-        "system_type_detail": "", "system_name": SYSTEM, "number_of_nodes": "1",
-        "host_processor_model_name": "Intel(R) Xeon(R) Processor", "host_processors_per_node": "1",
-        "host_processor_core_count": "2", "host_processor_frequency": "", "host_processor_caches": "L2: 2 MiB",
-        "host_processor_interconnect": "N/A", "host_memory_capacity": "8 GiB",
-        "host_memory_configuration": "not stated", "host_storage_capacity": "100 GB", "host_storage_type": "SSD",
-        "host_networking": "not stated", "host_networking_topology": "not stated",
-        "host_network_card_count": "not stated", "accelerators_per_node": "0", "accelerator_model_name": "N/A",
-        "accelerator_memory_capacity": "N/A", "accelerator_memory_configuration": "N/A",
-        "accelerator_frequency": "N/A", "accelerator_host_interconnect": "N/A", "accelerator_interconnect": "N/A",
-        "accelerator_interconnect_topology": "N/A", "accelerator_on-chip_memories": "N/A", "cooling": "not stated",
-        "hw_notes": "Virtual machine.", "framework": "vLLM 0.32.0", "operating_system": "Debian 12",
-        "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu", "sw_notes": "", **more,
-    })  # fmt: skip
+    write_json(
+        out / "system" / "system.json",
+        {
+            "division": division,
+            "submitter": submitter,
+            "status": "rdi",
+            "system_type": "datacenter",
+            "system_type_detail": "",
+            "system_name": SYSTEM,
+            "number_of_nodes": "1",
+            "host_processor_model_name": "Intel(R) Xeon(R) Processor",
+            "host_processors_per_node": "1",
+            "host_processor_core_count": "2",
+            "host_processor_frequency": "",
+            "host_processor_caches": "L2: 2 MiB",
+            "host_processor_interconnect": "N/A",
+            "host_memory_capacity": "8 GiB",
+            "host_memory_configuration": "not stated",
+            "host_storage_capacity": "100 GB",
+            "host_storage_type": "SSD",
+            "host_networking": "not stated",
+            "host_networking_topology": "not stated",
+            "host_network_card_count": "not stated",
+            "accelerators_per_node": "0",
+            "accelerator_model_name": "N/A",
+            "accelerator_memory_capacity": "N/A",
+            "accelerator_memory_configuration": "N/A",
+            "accelerator_frequency": "N/A",
+            "accelerator_host_interconnect": "N/A",
+            "accelerator_interconnect": "N/A",
+            "accelerator_interconnect_topology": "N/A",
+            "accelerator_on-chip_memories": "N/A",
+            "cooling": "not stated",
+            "hw_notes": "Virtual machine.",
+            "framework": "vLLM 0.32.0",
+            "operating_system": "Debian 12",
+            "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu",
+            "sw_notes": "",
+            **more,
+        },
+    )
 
 
 @pytest.fixture(scope="session")
@@ -154,8 +247,14 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder = root / scenario / mode
             folder.mkdir(parents=True)
             (folder / "user.conf").write_text(USER_CONF)
-            argv = [sys.executable, str(Path(__file__).parent / "loadgen_sut.py"), str(folder), scenario, mode,
-                    str(SAMPLES)]
+            argv = [
+                sys.executable,
+                str(Path(__file__).parent / "loadgen_sut.py"),
+                str(folder),
+                scenario,
+                mode,
+                str(SAMPLES),
+            ]
             jobs.append((folder, scenario, mode, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
     for folder, scenario, mode, process in jobs:
         assert process.wait(timeout=120) == 0
@@ -164,28 +263,79 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if mode is Mode.ACCURACY:
             values = {"rouge1": 41.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
             write_record(folder / ACCURACY_FILE, accuracy_record(values, run, folder / "mlperf_log_accuracy.json"))
-    write_record(out / CAMPAIGN_FILE, CampaignRecord(
-        command=COMMAND, cm_version="4.2.0", cm4vllm_version=__version__, commit="0123abcd", division=Division.OPEN,
-        submitter="not-stated", round="v6.1", benchmark="llama3.1-8b", execution_mode=ExecutionMode.TEST,
-        started_at="2026-11-20T09:59:00+00:00", system=SYSTEM, model=MODEL,
-    ))
+    write_record(
+        out / CAMPAIGN_FILE,
+        CampaignRecord(
+            command=COMMAND,
+            cm_version="4.2.0",
+            cm4vllm_version=__version__,
+            commit="0123abcd",
+            division=Division.OPEN,
+            submitter="not-stated",
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            execution_mode=ExecutionMode.TEST,
+            started_at="2026-11-20T09:59:00+00:00",
+            system=SYSTEM,
+            model=MODEL,
+        ),
+    )
     describe(out, division=Division.OPEN, submitter="not-stated")
-    write_record(out / "system" / "machine.json", MachineFacts(
-        host=HostFacts(os_name="Debian", os_version="12", kernel="6.1", machine="x86_64", python="3.11.2",
-                       virtualised=True),
-        cpu=CpuFacts(model_name="Intel(R) Xeon(R) Processor", sockets=1, cores_per_socket=2, threads_per_core=1,
-                     logical_cpus=2, max_mhz=None, caches={"L2": "2 MiB"}, numa_nodes=1, flags=["avx2"]),
-        memory=MemoryFacts(total_bytes=8 * 2**30, source="MemTotal", usable_bytes=8 * 2**30),
-        disks=[], root_bytes=10**11, network=[], gpus=[],
-    ))
+    write_record(
+        out / "system" / "machine.json",
+        MachineFacts(
+            host=HostFacts(
+                os_name="Debian", os_version="12", kernel="6.1", machine="x86_64", python="3.11.2", virtualised=True
+            ),
+            cpu=CpuFacts(
+                model_name="Intel(R) Xeon(R) Processor",
+                sockets=1,
+                cores_per_socket=2,
+                threads_per_core=1,
+                logical_cpus=2,
+                max_mhz=None,
+                caches={"L2": "2 MiB"},
+                numa_nodes=1,
+                flags=["avx2"],
+            ),
+            memory=MemoryFacts(total_bytes=8 * 2**30, source="MemTotal", usable_bytes=8 * 2**30),
+            disks=[],
+            root_bytes=10**11,
+            network=[],
+            gpus=[],
+        ),
+    )
     write_record(out / "server" / "server.json", SERVER)
-    write_record(out / CHECKER_FILE, CheckerRecord(
-        commit="b66003e1", round="v6.1", passed=True,
-        runs=[CheckerRun(name="submission_checker", argv=["python", "-m", "submission_checker.main"], status=0,
-                         results=2, errors=[], warnings=["accuracy below the target"], crashed=False, passed=True),
-              CheckerRun(name="submission_checker_old", argv=["python", "submission_checker_old.py"], status=0,
-                         results=2, errors=[], warnings=[], crashed=False, passed=True)],
-    ))
+    write_record(
+        out / CHECKER_FILE,
+        CheckerRecord(
+            commit="b66003e1",
+            round="v6.1",
+            passed=True,
+            runs=[
+                CheckerRun(
+                    name="submission_checker",
+                    argv=["python", "-m", "submission_checker.main"],
+                    status=0,
+                    results=2,
+                    errors=[],
+                    warnings=["accuracy below the target"],
+                    crashed=False,
+                    passed=True,
+                ),
+                CheckerRun(
+                    name="submission_checker_old",
+                    argv=["python", "submission_checker_old.py"],
+                    status=0,
+                    results=2,
+                    errors=[],
+                    warnings=[],
+                    crashed=False,
+                    passed=True,
+                ),
+            ],
+        ),
+    )
     return out
 
 
@@ -202,16 +352,26 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             for mode in Mode:
                 folder = out / "runs" / SYSTEM / MODEL / scenario / mode
                 found = terms("v6.1", "llama3.1-8b", scenario, mode)
-                conf = user_conf(found, ExecutionMode.TEST, target_qps=40, test_query_count=160,
-                                 dataset_samples=SAMPLES)
-                record = measure_run(run_settings(
-                    conf, model=MODEL_RECORD, target_qps=40, target_qps_source="the test's", self_check=False,
-                    dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
-                    server=msgspec.structs.replace(SERVER, endpoint=peer.endpoint, owned=False)), folder)
+                conf = user_conf(
+                    found, ExecutionMode.TEST, target_qps=40, test_query_count=160, dataset_samples=SAMPLES
+                )
+                record = measure_run(
+                    run_settings(
+                        conf,
+                        model=MODEL_RECORD,
+                        target_qps=40,
+                        target_qps_source="the test's",
+                        self_check=False,
+                        dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
+                        server=msgspec.structs.replace(SERVER, endpoint=peer.endpoint, owned=False),
+                    ),
+                    folder,
+                )
                 if mode is Mode.ACCURACY:
                     values = {"rouge1": 38.5, "rouge2": 12.25, "rougeL": 24.3, "rougeLsum": 36.125, "gen_len": 8123.0}
-                    write_record(folder / ACCURACY_FILE,
-                                 accuracy_record(values, record, folder / "mlperf_log_accuracy.json"))
+                    write_record(
+                        folder / ACCURACY_FILE, accuracy_record(values, record, folder / "mlperf_log_accuracy.json")
+                    )
     return out
 
 
@@ -223,17 +383,33 @@ def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
     samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
     dataset.write_text(json.dumps(samples))
-    conf = user_conf(terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE), ExecutionMode.TEST,
-                     target_qps=40, test_query_count=SAMPLES, dataset_samples=SAMPLES)
+    conf = user_conf(
+        terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE),
+        ExecutionMode.TEST,
+        target_qps=40,
+        test_query_count=SAMPLES,
+        dataset_samples=SAMPLES,
+    )
     with FakeVllm() as server:
-        measure_run(run_settings(
-            conf, model=MODEL_RECORD, target_qps_source="1.33 x the mean latency of SingleStream latency, 18.75 ms",
-            dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
-            server=msgspec.structs.replace(SERVER, endpoint=server.endpoint, owned=False), self_check=False,
-        ), out / "runs" / SYSTEM / MODEL / "SingleStream" / "performance")
-    write_record(out / CAMPAIGN_FILE, msgspec.structs.replace(
-        read_record(out / CAMPAIGN_FILE, CampaignRecord), benchmark="llama3.1-8b-edge",
-        command=COMMAND.replace("llama3.1-8b", "llama3.1-8b-edge")))
+        measure_run(
+            run_settings(
+                conf,
+                model=MODEL_RECORD,
+                target_qps_source="1.33 x the mean latency of SingleStream latency, 18.75 ms",
+                dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
+                server=msgspec.structs.replace(SERVER, endpoint=server.endpoint, owned=False),
+                self_check=False,
+            ),
+            out / "runs" / SYSTEM / MODEL / "SingleStream" / "performance",
+        )
+    write_record(
+        out / CAMPAIGN_FILE,
+        msgspec.structs.replace(
+            read_record(out / CAMPAIGN_FILE, CampaignRecord),
+            benchmark="llama3.1-8b-edge",
+            command=COMMAND.replace("llama3.1-8b", "llama3.1-8b-edge"),
+        ),
+    )
     return out
 
 
@@ -258,13 +434,21 @@ def published(tmp_path: Path, neural_magic: Path) -> Path:
             for log in (logs / "run_1" if mode is Mode.PERFORMANCE else logs).glob("mlperf_log_*"):
                 shutil.copy(log, folder / log.name)
             _published_records(folder, terms("v4.1", "llama2-70b-99.9", scenario, mode), model)
-    write_record(out / CAMPAIGN_FILE, CampaignRecord(
-        command="cm run script --tags=run-mlperf,inference,_vllm --model=llama2-70b-99.9 --division=open",
-        cm_version="2.3.1", cm4vllm_version=__version__, division=Division.OPEN, submitter="NeuralMagic", round="v4.1",
-        benchmark="llama2-70b-99.9", execution_mode=ExecutionMode.VALID, started_at="2024-07-26T00:00:00+00:00",
-    ))
-    write_text(out / "system" / "system.json",
-               (neural_magic / "systems" / f"{system}.json").read_text())
+    write_record(
+        out / CAMPAIGN_FILE,
+        CampaignRecord(
+            command="cm run script --tags=run-mlperf,inference,_vllm --model=llama2-70b-99.9 --division=open",
+            cm_version="2.3.1",
+            cm4vllm_version=__version__,
+            division=Division.OPEN,
+            submitter="NeuralMagic",
+            round="v4.1",
+            benchmark="llama2-70b-99.9",
+            execution_mode=ExecutionMode.VALID,
+            started_at="2024-07-26T00:00:00+00:00",
+        ),
+    )
+    write_text(out / "system" / "system.json", (neural_magic / "systems" / f"{system}.json").read_text())
     return out
 
 
@@ -283,15 +467,35 @@ def _published_records(folder: Path, found: Terms, model: str) -> None:
         counted = samples - (1 if scenario is Scenario.SERVER else 0)
         # The client of that time kept no count; the rules' own relation gives it back.
         tokens = round(result.tokens_per_second / result.samples_per_second * counted)
-    client = ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=0,
-                          completion_tokens=tokens, self_check=SELF_CHECK)
+    client = ClientRecord(
+        requests=samples,
+        completed=samples,
+        failed=0,
+        retries=0,
+        prompt_tokens=0,
+        completion_tokens=tokens,
+        self_check=SELF_CHECK,
+    )
     run = run_record(
-        folder, scenario, mode, client, rehearsal=False, terms=found, samples=24576, max_tokens=1024,
-        min_tokens=1, target_qps=qps,
+        folder,
+        scenario,
+        mode,
+        client,
+        rehearsal=False,
+        terms=found,
+        samples=24576,
+        max_tokens=1024,
+        min_tokens=1,
+        target_qps=qps,
         target_qps_source=f"given by --{scenario.lower()}_target_qps",
         model=ModelRecord(name=model, path="neuralmagic/Llama-2-7b-chat-hf-FP8", source="Hugging Face", sha256=""),
-        server=ServerRecord(endpoint="http://localhost:8000", model_name="neuralmagic/Llama-2-7b-chat-hf-FP8",
-                            max_model_len=4096, version="0.5.2", owned=False),
+        server=ServerRecord(
+            endpoint="http://localhost:8000",
+            model_name="neuralmagic/Llama-2-7b-chat-hf-FP8",
+            max_model_len=4096,
+            version="0.5.2",
+            owned=False,
+        ),
     )
     write_record(folder / RUN_FILE, run)
     if mode is Mode.ACCURACY:
@@ -305,11 +509,22 @@ def server_metrics() -> Callable[..., ServerMetrics]:
 
     def make(**fields: object) -> ServerMetrics:
         values: dict[str, object] = {
-            "samples": 3, "interval_s": 2.0, "missed": 0, "running_max": 20, "running_mean": 10.0, "waiting_max": 40,
-            "waiting_mean": 13.33, "kv_cache_usage_max": 0.41, "preemptions": 0, "prefix_cache_hits": 0,
-            "cached_prompt_tokens": 0, "prompt_tokens": 7000, "generation_tokens": 4000,
+            "samples": 3,
+            "interval_s": 2.0,
+            "missed": 0,
+            "running_max": 20,
+            "running_mean": 10.0,
+            "waiting_max": 40,
+            "waiting_mean": 13.33,
+            "kv_cache_usage_max": 0.41,
+            "preemptions": 0,
+            "prefix_cache_hits": 0,
+            "cached_prompt_tokens": 0,
+            "prompt_tokens": 7000,
+            "generation_tokens": 4000,
             "queue": Timing(requests=64, mean_ms=12.5, p99_at_most_ms=300.0),
-            "prefill": Timing(requests=64, mean_ms=3.25, p99_at_most_ms=300.0), **fields,
+            "prefill": Timing(requests=64, mean_ms=3.25, p99_at_most_ms=300.0),
+            **fields,
         }
         return ServerMetrics(**values)
 

@@ -49,7 +49,7 @@ class SimulatedServer:
                 now = waiting[0].due_ms
                 continue
             step = self.step_ms
-            for one in came[:self.sequences - len(running)]:
+            for one in came[: self.sequences - len(running)]:
                 if self._held(running) + one.prompt + 1 > self.kv_tokens:
                     break
                 waiting.remove(one)
@@ -65,8 +65,13 @@ class SimulatedServer:
                 one.first_ms = now if one.first_ms < 0 else one.first_ms
                 one.done += 1
                 one.end_ms = now
-            seen.append((len(running), len([one for one in waiting if one.due_ms <= now]),
-                         min(1.0, self._held(running) / self.kv_tokens)))
+            seen.append(
+                (
+                    len(running),
+                    len([one for one in waiting if one.due_ms <= now]),
+                    min(1.0, self._held(running) / self.kv_tokens),
+                )
+            )
             running = [one for one in running if one.done < one.answer]
         return self._metrics(seen)
 
@@ -86,9 +91,20 @@ class SimulatedServer:
             return Timing(requests=len(self.requests), mean_ms=self.mean(begin, end), p99_at_most_ms=None)
 
         return ServerMetrics(
-            samples=len(seen), interval_s=self.step_ms / 1e3, missed=0,
-            running_max=max(one[0] for one in seen), running_mean=sum(one[0] for one in seen) / len(seen),
-            waiting_max=max(one[1] for one in seen), waiting_mean=sum(one[1] for one in seen) / len(seen),
-            kv_cache_usage_max=max(one[2] for one in seen), preemptions=self.preemptions, prefix_cache_hits=0,
-            cached_prompt_tokens=0, prompt_tokens=0, generation_tokens=0, queue=timing("due_ms", "began_ms"),
-            prefill=timing("began_ms", "first_ms"), decode=timing("first_ms", "end_ms"))
+            samples=len(seen),
+            interval_s=self.step_ms / 1e3,
+            missed=0,
+            running_max=max(one[0] for one in seen),
+            running_mean=sum(one[0] for one in seen) / len(seen),
+            waiting_max=max(one[1] for one in seen),
+            waiting_mean=sum(one[1] for one in seen) / len(seen),
+            kv_cache_usage_max=max(one[2] for one in seen),
+            preemptions=self.preemptions,
+            prefix_cache_hits=0,
+            cached_prompt_tokens=0,
+            prompt_tokens=0,
+            generation_tokens=0,
+            queue=timing("due_ms", "began_ms"),
+            prefill=timing("began_ms", "first_ms"),
+            decode=timing("first_ms", "end_ms"),
+        )

@@ -26,8 +26,9 @@ def paced(real_runs: Path) -> Performance:
     return load(real_runs).results[1].performance
 
 
-def explained(part: Performance, server: SimulatedServer, metrics: ServerMetrics, *, http_ms: float = 0.0,
-              **client: object) -> Why | None:
+def explained(
+    part: Performance, server: SimulatedServer, metrics: ServerMetrics, *, http_ms: float = 0.0, **client: object
+) -> Why | None:
     """Give what is said of a run of this server; `http_ms` pass outside of its engine."""
     run = part.run
     argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
@@ -38,15 +39,22 @@ def explained(part: Performance, server: SimulatedServer, metrics: ServerMetrics
         for name, value in {
             "ttft_p99": server.p99("due_ms", "first_ms") + http_ms,
             "ttft_mean": server.mean("due_ms", "first_ms") + http_ms,
-            "tpot_p99": sorted(tpot)[int(0.99 * len(tpot))], "tpot_mean": sum(tpot) / len(tpot),
+            "tpot_p99": sorted(tpot)[int(0.99 * len(tpot))],
+            "tpot_mean": sum(tpot) / len(tpot),
         }.items():
             figures[name] = Figure(name, value, "ms", Source("log", name))
-    return why(replace(part, figures=Figures(figures.values()), run=changed(
-        run, settings=settings, server_metrics=metrics, client=changed(run.client, **client))))
+    return why(
+        replace(
+            part,
+            figures=Figures(figures.values()),
+            run=changed(run, settings=settings, server_metrics=metrics, client=changed(run.client, **client)),
+        )
+    )
 
 
-def simulated(part: Performance, *, qps: float = 0.0, prompt: int = 100, answer: int = 60, **limits: float,
-              ) -> Why | None:
+def simulated(
+    part: Performance, *, qps: float = 0.0, prompt: int = 100, answer: int = 60, **limits: float
+) -> Why | None:
     server = SimulatedServer(**limits)
     return explained(part, server, server.run(qps=qps, prompt=prompt, answer=answer))
 
@@ -76,8 +84,9 @@ def test_a_small_kv_cache_is_named_with_its_preemptions(scenario: str, request: 
 
 
 def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline: Performance) -> None:
-    run = changed(offline.run, settings=changed(
-        offline.run.settings, server=changed(offline.run.settings.server, env={})))
+    run = changed(
+        offline.run, settings=changed(offline.run.settings, server=changed(offline.run.settings.server, env={}))
+    )
     found = simulated(replace(offline, run=run), kv_tokens=2000)
     assert "--gpu_memory_utilization" in found.option
 
@@ -144,6 +153,7 @@ def test_prompts_that_are_read_between_the_steps_of_others_are_not_taken_for_dec
 def test_nothing_is_said_where_no_phase_stands_out(offline: Performance) -> None:
     server = SimulatedServer(sequences=300)
     metrics = server.run()
-    even = changed(metrics, prefill=changed(metrics.prefill, mean_ms=40.0),
-                   decode=changed(metrics.decode, mean_ms=60.0))
+    even = changed(
+        metrics, prefill=changed(metrics.prefill, mean_ms=40.0), decode=changed(metrics.decode, mean_ms=60.0)
+    )
     assert explained(offline, server, even) is None

@@ -34,10 +34,27 @@ FRAME = """<!DOCTYPE html><title>-</title>
 
 def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-         "--allow-file-access-from-files", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *argv],
-        capture_output=True, text=True, timeout=120, check=False)
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            "--allow-file-access-from-files",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *argv,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -77,8 +94,10 @@ def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_ma
         page.querySelector("input[type=search]").dispatchEvent(new Event("input"));
         const last = [...page.querySelectorAll("tbody tr")].map(row => row.cells[7].dataset.sort);
         document.title = JSON.stringify([root.scrollWidth, page.querySelector("#count").textContent, last]);"""
-    frame.write_text('<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:360px;height:4000px;'
-                     f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>')
+    frame.write_text(
+        '<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:360px;height:4000px;'
+        f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>'
+    )
     done = chromium(tmp_path, "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title and "CONSOLE" not in done.stderr, done.stderr[-400:]
@@ -96,7 +115,7 @@ def test_the_picture_of_the_readme_is_small() -> None:
 def luminance(colour: str) -> float:
     digits = colour.lstrip("#")
     digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
-    parts = [int(digits[at:at + 2], 16) / 255 for at in (0, 2, 4)]
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -14,8 +14,17 @@ Metrics = Callable[..., ServerMetrics]
 
 
 def sample(at_s: float, running: int, waiting: int) -> MetricsSample:
-    return MetricsSample(at_s=at_s, running=running, waiting=waiting, kv_cache_usage=0.0, preemptions=0,
-                         prefix_cache_hits=0, cached_prompt_tokens=0, prompt_tokens=0, generation_tokens=0)
+    return MetricsSample(
+        at_s=at_s,
+        running=running,
+        waiting=waiting,
+        kv_cache_usage=0.0,
+        preemptions=0,
+        prefix_cache_hits=0,
+        cached_prompt_tokens=0,
+        prompt_tokens=0,
+        generation_tokens=0,
+    )
 
 
 def latency(p99: float, limit: float | None) -> Latency:

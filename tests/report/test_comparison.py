@@ -46,8 +46,9 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     np.save(next(one.glob("runs/*/*/Server/performance")) / SAMPLES_FILE, rows)
     folder = next(other.glob("runs/*/*/Server/performance"))
     log = (folder / DETAIL_LOG).read_text()
-    (folder / DETAIL_LOG).write_text(re.sub(
-        r'("key": "result_[\w.]+_ns", "value": )(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log))
+    (folder / DETAIL_LOG).write_text(
+        re.sub(r'("key": "result_[\w.]+_ns", "value": )(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log)
+    )
     for name in ("first_ns", "last_ns"):
         rows[name] = rows["issued_ns"] + 2 * (rows[name] - rows["issued_ns"])
     np.save(folder / SAMPLES_FILE, rows)
@@ -57,11 +58,13 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def test_settings_that_differ_come_first_and_the_others_are_counted(two) -> None:
     found = compare(two)
     assert [(one.group, one.name, one.values) for one in found.differences] == [
-        (Group.SERVER, "--max-num-seqs", ("", "4"))]
+        (Group.SERVER, "--max-num-seqs", ("", "4"))
+    ]
     assert found.alike > 60
     text = list(as_text(found))
     assert text.index(f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):") < next(
-        place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline"))
+        place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline")
+    )
     assert any(line.startswith("WARNING A: REHEARSAL") for line in text)
 
 
@@ -101,15 +104,22 @@ def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> 
     comparison = done["comparison"]
     assert isinstance(comparison, dict)
     values = [float(text) for text in re.findall(r'<data value="([^"]+)"', page)]
-    assert values == [cell["value"] for result in comparison["results"] for figure in result["figures"]
-                      for cell in figure["values"] if cell]
+    assert values == [
+        cell["value"]
+        for result in comparison["results"]
+        for figure in result["figures"]
+        for cell in figure["values"]
+        if cell
+    ]
 
 
 def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic: Path) -> None:
     found = compare([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
     assert [one.values for one in found.differences if one.name == "weight data types"] == [("fp8", "int4")]
-    assert found.warnings == ("Server: LoadGen asked for 5 and 4 samples/s. The throughput follows that, and the "
-                              "latencies are those of different loads.",)
+    assert found.warnings == (
+        "Server: LoadGen asked for 5 and 4 samples/s. The throughput follows that, and the "
+        "latencies are those of different loads.",
+    )
     rate, p99 = (row(found, "Server", name).cells for name in ("tokens per second", "tpot p99"))
     assert rate[1].shift and rate[1].shift.verdict is Verdict.UNKNOWN and rate[0].estimate is None
     assert p99[1].shift and p99[1].shift.verdict is Verdict.LIKELY and "worse: likely" in as_page(found)
@@ -146,8 +156,10 @@ def test_what_one_result_does_not_state_is_no_difference() -> None:
     bare = {(Group.SERVER, "server"): "vLLM", (Group.MEASURED, "round"): "v6.1", (Group.SYSTEM, "cooling"): "water"}
     rows, alike, unstated = differences({"Offline": [ours, bare, {}]})
     assert [(row.name, row.values) for row in rows] == [
-        ("--a", ("1", "", "not stated")), ("server", ("", "vLLM", "not stated")),
-        ("cooling", ("air", "water", "not stated"))]
+        ("--a", ("1", "", "not stated")),
+        ("server", ("", "vLLM", "not stated")),
+        ("cooling", ("air", "water", "not stated")),
+    ]
     assert (alike, unstated) == (0, 2)
 
 
@@ -165,5 +177,10 @@ def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two
 
 def test_options_of_a_command_are_read_as_a_shell_has_them() -> None:
     words = ["VLLM_CPU_KVCACHE_SPACE=1", "python", "-m", "server", "--port=1", "--name", "x y", "--eager", "--a", "1"]
-    assert dict(options(words)) == {"VLLM_CPU_KVCACHE_SPACE": "1", "--port": "1", "--name": "x y", "--eager": "set",
-                                    "--a": "1"}
+    assert dict(options(words)) == {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "--port": "1",
+        "--name": "x y",
+        "--eager": "set",
+        "--a": "1",
+    }

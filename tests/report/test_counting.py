@@ -21,8 +21,15 @@ from cm4vllm.serving.records import Dialect, Prompts, ServerRecord
 Change = Callable[..., None]
 
 TEXT = Dialect(prompts=Prompts.TEXT, done=False, left_out=["min_tokens"])
-COUNTS = TextCounts(answers=64, server_tokens=8000, tokenizer_tokens=7990, apart=24, prompt_tokens=6000,
-                    server_prompt_tokens=6064, prompts_changed=3)
+COUNTS = TextCounts(
+    answers=64,
+    server_tokens=8000,
+    tokenizer_tokens=7990,
+    apart=24,
+    prompt_tokens=6000,
+    server_prompt_tokens=6064,
+    prompts_changed=3,
+)
 NAMES = {"software": "SGLang", "version": "0.5.5", "owned": False, "argv": [], "packages": {}}
 
 
@@ -30,8 +37,13 @@ NAMES = {"software": "SGLang", "version": "0.5.5", "owned": False, "argv": [], "
 def counted(out: Path, change: Change) -> Path:
     """The folder of a rehearsal against a server that gives text."""
     for path in runs(out):
-        change(path, RunRecord, client__text=COUNTS, settings__server__dialect=TEXT,
-               **{f"settings__server__{name}": value for name, value in NAMES.items()})
+        change(
+            path,
+            RunRecord,
+            client__text=COUNTS,
+            settings__server__dialect=TEXT,
+            **{f"settings__server__{name}": value for name, value in NAMES.items()},
+        )
     change(out / "server" / "server.json", ServerRecord, dialect=TEXT, **NAMES)
     return out
 

@@ -53,8 +53,14 @@ def test_each_figure_names_its_file_and_field(real_runs: Path) -> None:
 
 def test_every_field_and_column_is_described(real_runs: Path) -> None:
     text = DOCS.read_text(encoding="utf-8")
-    for cls in (SummaryRecord, *(type(value[0]) for name in ("results", "findings")
-                                 if (value := getattr(summary_record(load(real_runs)), name)))):
+    for cls in (
+        SummaryRecord,
+        *(
+            type(value[0])
+            for name in ("results", "findings")
+            if (value := getattr(summary_record(load(real_runs)), name))
+        ),
+    ):
         assert [name for name in cls.__struct_fields__ if f"`{name}`" not in text] == []
     assert [name for name in CSV_COLUMNS if f"`{name}`" not in text] == []
 

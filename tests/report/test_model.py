@@ -126,7 +126,7 @@ def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path
 
 @pytest.mark.parametrize("mode", ["performance", "accuracy"])
 def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(
-    out: Path, change: Change, mode: str, server_metrics: Callable[..., ServerMetrics],
+    out: Path, change: Change, mode: str, server_metrics: Callable[..., ServerMetrics]
 ) -> None:
     change(folder_of(out, "Server", mode) / RUN_FILE, RunRecord, server_metrics=server_metrics(prefix_cache_hits=17))
     (invalid,) = load(out).invalid_results

@@ -32,14 +32,28 @@ def drawn(measured_runs: Path):
 
 def test_a_rehearsal_has_at_least_eight_pictures(drawn) -> None:
     assert [picture.title for picture in drawn["Server"]] == [
-        "TTFT: distribution", "TPOT: distribution", "TTFT over the run", "Tokens per second",
-        "Requests running and waiting", "KV cache in use", "Length of the prompts", "Length of the answers",
-        "The 10 slowest samples", "Time of a request in the server", "Why answers ended",
+        "TTFT: distribution",
+        "TPOT: distribution",
+        "TTFT over the run",
+        "Tokens per second",
+        "Requests running and waiting",
+        "KV cache in use",
+        "Length of the prompts",
+        "Length of the answers",
+        "The 10 slowest samples",
+        "Time of a request in the server",
+        "Why answers ended",
         "Accuracy against the reference",
-    ]  # fmt: skip
+    ]
     # Beside these, the server's own where it was sampled often enough in the short run.
-    assert {"Samples answered", "Length of the prompts", "Length of the answers", "Time of a request in the server",
-            "Why answers ended", "Accuracy against the reference"} <= {picture.title for picture in drawn["Offline"]}
+    assert {
+        "Samples answered",
+        "Length of the prompts",
+        "Length of the answers",
+        "Time of a request in the server",
+        "Why answers ended",
+        "Accuracy against the reference",
+    } <= {picture.title for picture in drawn["Offline"]}
 
 
 def test_each_picture_has_words_shapes_a_table_and_a_source(drawn) -> None:
@@ -78,9 +92,18 @@ def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -
 def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_runs: Path) -> None:
     part = load(measured_runs).results[0].performance
     assert isinstance(part, Performance) and not list(gpu_pictures(part, [], "x"))
-    looks = [GpusSample(at_s=2.0 * step, gpus=[
-        GpuSample(index=place, name="NVIDIA H100 80GB HBM3", utilisation=0.5 + 0.05 * place, power_w=300.0 + 10 * step)
-        for place in range(8)]) for step in range(200)]
+    looks = [
+        GpusSample(
+            at_s=2.0 * step,
+            gpus=[
+                GpuSample(
+                    index=place, name="NVIDIA H100 80GB HBM3", utilisation=0.5 + 0.05 * place, power_w=300.0 + 10 * step
+                )
+                for place in range(8)
+            ],
+        )
+        for step in range(200)
+    ]
     load_of, power = gpu_pictures(part, looks, "runs/gpu_metrics.jsonl")
     assert load_of.words.startswith("Part of the time in which 8 GPUs worked: 67.5%")
     assert load_of.tables[-1].rows[7] == ("7: NVIDIA H100 80GB HBM3", "85.0", "85.0")
@@ -144,8 +167,10 @@ def _digest(root: Path, folder: Path) -> str:
     return sha256_of(path / SAMPLES_FILE)
 
 
-@pytest.mark.parametrize(("values", "logarithmic"), [([1.0, 2.0, 20.0], False), ([1.0, 2000.0], True), ([3.0], False),
-                                                     ([0.0, 0.0], False), ([0.0, 5000.0], False)])
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [([1.0, 2.0, 20.0], False), ([1.0, 2000.0], True), ([3.0], False), ([0.0, 0.0], False), ([0.0, 5000.0], False)],
+)
 def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> None:
     axis = Axis.over(values, 50, 400)
     assert axis.logarithmic is logarithmic

@@ -26,8 +26,12 @@ def test_a_valid_result_has_a_place_per_accelerator(published: Index, neural_mag
     own = row_of(mine, result)
     others = [changed(own, system=f"other {n}", value=(own.value or 0) * (1.2 - n / 20)) for n in range(20)]
     elsewhere = changed(own, accelerator="NVIDIA L40S", value=1.0)
-    ignored = [changed(own, valid=False), changed(own, scenario="Offline"), changed(own, unit="samples/s"),
-               changed(own, model="another-model")]
+    ignored = [
+        changed(own, valid=False),
+        changed(own, scenario="Offline"),
+        changed(own, unit="samples/s"),
+        changed(own, model="another-model"),
+    ]
     found = place(mine, result, Index((*others, elsewhere, *ignored), 1, 0))
     assert f": {(own.value or 0) / 4:,.2f} tokens/s per accelerator is place 5 of 22 with any" in found.words
     assert "place 5 of 21 with the NVIDIA H100 80GB HBM3, whose median is" in found.words

@@ -80,8 +80,13 @@ def test_every_number_of_the_run_is_there(real_runs: Path) -> None:
     for m in load(real_runs).results:
         assert m.performance and m.accuracy and m.accuracy.record
         result, client = m.performance, m.performance.run.client
-        numbers = [rate(result.tokens_per_second), rate(result.samples_per_second), number(result.samples),
-                   number(client.requests), *(number(s.value) for s in m.accuracy.record.scores)]
+        numbers = [
+            rate(result.tokens_per_second),
+            rate(result.samples_per_second),
+            number(result.samples),
+            number(client.requests),
+            *(number(s.value) for s in m.accuracy.record.scores),
+        ]
         assert [n for n in numbers if n not in texts[m.scenario]] == []
 
 
@@ -141,16 +146,24 @@ def noted(out: Path, change: Callable[..., None]) -> Path:
 
 
 SOFTWARE = SoftwareRecord(
-    python="3.11.7 (main, Jan 1 2026) [GCC 12]", platform="Linux-6.1.0-x86_64-with-glibc2.36", cm="4.2.0",
-    cm4vllm="0.1.0", commit="0123abcd", url="https://github.com/example/cm4vllm", packages={"cmind": "4.2.0"}, os={},
-    server_python="3.12.1", server_packages={"vllm": "0.32.0"},
+    python="3.11.7 (main, Jan 1 2026) [GCC 12]",
+    platform="Linux-6.1.0-x86_64-with-glibc2.36",
+    cm="4.2.0",
+    cm4vllm="0.1.0",
+    commit="0123abcd",
+    url="https://github.com/example/cm4vllm",
+    packages={"cmind": "4.2.0"},
+    os={},
+    server_python="3.12.1",
+    server_packages={"vllm": "0.32.0"},
 )
 
 
 def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted: Path) -> None:
     for text in (*measurement_readmes(noted).values(), html.unescape(summary_html(noted, published=True))):
-        assert ("pip install cmind==4.2.0\n"
-                "cm pull repo --url=https://github.com/example/cm4vllm --checkout=0123abcd\n") in text
+        assert (
+            "pip install cmind==4.2.0\ncm pull repo --url=https://github.com/example/cm4vllm --checkout=0123abcd\n"
+        ) in text
         for word in ("Linux-6.1.0-x86", "with-glibc2.36", "3.11.7 (main, Jan 1 2026)", "owner/m", "Hub id"):
             assert word in text, word
         assert "1795371058303" not in text and "Recipe" not in text

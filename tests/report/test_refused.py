@@ -29,20 +29,23 @@ def run_file(out: Path, scenario: str, mode: str) -> Path:
     return next(out.glob(f"runs/*/*/{scenario}/{mode}")) / RUN_FILE
 
 
-@pytest.mark.parametrize(("fields", "says"), [
-    ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
-    ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
-    ({"settings__terms__round": "v6.0"}, "differ in their round"),
-    ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
-    ({"settings__model__sha256": "00" * 32}, "differ in their model"),
-    ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
-    ({"settings__server__version": "0.31.0"}, "differ in their server software"),
-    ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
-    ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
-    ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
-    ({"notice": ""}, "does not say truly"),
-    ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
+        ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
+        ({"settings__terms__round": "v6.0"}, "differ in their round"),
+        ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
+        ({"settings__model__sha256": "00" * 32}, "differ in their model"),
+        ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
+        ({"settings__server__version": "0.31.0"}, "differ in their server software"),
+        ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
+        ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
+        ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
+        ({"notice": ""}, "does not say truly"),
+        ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
+    ],
+)
 def test_a_run_that_does_not_fit_is_refused(out: Path, change: Change, fields: dict[str, Any], says: str) -> None:
     change(run_file(out, "Server", "performance"), RunRecord, **fields)
     with pytest.raises(SubmissionError) as caught:
@@ -70,22 +73,29 @@ def test_targets_of_another_variant_are_refused(out: Path, change: Change, part:
 
     path = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
     scores = read_record(path, AccuracyRecord).scores
-    last = {"lower": [replace(scores[-1], lower=1.0)], "upper": [replace(scores[-1], upper=None)],
-            "met": [replace(scores[-1], met=not scores[-1].met)], "absent": []}[part]
+    last = {
+        "lower": [replace(scores[-1], lower=1.0)],
+        "upper": [replace(scores[-1], upper=None)],
+        "met": [replace(scores[-1], met=not scores[-1].met)],
+        "absent": [],
+    }[part]
     change(path, AccuracyRecord, scores=[*scores[:-1], *last])
     with pytest.raises(SubmissionError, match=r"targets are not those of llama3\.1-8b"):
         load(out)
 
 
-@pytest.mark.parametrize(("fields", "says"), [
-    ({"division": Division.CLOSED}, "the command's --division is open, that of campaign.json is closed"),
-    ({"benchmark": "llama2-70b-99"}, "the command's --model is llama3.1-8b"),
-    ({"command": "cm run script", "benchmark": "llama2-70b-99"}, "the runs' benchmark is llama3.1-8b"),
-    ({"round": "v6.0"}, "the runs' round is v6.1"),
-    ({"command": "cm run script --execution_mode=valid"}, "the command's --execution_mode is valid"),
-    ({"command": "cm run script", "execution_mode": ExecutionMode.VALID}, "the runs' rehearsal is True"),
-    ({"submitter": "Someone"}, "the system description's submitter is not-stated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"division": Division.CLOSED}, "the command's --division is open, that of campaign.json is closed"),
+        ({"benchmark": "llama2-70b-99"}, "the command's --model is llama3.1-8b"),
+        ({"command": "cm run script", "benchmark": "llama2-70b-99"}, "the runs' benchmark is llama3.1-8b"),
+        ({"round": "v6.0"}, "the runs' round is v6.1"),
+        ({"command": "cm run script --execution_mode=valid"}, "the command's --execution_mode is valid"),
+        ({"command": "cm run script", "execution_mode": ExecutionMode.VALID}, "the runs' rehearsal is True"),
+        ({"submitter": "Someone"}, "the system description's submitter is not-stated"),
+    ],
+)
 def test_a_campaign_that_is_not_of_these_runs_is_refused(
     out: Path, change: Change, fields: dict[str, Any], says: str
 ) -> None:
@@ -136,8 +146,10 @@ def test_a_target_that_nobody_gave_is_loadgens_own(out: Path, change: Change) ->
     assert performance is not None and performance.target_source == "LoadGen's default"
 
 
-PIECES = [Piece(began_at="2026-11-20T10:00:00+00:00", answers=answers, duration_s=1.0, sha256="00" * 32)
-          for answers in (40, 24)]
+PIECES = [
+    Piece(began_at="2026-11-20T10:00:00+00:00", answers=answers, duration_s=1.0, sha256="00" * 32)
+    for answers in (40, 24)
+]
 
 
 def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change: Change) -> None:
@@ -145,7 +157,9 @@ def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change:
     (submission,) = [read_runs(out, chosen_folder(out))]
     (found,) = [one for one in findings(submission) if one.code == "ANSWERS-IN-PIECES"]
     assert (found.severity, found.what) == (
-        Severity.NOTE, "the answers of the Server accuracy run came in 2 pieces: 40 + 24")
+        Severity.NOTE,
+        "the answers of the Server accuracy run came in 2 pieces: 40 + 24",
+    )
     closed = dataclasses.replace(submission, division=Division.CLOSED)
     (found,) = [one for one in findings(closed) if one.code == "ANSWERS-IN-PIECES"]
     assert found.severity is Severity.ERROR

@@ -45,7 +45,8 @@ def test_its_pages_name_the_expected_latency_and_no_target_rate(report: Report) 
 
 @pytest.mark.parametrize(("prompt_tokens", "answer", "cause"), [(100, 60, Cause.DECODE), (9000, 4, Cause.PREFILL)])
 def test_what_bound_it_is_the_phase_that_takes_most_of_a_request(
-        report: Report, prompt_tokens: int, answer: int, cause: Cause) -> None:
+    report: Report, prompt_tokens: int, answer: int, cause: Cause
+) -> None:
     metrics = SimulatedServer().run(qps=0.05, prompt=prompt_tokens, answer=answer)
     part = report.results[0].performance
     found = why(replace(part, run=changed(part.run, server_metrics=metrics)))

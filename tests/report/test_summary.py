@@ -103,10 +103,19 @@ def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
 
 def test_the_verdict_comes_before_all_else(page: Page) -> None:
     assert page.titles == [
-        "tiny-llama on 1xXeon_vLLM-0.32.0", "A rehearsal, not a result", "Results", "System", "Server and versions",
-        "Model and dataset", "How to reproduce", "Official checker", "What the client saw", "What the server did",
-        "Not stated", "Logs",
-    ]  # fmt: skip
+        "tiny-llama on 1xXeon_vLLM-0.32.0",
+        "A rehearsal, not a result",
+        "Results",
+        "System",
+        "Server and versions",
+        "Model and dataset",
+        "How to reproduce",
+        "Official checker",
+        "What the client saw",
+        "What the server did",
+        "Not stated",
+        "Logs",
+    ]
 
 
 def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenario(page: Page, real_runs: Path) -> None:
@@ -124,8 +133,9 @@ def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenar
 def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change: Change) -> None:
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__failed=3)
     shown = Page(summary_html(out))
-    tiles = [str(a["class"]) for tag, a in shown.elements
-             if tag == "section" and str(a.get("class")).startswith("tile")]
+    tiles = [
+        str(a["class"]) for tag, a in shown.elements if tag == "section" and str(a.get("class")).startswith("tile")
+    ]
     assert tiles[1] == "tile bad"
     first = shown.text.partition(" Results Model")[0]
     assert "Server ✗ INVALID" in first and " requests failed" in first
@@ -134,24 +144,33 @@ def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change
 def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Path) -> None:
     for m in load(real_runs).results:
         assert m.performance and m.performance.metric
-        row = (f"tiny-llama as llama3.1-8b {m.scenario} ROUGE1 ≥ 38.391408 ROUGE2 ≥ 15.748425 ROUGEL ≥ 24.250743 "
-               "ROUGELSUM ≥ 35.43507 GEN_LEN ≥ 7,350,879.6 and ≤ 8,984,408.4 ROUGE1 41.5 ROUGE2 12.25 ROUGEL 24.3 "
-               f"ROUGELSUM 36.125 GEN_LEN 8,123 tokens/s {rate(m.performance.metric.value)} ")
+        row = (
+            f"tiny-llama as llama3.1-8b {m.scenario} ROUGE1 ≥ 38.391408 ROUGE2 ≥ 15.748425 ROUGEL ≥ 24.250743 "
+            "ROUGELSUM ≥ 35.43507 GEN_LEN ≥ 7,350,879.6 and ≤ 8,984,408.4 ROUGE1 41.5 ROUGE2 12.25 ROUGEL 24.3 "
+            f"ROUGELSUM 36.125 GEN_LEN 8,123 tokens/s {rate(m.performance.metric.value)} "
+        )
         assert row in page.text
 
 
 def traced(page: Page, root: Path) -> int:
     """Take each figure of a page back to its file and field, and return how many there are."""
-    figures = [(float(a["value"] or ""), a["data-unit"], *(a["title"] or "").split(": ", 1))
-               for tag, a in page.elements if tag == "data"]
+    figures = [
+        (float(a["value"] or ""), a["data-unit"], *(a["title"] or "").split(": ", 1))
+        for tag, a in page.elements
+        if tag == "data"
+    ]
     for value, unit, file, field in figures:
         if file.endswith("accuracy.json"):
             scores = msgspec.json.decode((root / file).read_bytes())["scores"]
             assert value == next(s["value"] for s in scores if s["label"] == field.removeprefix("scores."))
             continue
         keys = field.split(", ")
-        logged = [entry["value"] for line in (root / file).read_text().splitlines()
-                  for entry in [msgspec.json.decode(line.removeprefix(":::MLLOG "))] if entry["key"] in keys]
+        logged = [
+            entry["value"]
+            for line in (root / file).read_text().splitlines()
+            for entry in [msgspec.json.decode(line.removeprefix(":::MLLOG "))]
+            if entry["key"] in keys
+        ]
         if unit == "samples":
             assert value in (logged[0], logged[0] * logged[-1])
         else:
@@ -200,8 +219,17 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
         expected += [f"{label} {number(value)}" for label, value in record.values.items()]
         for run in m.runs:
             client = run.client
-            expected += [number(n) for n in (client.requests, client.completed, client.failed, client.retries,
-                                             client.prompt_tokens, client.completion_tokens)]
+            expected += [
+                number(n)
+                for n in (
+                    client.requests,
+                    client.completed,
+                    client.failed,
+                    client.retries,
+                    client.prompt_tokens,
+                    client.completion_tokens,
+                )
+            ]
             expected += [*run.files, *run.files.values(), when(run.started_at)]
     assert [words for words in expected if words not in page.text] == []
 
@@ -212,13 +240,22 @@ def test_it_says_how_the_server_was_asked(page: Page) -> None:
 
 
 def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
-    out: Path, page: Page, change: Change, server_metrics: Callable[..., ServerMetrics],
+    out: Path, page: Page, change: Change, server_metrics: Callable[..., ServerMetrics]
 ) -> None:
     assert "Not recorded: it shows no metrics of vLLM." in page.text
     folder = next(out.glob("runs/*/*/Server/performance"))
     change(folder / RUN_FILE, RunRecord, server_metrics=server_metrics(preemptions=7))
-    sample = MetricsSample(at_s=1.0, running=20, waiting=40, kv_cache_usage=0.41, preemptions=7, prefix_cache_hits=0,
-                           cached_prompt_tokens=0, prompt_tokens=0, generation_tokens=0)
+    sample = MetricsSample(
+        at_s=1.0,
+        running=20,
+        waiting=40,
+        kv_cache_usage=0.41,
+        preemptions=7,
+        prefix_cache_hits=0,
+        cached_prompt_tokens=0,
+        prompt_tokens=0,
+        generation_tokens=0,
+    )
     (folder / METRICS_FILE).write_bytes(msgspec.json.encode(sample) + b"\n")
     shown = Page(summary_html(out))
     assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text
@@ -283,8 +320,15 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, chan
 def test_hostile_input_stays_text(out: Path, change: Change) -> None:
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__name=evil, settings__dataset__source=evil, client__failures={evil: 1},
-               settings__user_conf=evil, settings__target_qps_source=evil)
+        change(
+            path,
+            RunRecord,
+            settings__model__name=evil,
+            settings__dataset__source=evil,
+            client__failures={evil: 1},
+            settings__user_conf=evil,
+            settings__target_qps_source=evil,
+        )
     change(out / CHECKER_FILE, CheckerRecord, unavailable=evil)
     change(out / CAMPAIGN_FILE, CampaignRecord, command=f"cm run {evil!r}")
     page = Page(summary_html(out))
@@ -296,8 +340,12 @@ def test_it_stays_small_whatever_the_checker_says(out: Path, change: Change) -> 
     noise = [f"results/{i}: " + "x" * 2000 for i in range(500)]
     run = load(out).checker
     assert run is not None
-    change(out / CHECKER_FILE, CheckerRecord, passed=False,
-           runs=[replace(r, errors=noise, warnings=noise, passed=False) for r in run.runs])
+    change(
+        out / CHECKER_FILE,
+        CheckerRecord,
+        passed=False,
+        runs=[replace(r, errors=noise, warnings=noise, passed=False) for r in run.runs],
+    )
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(path, RunRecord, client__failures=dict.fromkeys(noise, 1))
     html = summary_html(out)
@@ -326,8 +374,10 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
 def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_run_them(real_runs: Path) -> None:
     page = Page(summary_html(real_runs, published=True))
     assert "checker passed" not in page.text and "submission_checker: passed" not in page.text
-    assert ('python -m submission_checker.main --input="${SUBMISSION:?}" --version=v6.1 --submitter=not-stated '
-            "# at commit b66003e1") in page.text
+    assert (
+        'python -m submission_checker.main --input="${SUBMISSION:?}" --version=v6.1 --submitter=not-stated '
+        "# at commit b66003e1"
+    ) in page.text
     assert "Official checker" in Page(summary_html(real_runs)).text.partition("Results")[0]
     assert "Official checker" not in page.text.partition("Results")[0]
 
@@ -335,8 +385,12 @@ def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_ru
 def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(out: Path, change: Change) -> None:
     checker = load(out).checker
     assert checker is not None
-    change(out / CHECKER_FILE, CheckerRecord, passed=False,
-           runs=[replace(checker.runs[0], errors=["systems/x.json is no JSON"], passed=False, status=1)])
+    change(
+        out / CHECKER_FILE,
+        CheckerRecord,
+        passed=False,
+        runs=[replace(checker.runs[0], errors=["systems/x.json is no JSON"], passed=False, status=1)],
+    )
     text = Page(summary_html(out)).text
     assert "1 finding that a rehearsal does not explain" in text and "systems/x.json is no JSON" in text
 

@@ -13,9 +13,16 @@ from cm4vllm.submission.records import CheckerRecord, CheckerRun
 
 Change = Callable[..., None]
 
-PASSED = CheckerRecord(commit="b66003e1", round="v4.1", passed=True, runs=[
-    CheckerRun(name="submission_checker", argv=[], status=0, results=2, errors=[], warnings=[], crashed=False,
-               passed=True)])
+PASSED = CheckerRecord(
+    commit="b66003e1",
+    round="v4.1",
+    passed=True,
+    runs=[
+        CheckerRun(
+            name="submission_checker", argv=[], status=0, results=2, errors=[], warnings=[], crashed=False, passed=True
+        )
+    ],
+)
 
 
 @pytest.fixture
@@ -47,8 +54,9 @@ def test_a_result_whose_client_was_the_bottleneck_says_so_first(result: Report) 
 
 
 def test_a_refused_result_is_not_valid(result: Report) -> None:
-    refused = msgspec.structs.replace(PASSED, passed=False, runs=[
-        msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)])
+    refused = msgspec.structs.replace(
+        PASSED, passed=False, runs=[msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)]
+    )
     report = replace(result, checker=refused)
     assert headline(report) == "Not a valid submission: see Official checker"
     assert "submission_checker: refused with 1 error" in findings(report)[-1].text
@@ -76,8 +84,9 @@ def test_a_rehearsal_is_never_called_a_result(real_runs: Path) -> None:
 def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs: Path) -> None:
     report = load(real_runs)
     assert report.checker is not None
-    short = msgspec.structs.replace(report.checker.runs[0], passed=False, status=1, errors=[
-        "SUMMARY: submission has errors"])
+    short = msgspec.structs.replace(
+        report.checker.runs[0], passed=False, status=1, errors=["SUMMARY: submission has errors"]
+    )
     report = replace(report, checker=msgspec.structs.replace(report.checker, passed=False, runs=[short]))
     assert unexpected(report) == []
     assert findings(report)[-1].kind is Kind.GOOD

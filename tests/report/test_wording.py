@@ -10,10 +10,17 @@ from cm4vllm.report import wording
 from cm4vllm.serving.records import ServerRecord
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (7350879.6, "7,350,879.6"), (38.391408, "38.391408"), (13368, "13,368"), (8123.0, "8,123"),
-    (0.012345678, "0.01235"), (0, "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7350879.6, "7,350,879.6"),
+        (38.391408, "38.391408"),
+        (13368, "13,368"),
+        (8123.0, "8,123"),
+        (0.012345678, "0.01235"),
+        (0, "0"),
+    ],
+)
 def test_numbers_keep_their_digits(value: float, text: str) -> None:
     assert wording.number(value) == text
 
@@ -23,10 +30,16 @@ def test_slow_rates_keep_significant_digits(value: float, text: str) -> None:
     assert wording.rate(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0.75, "75.0% left"), (0.9998, "99.98% left"), (-0.123, "exceeded by 12.3%"), (-0.0001, "exceeded by 0.01%"),
-    (0.0, "none left"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.75, "75.0% left"),
+        (0.9998, "99.98% left"),
+        (-0.123, "exceeded by 12.3%"),
+        (-0.0001, "exceeded by 0.01%"),
+        (0.0, "none left"),
+    ],
+)
 def test_headroom_is_never_rounded_to_all_or_nothing(value: float, text: str) -> None:
     assert wording.headroom(value) == text
 
@@ -54,37 +67,56 @@ def test_the_servers_command_is_the_same_command_to_a_shell(tmp_path: Path) -> N
     server = msgspec.structs.replace(SERVER, argv=["/usr/bin/printf", *words], env={"SOME": "a b"})
     line = wording.server_command(server, folder)
     assert folder not in line and line.count("\n") >= 3
-    shown = subprocess.run(["bash", "-c", line], env={"MODEL": folder, "PATH": "/usr/bin:/bin"}, capture_output=True,
-                           text=True, check=True).stdout
+    shown = subprocess.run(
+        ["bash", "-c", line], env={"MODEL": folder, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    ).stdout
     assert shown.splitlines() == words[1:]
 
 
 def test_secrets_are_left_out() -> None:
     argv = ["vllm", "--api-key", "sk-1", "--hf_token=sk-2", "--max-num-batched-tokens=2048", "--seed", "1"]
     line = wording.server_command(
-        msgspec.structs.replace(SERVER, argv=argv, env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"}), "")
+        msgspec.structs.replace(SERVER, argv=argv, env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"}), ""
+    )
     assert "sk-" not in line
-    assert [name in line for name in ('--api-key "${API_KEY:?}"', '--hf_token="${HF_TOKEN:?}"',
-                                      'HF_TOKEN="${HF_TOKEN:?}" \\')] == [True, True, True]
+    assert [
+        name in line
+        for name in ('--api-key "${API_KEY:?}"', '--hf_token="${HF_TOKEN:?}"', 'HF_TOKEN="${HF_TOKEN:?}" \\')
+    ] == [True, True, True]
     assert "--max-num-batched-tokens=2048" in line and "OMP_NUM_THREADS=2" in line
 
 
 def test_a_typed_command_names_no_folder_and_no_server_of_this_machine() -> None:
-    server = msgspec.structs.replace(SERVER, endpoint="http://gpu07.lab.example:8000", replicas=["http://10.1.2.3:8000"])
-    line = wording.typed_command("cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob "
-                                 "--api_server=http://gpu07.lab.example:8000,http://10.1.2.3:8000", server)
+    server = msgspec.structs.replace(
+        SERVER, endpoint="http://gpu07.lab.example:8000", replicas=["http://10.1.2.3:8000"]
+    )
+    line = wording.typed_command(
+        "cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob "
+        "--api_server=http://gpu07.lab.example:8000,http://10.1.2.3:8000",
+        server,
+    )
     assert [word.strip(" \\") for word in line.splitlines()[2:]] == [
-        '--output_dir="${OUTPUT_DIR:?}"', '--path="${GIVEN_PATH:?}"',
-        '--api_server="${API_SERVER:?},${API_SERVER_2:?}"']
+        '--output_dir="${OUTPUT_DIR:?}"',
+        '--path="${GIVEN_PATH:?}"',
+        '--api_server="${API_SERVER:?},${API_SERVER_2:?}"',
+    ]
     assert wording.typed_command("cm --api_server=http://127.0.0.1:8000", SERVER).endswith("=http://127.0.0.1:8000")
     assert wording.typed_command("not 'closed", SERVER) == "not 'closed"
 
 
 def test_the_servers_command_names_no_folder_of_this_machine() -> None:
     plugin = Path(wording.__file__).parents[1] / "serving" / "fp8_plugin"
-    server = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True,
-                          argv=["/v/bin/python", "serve", "/models/m", "--chat-template", "/srv/t.jinja"],
-                          env={"PYTHONPATH": str(plugin)})
+    server = ServerRecord(
+        endpoint="",
+        model_name="m",
+        max_model_len=1,
+        version="",
+        owned=True,
+        argv=["/v/bin/python", "serve", "/models/m", "--chat-template", "/srv/t.jinja"],
+        env={"PYTHONPATH": str(plugin)},
+    )
     line = wording.server_command(server, "/models/m")
-    assert line == ('PYTHONPATH="${CM4VLLM:?}/serving/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
-                    '    --chat-template "${CHAT_TEMPLATE:?}"')
+    assert line == (
+        'PYTHONPATH="${CM4VLLM:?}/serving/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
+        '    --chat-template "${CHAT_TEMPLATE:?}"'
+    )

@@ -43,8 +43,9 @@ def main() -> None:
         if scenario != "Offline" and settings.use_token_latencies:
             lg.FirstTokenComplete([lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, 4) for q in queries])
         time.sleep(0.001)
-        lg.QuerySamplesComplete([lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, ANSWER.nbytes, len(ANSWER))
-                                 for q in queries])
+        lg.QuerySamplesComplete(
+            [lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, ANSWER.nbytes, len(ANSWER)) for q in queries]
+        )
 
     logs = lg.LogSettings()
     logs.log_output.outdir = folder

@@ -37,13 +37,17 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
         for kind, name in NAMES.items():
             folder = root / scenario / kind
             folder.mkdir(parents=True)
-            processes.append(subprocess.Popen([sys.executable, program, folder, scenario, name],
-                                              stdout=subprocess.DEVNULL))
+            processes.append(
+                subprocess.Popen([sys.executable, program, folder, scenario, name], stdout=subprocess.DEVNULL)
+            )
             folders[scenario, kind] = folder
     accuracy = folders["Offline", "accuracy"] = root / "accuracy"
     accuracy.mkdir()
-    processes.append(subprocess.Popen([sys.executable, program, accuracy, "Offline", NAMES["samples"], "AccuracyOnly"],
-                                      stdout=subprocess.DEVNULL))
+    processes.append(
+        subprocess.Popen(
+            [sys.executable, program, accuracy, "Offline", NAMES["samples"], "AccuracyOnly"], stdout=subprocess.DEVNULL
+        )
+    )
     for process in processes:
         assert process.wait(timeout=120) == 0
     return folders

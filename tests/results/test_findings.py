@@ -15,8 +15,17 @@ OUT = Path("/results")
 
 
 def finding(severity: Severity, what: str, remedy: str = "") -> Finding:
-    return Finding(code="A-CODE", severity=severity, what=what, file="a/file", field="a field", value="1", expected="2",
-                   rule=Rule("it is two", "a source"), remedy=remedy)
+    return Finding(
+        code="A-CODE",
+        severity=severity,
+        what=what,
+        file="a/file",
+        field="a field",
+        value="1",
+        expected="2",
+        rule=Rule("it is two", "a source"),
+        remedy=remedy,
+    )
 
 
 def test_warnings_and_notes_refuse_nothing() -> None:
@@ -36,7 +45,10 @@ def test_all_errors_are_told_and_each_remedy_once() -> None:
     with pytest.raises(SubmissionError, match="3 errors in the results below /results") as refused:
         refuse([*errors, finding(Severity.WARNING, "doubtful")], OUT)
     assert [line.split(": ")[1].split(" ")[0] for line in refused.value.cause.splitlines()] == [
-        "first", "second", "third"]
+        "first",
+        "second",
+        "third",
+    ]
     assert refused.value.remedy == "do it again"
 
 
@@ -54,11 +66,19 @@ def test_an_empty_submission_breaks_nothing_but_that_it_is_empty() -> None:
 
 
 def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:
-    check = Check("A-CODE", Rule("a rule", "a source"), "the remedy", Severity.ERROR, Stage.ALWAYS, lambda _: iter([
-        Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]))
+    check = Check(
+        "A-CODE",
+        Rule("a rule", "a source"),
+        "the remedy",
+        Severity.ERROR,
+        Stage.ALWAYS,
+        lambda _: iter([Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]),
+    )
     empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
     assert [(one.severity, one.remedy) for one in check.findings(empty)] == [
-        (Severity.ERROR, "the remedy"), (Severity.NOTE, "another")]
+        (Severity.ERROR, "the remedy"),
+        (Severity.NOTE, "another"),
+    ]
 
 
 def test_figures_are_read_by_name_and_cannot_be_changed() -> None:

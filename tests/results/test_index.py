@@ -41,8 +41,9 @@ def test_accelerators_of_one_product_have_one_name_and_are_counted(published: In
 def test_a_result_has_the_findings_of_its_own_files_alone(published: Index) -> None:
     doubled = [row for row in published.rows if "error TOKENS-DOUBLED" in row.codes]
     assert [(row.scenario, "GPTQ" in row.system) for row in doubled] == [("Offline", True)]
-    assert all(row.errors == sum(n for code, n in row.codes.items() if code.startswith("error"))
-               for row in published.rows)
+    assert all(
+        row.errors == sum(n for code, n in row.codes.items() if code.startswith("error")) for row in published.rows
+    )
     assert sum(row.errors for row in published.rows) > 10
 
 
@@ -63,13 +64,21 @@ def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, 
 
 def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index, tree: Path, tmp_path: Path) -> None:
     log = tree / published.rows[0].file
-    begin, end = (datetime.strptime(read_detail_log(log).text(f"power_{name}"), "%m-%d-%Y %H:%M:%S.%f")
-                  for name in ("begin", "end"))
+    begin, end = (
+        datetime.strptime(read_detail_log(log).text(f"power_{name}"), "%m-%d-%Y %H:%M:%S.%f")
+        for name in ("begin", "end")
+    )
     second = timedelta(seconds=1)
-    meter = ((begin - second, 9000), (begin + second, 600), (begin + 5 * second, 800), (begin + 6 * second, -1),
-             (end + second, 9000))
-    (log.parent / "spl.txt").write_text("".join(
-        f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220\n" for at, watts in meter))
+    meter = (
+        (begin - second, 9000),
+        (begin + second, 600),
+        (begin + 5 * second, 800),
+        (begin + 6 * second, -1),
+        (end + second, 9000),
+    )
+    (log.parent / "spl.txt").write_text(
+        "".join(f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220\n" for at, watts in meter)
+    )
     rows = read_index(tree, tmp_path / "kept").rows
     (row,) = [one for one in rows if one.power_w]
     assert row.power_w == 700 and row.value and row.per_watt == pytest.approx(row.value / 700)
@@ -82,11 +91,31 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 def made(value: float | None, **more: object) -> IndexRow:
     fields: dict[str, object] = {
-        "round": "v5.1", "division": "closed", "submitter": "A", "availability": "available", "system": "s",
-        "accelerator": H100, "accelerators": 8, "processor": "p", "framework": "f", "model": "llama3.1-8b",
-        "benchmark": "llama3.1-8b", "scenario": "Offline", "metric": "tokens_per_second", "unit": "tokens/s",
-        "value": value, "valid": True, "ttft_p99_ms": None, "tpot_p99_ms": None, "weights": "fp8", "power_w": None,
-        "file": "x", "field": "y", "codes": {}, **more}
+        "round": "v5.1",
+        "division": "closed",
+        "submitter": "A",
+        "availability": "available",
+        "system": "s",
+        "accelerator": H100,
+        "accelerators": 8,
+        "processor": "p",
+        "framework": "f",
+        "model": "llama3.1-8b",
+        "benchmark": "llama3.1-8b",
+        "scenario": "Offline",
+        "metric": "tokens_per_second",
+        "unit": "tokens/s",
+        "value": value,
+        "valid": True,
+        "ttft_p99_ms": None,
+        "tpot_p99_ms": None,
+        "weights": "fp8",
+        "power_w": None,
+        "file": "x",
+        "field": "y",
+        "codes": {},
+        **more,
+    }
     return IndexRow(**fields)
 
 

@@ -81,12 +81,16 @@ def test_both_variants_of_one_run_are_a_note_where_the_targets_are_reached(home:
 
 
 def test_another_number_of_tokens_a_sample_is_found(home: Path) -> None:
-    set_log(home, home / RESULT / "Server/performance/run_1/mlperf_log_detail.txt",
-            {"result_completed_tokens_per_second": 1000.0})
+    set_log(
+        home,
+        home / RESULT / "Server/performance/run_1/mlperf_log_detail.txt",
+        {"result_completed_tokens_per_second": 1000.0},
+    )
     assert "TOKENS-RANGE warning" in found_in(home)
 
 
 # --- the changes ------------------------------------------------------------------------------------------------------
+
 
 def set_log(_: Path, path: Path, values: dict[str, Any]) -> None:
     lines = path.read_text().splitlines()
@@ -140,8 +144,15 @@ def sparse(_: Path, folder: Path, size: int) -> None:
 
 
 CHANGES = {
-    "log": set_log, "lose": lose, "json": set_json, "drop": drop, "sub": substitute, "remove": remove, "put": put,
-    "map": map_model, "sparse": sparse,
+    "log": set_log,
+    "lose": lose,
+    "json": set_json,
+    "drop": drop,
+    "sub": substitute,
+    "remove": remove,
+    "put": put,
+    "map": map_model,
+    "sparse": sparse,
     "copy": lambda home, path, source: shutil.copy(home / source.replace("O/", f"{RESULT}/Offline/"), path),
     "cut": lambda _, path, size: os.truncate(path, size),
     "text": lambda _, path, text: path.write_text(text),

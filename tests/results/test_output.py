@@ -12,28 +12,57 @@ from cm4vllm.results.output import as_objects, as_sarif, as_text, summary
 
 
 def finding(code: str, severity: Severity, file: str = "open/Us/a file.json") -> Finding:
-    return Finding(code=code, severity=severity, what="it is one", file=file, field="a.key", value="1", expected="2",
-                   rule=Rule("it is two", "a source"), remedy="make it two")
+    return Finding(
+        code=code,
+        severity=severity,
+        what="it is one",
+        file=file,
+        field="a.key",
+        value="1",
+        expected="2",
+        rule=Rule("it is two", "a source"),
+        remedy="make it two",
+    )
 
 
-FOUND = [finding("B-CODE", Severity.NOTE), finding("C-CODE", Severity.ERROR), finding("A-CODE", Severity.WARNING),
-         finding("C-CODE", Severity.ERROR, "open/Us/another"), finding("B-CODE", Severity.NOTE)]
+FOUND = [
+    finding("B-CODE", Severity.NOTE),
+    finding("C-CODE", Severity.ERROR),
+    finding("A-CODE", Severity.WARNING),
+    finding("C-CODE", Severity.ERROR, "open/Us/another"),
+    finding("B-CODE", Severity.NOTE),
+]
 
 
 def test_text_says_a_rule_once_and_names_each_place_errors_first() -> None:
     assert list(as_text(FOUND))[:9] == [
-        "", "error C-CODE: it is two", "  stated in: a source", "  to do:     make it two",
-        "  - open/Us/a file.json: a.key: it is one", "      found 1; expected 2",
-        "  - open/Us/another: a.key: it is one", "      found 1; expected 2", ""]
+        "",
+        "error C-CODE: it is two",
+        "  stated in: a source",
+        "  to do:     make it two",
+        "  - open/Us/a file.json: a.key: it is one",
+        "      found 1; expected 2",
+        "  - open/Us/another: a.key: it is one",
+        "      found 1; expected 2",
+        "",
+    ]
     assert summary(FOUND) == "2 errors, 1 warning, 2 notes"
 
 
 def test_objects_have_every_field_and_no_finding_twice() -> None:
     found = as_objects(FOUND)
     assert [one["code"] for one in found] == ["C-CODE", "C-CODE", "A-CODE", "B-CODE"]
-    assert found[0] == {"code": "C-CODE", "severity": "error", "what": "it is one", "file": "open/Us/a file.json",
-                        "field": "a.key", "value": "1", "expected": "2",
-                        "rule": {"text": "it is two", "source": "a source"}, "remedy": "make it two"}
+    assert found[0] == {
+        "code": "C-CODE",
+        "severity": "error",
+        "what": "it is one",
+        "file": "open/Us/a file.json",
+        "field": "a.key",
+        "value": "1",
+        "expected": "2",
+        "rule": {"text": "it is two", "source": "a source"},
+        "remedy": "make it two",
+    }
 
 
 def test_sarif_names_rules_levels_and_files_as_the_format_asks() -> None:

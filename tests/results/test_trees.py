@@ -50,8 +50,11 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
         for figure in read:
             assert figure.value == logged(figure, log), str(figure.source)
         seen += len(read)
-        numbers = {key for key, value in log.items()
-                   if key.startswith("result_") and isinstance(value, int | float) and not isinstance(value, bool)}
+        numbers = {
+            key
+            for key, value in log.items()
+            if key.startswith("result_") and isinstance(value, int | float) and not isinstance(value, bool)
+        }
         assert numbers - {one.source.field for one in read} <= OTHERS
         assert result.performance.loadgen_valid == (log["result_validity"] == "VALID")
         for name in ("min_duration_ms", "target_qps", "scenario"):
@@ -63,11 +66,16 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
 OTHERS = {"result_token_throughput", "result_token_throughput_with_loadgen_overhead"}
 
 SUMMARY = {
-    "Samples per second": "samples_per_second", "Tokens per second": "tokens_per_second",
-    "Completed tokens per second": "tokens_per_second", "Completed samples per second": "samples_per_second",
-    "Scheduled samples per second": "scheduled_samples_per_second", "Mean First Token latency (ns)": "ttft_mean",
-    "99.00 percentile first token latency (ns)": "ttft_p99", "Mean Time to Output Token (ns)": "tpot_mean",
-    "99.00 percentile time to output token (ns)": "tpot_p99", "Max latency (ns)": "latency_max",
+    "Samples per second": "samples_per_second",
+    "Tokens per second": "tokens_per_second",
+    "Completed tokens per second": "tokens_per_second",
+    "Completed samples per second": "samples_per_second",
+    "Scheduled samples per second": "scheduled_samples_per_second",
+    "Mean First Token latency (ns)": "ttft_mean",
+    "99.00 percentile first token latency (ns)": "ttft_p99",
+    "Mean Time to Output Token (ns)": "tpot_mean",
+    "99.00 percentile time to output token (ns)": "tpot_p99",
+    "Max latency (ns)": "latency_max",
     "99.90 percentile latency (ns)": "latency_p99.9",
 }
 
@@ -76,8 +84,11 @@ def test_the_figures_are_those_of_loadgens_summary_too(neural_magic: Path) -> No
     for result in only(read_tree(neural_magic.parents[1])).results:
         assert result.performance
         lines = (result.performance.folder / "mlperf_log_summary.txt").read_text().splitlines()
-        pairs = [(key.strip(), float(value)) for key, colon, value in (line.partition(":") for line in lines)
-                 if key.strip() in SUMMARY and colon]
+        pairs = [
+            (key.strip(), float(value))
+            for key, colon, value in (line.partition(":") for line in lines)
+            if key.strip() in SUMMARY and colon
+        ]
         assert len(pairs) >= 4
         for key, value in pairs:
             figure = result.performance.figures[SUMMARY[key]]
@@ -107,7 +118,9 @@ def test_a_result_has_its_round_benchmark_limits_and_weights(neural_magic: Path)
     assert result.performance and result.performance.metric
     assert str(result.performance.metric) == "1,468.24 tokens/s"
     assert [(one.name, str(one.p99), one.limit) for one in result.performance.latencies] == [
-        ("TTFT", "502.1 ms", 2000), ("TPOT", "94.1 ms", 200)]
+        ("TTFT", "502.1 ms", 2000),
+        ("TPOT", "94.1 ms", 200),
+    ]
     assert result.measurements["input_data_types"] and "target_qps" in result.user_conf
     system = submission.system(H100)
     assert system and system.description["accelerators_per_node"]
@@ -133,8 +146,12 @@ def test_divisions_and_submitters_are_submissions_of_their_own(tree: Path) -> No
     shutil.copytree(tree / "open", tree / "network")
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "open" / "Another")
     found = [(one.division, one.submitter, len(one.results)) for one in read_tree(tree)]
-    assert sorted(found) == [("closed", "NeuralMagic", 10), ("network", "NeuralMagic", 10),
-                             ("open", "Another", 10), ("open", "NeuralMagic", 10)]
+    assert sorted(found) == [
+        ("closed", "NeuralMagic", 10),
+        ("network", "NeuralMagic", 10),
+        ("open", "Another", 10),
+        ("open", "NeuralMagic", 10),
+    ]
 
 
 def test_the_layout_of_later_rounds_is_read(tree: Path) -> None:
@@ -196,15 +213,19 @@ def test_a_tree_without_any_one_file_is_read(tree: Path) -> None:
 
 
 METRICS = {
-    ("Offline", "tokens"): "tokens_per_second", ("Offline", "samples"): "samples_per_second",
-    ("Server", "tokens"): "tokens_per_second", ("Server", "samples"): "samples_per_second",
-    ("SingleStream", "tokens"): "latency_p90", ("SingleStream", "samples"): "early_stopping_latency_ss",
-    ("MultiStream", "tokens"): "query_latency_p99", ("MultiStream", "samples"): "early_stopping_latency_ms",
+    ("Offline", "tokens"): "tokens_per_second",
+    ("Offline", "samples"): "samples_per_second",
+    ("Server", "tokens"): "tokens_per_second",
+    ("Server", "samples"): "samples_per_second",
+    ("SingleStream", "tokens"): "latency_p90",
+    ("SingleStream", "samples"): "early_stopping_latency_ss",
+    ("MultiStream", "tokens"): "query_latency_p99",
+    ("MultiStream", "samples"): "early_stopping_latency_ms",
 }
 
 
 def test_any_scenario_is_read_with_tokens_and_without(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     accuracy = any_scenario["Offline", "accuracy"]
     for (scenario, kind), logs in any_scenario.items():
@@ -244,7 +265,7 @@ def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], s
 
 
 def test_an_edge_system_may_infer_a_result_from_another_scenario(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     logs, accuracy = any_scenario["SingleStream", "samples"], any_scenario["Offline", "accuracy"]
     folders = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
@@ -255,37 +276,44 @@ def test_an_edge_system_may_infer_a_result_from_another_scenario(
 
 
 def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     logs, accuracy = any_scenario["Offline", "samples"], any_scenario["Offline", "accuracy"]
-    for name, folders, code in (("yolo", ("yolo-95/Offline", "yolo-99/Offline"), "ONE-RUN-TWO-VARIANTS note"),
-                                ("two", ("yolo-95/Offline", "rgat/Offline"), "LOG-TWICE error")):
+    for name, folders, code in (
+        ("yolo", ("yolo-95/Offline", "yolo-99/Offline"), "ONE-RUN-TWO-VARIANTS note"),
+        ("two", ("yolo-95/Offline", "rgat/Offline"), "LOG-TWICE error"),
+    ):
         assert results_of(tmp_path / name, logs, accuracy, folders, "edge") == {code}
 
 
 def test_a_score_with_only_an_upper_bound_may_be_left_out(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     logs, accuracy = any_scenario["Offline", "tokens"], any_scenario["Offline", "accuracy"]
     assert results_of(tmp_path / "one", logs, accuracy, ["gpt-oss-120b/Offline"], "datacenter") == set()
     assert results_of(tmp_path / "two", logs, accuracy, ["llama2-70b-99/Offline"], "datacenter") == {
-        "SCORE-UNREADABLE error"}
+        "SCORE-UNREADABLE error"
+    }
 
 
-@pytest.mark.parametrize(("text", "scores"), [
-    ("accuracy=76.078%, good=38039, total=50000\n", {"accuracy": 76.078}),
-    ("mAP=37.358%\n", {"mAP": 37.358}),
-    ("AUC=80.166%, accuracy=96.6%, good=1\n", {"AUC": 80.166, "accuracy": 96.6}),
-    ('{"exact_match": 82.92, "f1": 90.35}\n', {"exact_match": 82.92, "f1": 90.35}),
-    ("Accuracy: mean = 0.86112, kidney = 0.9, tumor = 0.8\n", {"Accuracy": 0.86112}),
-    ("Word Error Rate: 2.07%, accuracy=97.93%\n", {"accuracy": 97.93}),
-    ("{'FID_SCORE': '23.66', 'CLIP_SCORE': '31.78'}\n", {"FID_SCORE": 23.66, "CLIP_SCORE": 31.78}),
-    ("{'rouge1': 44.5, 'gen_len': 28437684}\nhash=ab12\n", {"rouge1": 44.5, "gen_len": 28437684}),
-    ("{'rouge1': np.float64(44.5)}\n", {"rouge1": 44.5}),
-    ("no scores here\n", {}), ("", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "scores"),
+    [
+        ("accuracy=76.078%, good=38039, total=50000\n", {"accuracy": 76.078}),
+        ("mAP=37.358%\n", {"mAP": 37.358}),
+        ("AUC=80.166%, accuracy=96.6%, good=1\n", {"AUC": 80.166, "accuracy": 96.6}),
+        ('{"exact_match": 82.92, "f1": 90.35}\n', {"exact_match": 82.92, "f1": 90.35}),
+        ("Accuracy: mean = 0.86112, kidney = 0.9, tumor = 0.8\n", {"Accuracy": 0.86112}),
+        ("Word Error Rate: 2.07%, accuracy=97.93%\n", {"accuracy": 97.93}),
+        ("{'FID_SCORE': '23.66', 'CLIP_SCORE': '31.78'}\n", {"FID_SCORE": 23.66, "CLIP_SCORE": 31.78}),
+        ("{'rouge1': 44.5, 'gen_len': 28437684}\nhash=ab12\n", {"rouge1": 44.5, "gen_len": 28437684}),
+        ("{'rouge1': np.float64(44.5)}\n", {"rouge1": 44.5}),
+        ("no scores here\n", {}),
+        ("", {}),
+    ],
+)
 def test_scores_are_read_as_each_reference_script_prints_them(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path, text: str, scores: dict[str, float],
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path, text: str, scores: dict[str, float]
 ) -> None:
     folder = tmp_path / "accuracy"
     shutil.copytree(any_scenario["Server", "samples"], folder)
@@ -296,7 +324,7 @@ def test_scores_are_read_as_each_reference_script_prints_them(
 
 
 def test_an_accuracy_log_of_several_parts_of_the_samples_is_one_log(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path,
+    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     folder = any_scenario["Offline", "accuracy"]
     assert (folder / "mlperf_log_detail.txt").read_text().count('"power_begin"') == 4
@@ -309,8 +337,12 @@ def test_the_official_sample_of_a_closed_v6_tree_is_read(tmp_path: Path) -> None
     if not git:
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
     sample = "tools/submission/directory_structure_samples/sample_1"
-    listing = subprocess.run(["git", f"--git-dir={git}", "ls-tree", "-r", "HEAD", f"{sample}/closed/AMD/results"],
-                             capture_output=True, check=True, text=True)
+    listing = subprocess.run(
+        ["git", f"--git-dir={git}", "ls-tree", "-r", "HEAD", f"{sample}/closed/AMD/results"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
     for line in listing.stdout.splitlines():
         entry, _, name = line.partition("\t")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -35,26 +35,38 @@ TRUE = {0.5: 100.0, 0.99: 100 * float(np.exp(0.3 * 2.3263))}
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
 def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> None:
-    found = [uncertainty.percentile(float(np.quantile(values, share)), values, share, seed=seed)
-             for seed, values in enumerate(runs)]
+    found = [
+        uncertainty.percentile(float(np.quantile(values, share)), values, share, seed=seed)
+        for seed, values in enumerate(runs)
+    ]
     held = sum(one is not None and one.low <= TRUE[share] <= one.high for one in found)
     assert held >= 0.93 * TRIALS
     # Taken as independent, the same samples would give an interval that misses it far more often.
-    narrow = [uncertainty.from_percentiles(float(np.quantile(values, share)), {
-        part: float(np.quantile(values, part)) for part in (0.0, 0.5, 0.9, 0.97, 0.99, 0.999, 1.0)}, SAMPLES, share)
-        for values in runs]
+    narrow = [
+        uncertainty.from_percentiles(
+            float(np.quantile(values, share)),
+            {part: float(np.quantile(values, part)) for part in (0.0, 0.5, 0.9, 0.97, 0.99, 0.999, 1.0)},
+            SAMPLES,
+            share,
+        )
+        for values in runs
+    ]
     assert sum(one is not None and one.low <= TRUE[share] <= one.high for one in narrow) < held
 
 
 def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) -> None:
     def verdict(one: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
-        estimates = [uncertainty.mean(float(values.mean()), values, seed=seed + place)
-                     for place, values in enumerate((one, other))]
+        estimates = [
+            uncertainty.mean(float(values.mean()), values, seed=seed + place)
+            for place, values in enumerate((one, other))
+        ]
         return shift(float(one.mean()), float(other.mean()), *estimates, "").verdict
 
     same = [verdict(one, other, 2 * seed) for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
-    slower = [verdict(one, other * 1.15, 2 * seed)
-              for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
+    slower = [
+        verdict(one, other * 1.15, 2 * seed)
+        for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))
+    ]
     assert same.count(Verdict.REAL) <= 2
     assert slower.count(Verdict.REAL) >= 0.9 * len(slower)
 
@@ -71,9 +83,15 @@ def test_the_interval_of_a_rate_follows_the_spread_of_the_run() -> None:
     assert steady.low < 100 < steady.high and steady.basis is Basis.SAMPLES
 
 
-@pytest.mark.parametrize(("samples", "share", "words"), [
-    (64, 0.5, "64 samples, an interval needs 100"), (999, 0.99, "999 samples, an interval needs 1,000"),
-    (1000, 0.99, ""), (100, 0.5, "")])
+@pytest.mark.parametrize(
+    ("samples", "share", "words"),
+    [
+        (64, 0.5, "64 samples, an interval needs 100"),
+        (999, 0.99, "999 samples, an interval needs 1,000"),
+        (1000, 0.99, ""),
+        (100, 0.5, ""),
+    ],
+)
 def test_too_few_samples_give_no_interval_and_say_how_many_would(samples: int, share: float, words: str) -> None:
     assert uncertainty.too_few(samples, share) == words
     made = uncertainty.percentile(1.0, np.random.default_rng(0).uniform(0.5, 1.5, samples), share, seed=1)
@@ -113,4 +131,6 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     assert found("tpot_p99", 10.0, "ms").value == 10.0
     rows["first_ns"] = -1
     assert uncertainty.from_samples(Figure("ttft_p99", 19.9, "ms", Source("log", "ttft_p99")), rows, seed=0) == (
-        None, "the client's record has no times of tokens")
+        None,
+        "the client's record has no times of tokens",
+    )

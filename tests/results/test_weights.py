@@ -24,8 +24,14 @@ from cm4vllm.results.inspection import check_tree
 
 VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1}
 #: A llama of 84 parameters.
-SMALL = {"model_type": "llama", "hidden_size": 2, "intermediate_size": 4, "num_hidden_layers": 1, "vocab_size": 8,
-         "num_attention_heads": 1}
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 2,
+    "intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "vocab_size": 8,
+    "num_attention_heads": 1,
+}
 
 
 def save(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
@@ -94,13 +100,20 @@ def test_weights_are_only_those_of_the_results_that_are_named(home: Path, tmp_pa
     assert "MODEL-NOT-VERIFIABLE note" in found(home, weights, "4xH100_vLLM/llama2*")
 
 
-@pytest.mark.parametrize(("kind", "stated", "finding"), [
-    ("F8_E4M3", "fp16", "SERVED-TYPE error"), ("F8_E4M3", "FP8 (E4M3)", ""), ("F16", "fp8", "SERVED-TYPE warning"),
-    ("BF16", "fp16", "SERVED-TYPE warning"), ("BF16", "bfloat16", ""), ("F16", "float16", ""),
-    ("BF16", "as served", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "stated", "finding"),
+    [
+        ("F8_E4M3", "fp16", "SERVED-TYPE error"),
+        ("F8_E4M3", "FP8 (E4M3)", ""),
+        ("F16", "fp8", "SERVED-TYPE warning"),
+        ("BF16", "fp16", "SERVED-TYPE warning"),
+        ("BF16", "bfloat16", ""),
+        ("F16", "float16", ""),
+        ("BF16", "as served", ""),
+    ],
+)
 def test_the_type_in_the_headers_is_compared_with_the_stated_one(
-    home: Path, tmp_path: Path, kind: str, stated: str, finding: str,
+    home: Path, tmp_path: Path, kind: str, stated: str, finding: str
 ) -> None:
     state(home, weight_data_types=stated)
     assert {one for one in found(home, model(tmp_path / "w", kind)) if "SERVED" in one} == ({finding} - {""})
@@ -122,17 +135,33 @@ def test_parameters_of_a_mapped_model_are_those_of_its_name(home: Path, tmp_path
     assert "SERVED-PARAMETERS error" in found(home, model(tmp_path / "w"))
 
 
-@pytest.mark.parametrize(("config", "tensors", "parameters", "kind"), [
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}},
-     {"q.qweight": ("I32", [4, 8]), "q.qzeros": ("I32", [8]), "q.scales": ("F16", [4]), "q.g_idx": ("I32", [9]),
-      "e.weight": ("F16", [10])}, 4 * 8 * 8 + 10, "int4"),
-    ({"quantization_config": {"quant_method": "mxfp4"}},
-     {"x_blocks": ("U8", [2, 16]), "x_scales": ("U8", [2]), "e.weight": ("BF16", [6])}, 2 * 16 * 2 + 6, "fp4"),
-    ({}, {"x.qweight": ("I32", [4])}, None, ""),
-    (None, {"e.weight": ("BF16", [6])}, 6, "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "tensors", "parameters", "kind"),
+    [
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            {
+                "q.qweight": ("I32", [4, 8]),
+                "q.qzeros": ("I32", [8]),
+                "q.scales": ("F16", [4]),
+                "q.g_idx": ("I32", [9]),
+                "e.weight": ("F16", [10]),
+            },
+            4 * 8 * 8 + 10,
+            "int4",
+        ),
+        (
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            {"x_blocks": ("U8", [2, 16]), "x_scales": ("U8", [2]), "e.weight": ("BF16", [6])},
+            2 * 16 * 2 + 6,
+            "fp4",
+        ),
+        ({}, {"x.qweight": ("I32", [4])}, None, ""),
+        (None, {"e.weight": ("BF16", [6])}, 6, "bf16"),
+    ],
+)
 def test_packed_weights_are_counted_by_their_bits(
-    tmp_path: Path, config: dict[str, Any] | None, tensors: dict[str, Any], parameters: int | None, kind: str,
+    tmp_path: Path, config: dict[str, Any] | None, tensors: dict[str, Any], parameters: int | None, kind: str
 ) -> None:
     save(tmp_path / "w" / "model.safetensors", tensors)
     if config is not None:
@@ -150,7 +179,7 @@ def test_weights_stated_by_their_digest_are_those(home: Path, tmp_path: Path) ->
 
 
 def test_weights_stated_as_the_references_have_the_published_digests(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = model(tmp_path / "w", "F16")
     state(home, weight_data_types="fp16", weight_transformations="none")
@@ -168,24 +197,35 @@ def test_weights_stated_as_the_references_have_the_published_digests(
 def tamper(old: str, new: str) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         (length,) = struct.unpack("<Q", content[:8])
-        text = content[8: 8 + length].decode().replace(old, new).encode()
-        return struct.pack("<Q", len(text)) + text + content[8 + length:]
+        text = content[8 : 8 + length].decode().replace(old, new).encode()
+        return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
     return change
 
 
-@pytest.mark.parametrize("damage", [
-    lambda content: b"", lambda content: content[:7], lambda content: content[:-1], lambda content: content + b"0",
-    lambda content: struct.pack("<Q", 2**63) + content[8:], lambda content: struct.pack("<Q", 3) + content[8:],
-    lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
-    lambda content: struct.pack("<Q", 200_000) + b"[" * 200_000, tamper("[2, 4]", "[2, 4, 1000000]"),
-    tamper("[2, 4]", "[-2, -4]"), tamper("[2, 4]", "[true, 8]"), tamper("[2, 4]", '"8"'), tamper("[0, 16]", "[0]"),
-    tamper("[0, 16]", "[16, 0]"), tamper('"dtype"', '"type"'), tamper('{"b.weight": {', '{"b.weight": {"x": NaN, '),
-    tamper("[0, 16]", "[0, 1" + "0" * 400 + "]"),
-])  # fmt: skip
-def test_a_malformed_file_is_a_finding_and_no_crash(
-    tmp_path: Path, damage: Callable[[bytes], bytes],
-) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:7],
+        lambda content: content[:-1],
+        lambda content: content + b"0",
+        lambda content: struct.pack("<Q", 2**63) + content[8:],
+        lambda content: struct.pack("<Q", 3) + content[8:],
+        lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+        lambda content: struct.pack("<Q", 200_000) + b"[" * 200_000,
+        tamper("[2, 4]", "[2, 4, 1000000]"),
+        tamper("[2, 4]", "[-2, -4]"),
+        tamper("[2, 4]", "[true, 8]"),
+        tamper("[2, 4]", '"8"'),
+        tamper("[0, 16]", "[0]"),
+        tamper("[0, 16]", "[16, 0]"),
+        tamper('"dtype"', '"type"'),
+        tamper('{"b.weight": {', '{"b.weight": {"x": NaN, '),
+        tamper("[0, 16]", "[0, 1" + "0" * 400 + "]"),
+    ],
+)
+def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = model(tmp_path / "w") / "model-00002-of-00002.safetensors"
     before = path.read_bytes()
     path.write_bytes(damage(before))

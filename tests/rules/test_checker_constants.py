@@ -33,10 +33,12 @@ DIGEST = "83e43ea3a615cd8c20c09f48f0d8c8a2681a92e300f8ad692635551ef20fc955"
 #: The checker's own oddities, which our data state with the source that decides.
 TEST06_BY_THE_OLDER_CHECKER = {("v5.0", "llama3.1-405b")}
 #: The compliance tests of language models, and where their settings lie in mlcommons/inference.
-AUDITS = {("TEST06", ""): "compliance/TEST06/audit.config",
-          ("TEST07", ""): "compliance/TEST07/gpt-oss-120b/audit.config",
-          ("TEST09", ""): "compliance/TEST09/gpt-oss-120b/audit.config",
-          ("TEST09", "e2e-rag-qna"): "compliance/TEST09/e2e-rag-qna/audit.config"}
+AUDITS = {
+    ("TEST06", ""): "compliance/TEST06/audit.config",
+    ("TEST07", ""): "compliance/TEST07/gpt-oss-120b/audit.config",
+    ("TEST09", ""): "compliance/TEST09/gpt-oss-120b/audit.config",
+    ("TEST09", "e2e-rag-qna"): "compliance/TEST09/e2e-rag-qna/audit.config",
+}
 MODELS = re.compile("llama|mixtral|gptj|gpt-oss|deepseek|qwen|e2e-rag")
 
 
@@ -47,8 +49,19 @@ def numbers():
         lines.append(repr(round_terms(round_name).seeds))
         for name in benchmark_names(round_name):
             found = benchmark_terms(round_name, name)
-            lines.append(repr((round_name, name, found.category, found.required, found.compliance, found.samples,
-                               targets(round_name, name))))
+            lines.append(
+                repr(
+                    (
+                        round_name,
+                        name,
+                        found.category,
+                        found.required,
+                        found.compliance,
+                        found.samples,
+                        targets(round_name, name),
+                    )
+                )
+            )
             for scenario in found.scenarios if found.loadgen else ():
                 cells = [terms(round_name, name, scenario, mode) for mode in Mode]
                 lines.append(repr((scenario, [(c.samples, c.min_samples, c.min_duration_ms, c.limits) for c in cells])))
@@ -78,8 +91,9 @@ def show(commit, path):
     git = os.environ.get("INFERENCE_GIT")
     if not git:
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
-    return subprocess.run(["git", "--git-dir", git, "show", f"{commit}:{path}"], capture_output=True, text=True,
-                          check=True).stdout
+    return subprocess.run(
+        ["git", "--git-dir", git, "show", f"{commit}:{path}"], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +107,7 @@ def of_v41():
     text = show("v4.1", "tools/submission/submission_checker.py")
     found = constants(text, "MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4") | numbers_of(text)
     start = text.index('    test_list = ["TEST01"')
-    return found | {"tests": textwrap.dedent(text[start:text.index("    if test_list and not", start)])}
+    return found | {"tests": textwrap.dedent(text[start : text.index("    if test_list and not", start)])}
 
 
 def config(request, round_name):
@@ -116,7 +130,8 @@ def test_the_round_has_the_checkers_benchmarks_and_seeds(request, round_name):
     assert set(benchmark_names(round_name)) == {name for name in checker["models"] if MODELS.search(name)}
     seeds = round_terms(round_name).seeds
     assert [seeds.qsl, seeds.sample_index, seeds.schedule] == [
-        checker["seeds"][f"{name}_rng_seed"] for name in ("qsl", "sample_index", "schedule")]
+        checker["seeds"][f"{name}_rng_seed"] for name in ("qsl", "sample_index", "schedule")
+    ]
 
 
 @pytest.mark.parametrize(("round_name", "name"), [(r, n) for r in round_names() for n in benchmark_names(r)])
@@ -198,8 +213,10 @@ def test_the_settings_and_thresholds_of_a_compliance_test(newest, of, path):
     lines = re.findall(r"^\*\.\*\.(\w+) = (\S+)$", show(NEWEST, path), re.MULTILINE)
     theirs = {key: ast.literal_eval(value) for key, value in lines}
     ours, name = audit(*of), of[0]
-    thresholds = {f"{name.lower()}_{key.replace('accuracy', 'accuracy_threshold')}": value
-                  for key, value in ours.thresholds.items()}
+    thresholds = {
+        f"{name.lower()}_{key.replace('accuracy', 'accuracy_threshold')}": value
+        for key, value in ours.thresholds.items()
+    }
     assert theirs == {**ours.audit, **thresholds}
     if of == ("TEST09", ""):
         assert list(ours.thresholds.values()) == [newest["TEST09_LOW"], newest["TEST09_HIGH"]]

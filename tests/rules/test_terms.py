@@ -20,9 +20,13 @@ from cm4vllm.rules import (
 from cm4vllm.rules.tables import Entry, families, matching, round_entries, scenario_entries, sources
 
 BENCHMARKS = [(round_name, name) for round_name in round_names() for name in benchmark_names(round_name)]
-CELLS = [(round_name, name, scenario, mode)
-         for round_name, name in BENCHMARKS if benchmark_terms(round_name, name).loadgen
-         for scenario in benchmark_terms(round_name, name).scenarios for mode in Mode]
+CELLS = [
+    (round_name, name, scenario, mode)
+    for round_name, name in BENCHMARKS
+    if benchmark_terms(round_name, name).loadgen
+    for scenario in benchmark_terms(round_name, name).scenarios
+    for mode in Mode
+]
 
 
 @pytest.mark.parametrize(("round_name", "name", "scenario", "mode"), CELLS)
@@ -39,8 +43,12 @@ def test_every_cell_has_one_value_for_each_fact_and_survives_a_record(round_name
 
 
 def test_every_fact_names_a_known_source():
-    facts = [fact for family in families() for field in family.__struct_fields__
-             for fact in (getattr(family, field) if isinstance(getattr(family, field), tuple) else ())]
+    facts = [
+        fact
+        for family in families()
+        for field in family.__struct_fields__
+        for fact in (getattr(family, field) if isinstance(getattr(family, field), tuple) else ())
+    ]
     assert all(isinstance(fact, Entry) for fact in facts) and len(facts) > 100
     named = [fact.source for fact in facts] + [entry.source for entry in scenario_entries().values()]
     named += [source for entry in round_entries() for source in entry.sources.values()]

@@ -91,8 +91,13 @@ class Cm:
         log = self.cwd / f"cm-{len(self.running)}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [*inside, Path(sys.executable).with_name("cm"), *words], cwd=self.cwd, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_the_tests,
+                [*inside, Path(sys.executable).with_name("cm"), *words],
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_the_tests,
             )
         running = Running(process, log)
         self.running.append(running)

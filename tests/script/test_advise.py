@@ -8,8 +8,15 @@ def advise(cm, *flags):
 
 
 def test_a_layout_is_advised_for_a_model_that_is_not_here(cm):
-    done = advise(cm, "--vllm_model_name=llama-2-70b-chat-fp8", "--gpus=4", "--gpu_memory=79.6", "--tp_size=4",
-                  "--gpu_memory_utilization=0.95", "--max_num_seqs=1024")
+    done = advise(
+        cm,
+        "--vllm_model_name=llama-2-70b-chat-fp8",
+        "--gpus=4",
+        "--gpu_memory=79.6",
+        "--tp_size=4",
+        "--gpu_memory_utilization=0.95",
+        "--max_num_seqs=1024",
+    )
     assert done.code == 0, done.output
     assert "--max-model-len 2048 --max-num-seqs 1024 --tensor-parallel-size 4" in done.output
 

@@ -58,14 +58,17 @@ def test_adr_reaches_the_recipes_that_the_job_runs(cm):
     done.refused_with(UsageError.exit_code, "fetch,mlperf,inference,src has no variation 'nonsense'")
 
 
-@pytest.mark.parametrize(("flag", "error", "words"), [
-    ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
-    ("--port=99999", UsageError, ["port 99999 does not exist"]),
-    ("--port=many", UsageError, ["--port='many'", "must be a whole number"]),
-    ("--system_file=gone.yaml", UsageError, ["gone.yaml", "system.template.yaml"]),
-    ("--dataset_path=gone.json", DatasetError, ["gone.json", "--dataset_path"]),
-    ("--output_dir=/proc/results", NotWritable, ["/proc/results", "--output_dir"]),
-])
+@pytest.mark.parametrize(
+    ("flag", "error", "words"),
+    [
+        ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
+        ("--port=99999", UsageError, ["port 99999 does not exist"]),
+        ("--port=many", UsageError, ["--port='many'", "must be a whole number"]),
+        ("--system_file=gone.yaml", UsageError, ["gone.yaml", "system.template.yaml"]),
+        ("--dataset_path=gone.json", DatasetError, ["gone.json", "--dataset_path"]),
+        ("--output_dir=/proc/results", NotWritable, ["/proc/results", "--output_dir"]),
+    ],
+)
 def test_what_later_steps_would_refuse_is_refused_before_anything_is_installed(cm, flag, error, words):
     done = cm.main_job(flag)
     done.refused_with(error.exit_code, *words)
@@ -80,8 +83,14 @@ PUBLISHED = json.loads((ROOT / "benchmarks" / "published_lines.json").read_text(
 def test_the_published_command_lines_are_planned_to_their_end(cm, words):
     done = cm("run", "script", *words, "--plan")
     assert done.code == 0, done.output
-    for step in ("get,mlperf,inference,loadgen,_r4.1", "get,dataset,_mlcommons", "Offline performance",
-                 "Server accuracy", "generate,mlperf,inference,submission", "run,mlperf,inference,submission,checker"):
+    for step in (
+        "get,mlperf,inference,loadgen,_r4.1",
+        "get,dataset,_mlcommons",
+        "Offline performance",
+        "Server accuracy",
+        "generate,mlperf,inference,submission",
+        "run,mlperf,inference,submission,checker",
+    ):
         assert step in done.output
     assert "tiny" not in done.output
 

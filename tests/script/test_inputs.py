@@ -22,8 +22,11 @@ from cm4vllm.engine.run.request import ENGINE_FLAGS
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [load_script(str(path.parent), "cm4vllm") for path in sorted((ROOT / "script").glob("*/_cm.yaml"))]
 MAIN = next(script for script in SCRIPTS if script.alias == "run-mlperf-inference-app")
-DESCRIBED = {entry["key"]: (script, flag, entry) for script in SCRIPTS
-             for flag, entry in (script.raw.get("inputs") or {}).items()}
+DESCRIBED = {
+    entry["key"]: (script, flag, entry)
+    for script in SCRIPTS
+    for flag, entry in (script.raw.get("inputs") or {}).items()
+}
 #: A whole number is one of those that a float takes, a path is a text.
 READ_ALL_THE_SAME = {("integer", float), ("path", str), ("text", Path)}
 #: What a type of the code is called in a meta.
@@ -46,21 +49,29 @@ def yaml_of(script: ScriptMeta) -> dict[str, Any]:
 
 # --- the code behind them ---------------------------------------------------------------------------------------------
 
+
 @cache
 def settings() -> list[tuple[str, str, Any, Any]]:
     """Return field, environment key, type and default of all settings that code reads from the environment."""
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
-        names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
-                 and re.search(r"Annotated\[.*Key\(", ast.unparse(node))]
+        names = [
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ClassDef) and re.search(r"Annotated\[.*Key\(", ast.unparse(node))
+        ]
         if not names:
             continue
         module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
         for cls in (getattr(module, name) for name in names if name != "Key"):
-            hints, defaults = get_type_hints(cls), dict(zip(cls.__struct_fields__[::-1],
-                                                            cls.__struct_defaults__[::-1], strict=False))
-            found += [(f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
-                      for field, key in env_keys(cls).items()]
+            hints, defaults = (
+                get_type_hints(cls),
+                dict(zip(cls.__struct_fields__[::-1], cls.__struct_defaults__[::-1], strict=False)),
+            )
+            found += [
+                (f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
+                for field, key in env_keys(cls).items()
+            ]
     return found
 
 
@@ -71,19 +82,31 @@ def test_the_code_reads_each_input_as_its_meta_says():
         if key not in DESCRIBED:
             continue  # set by a variation or another recipe
         script, flag, entry = DESCRIBED[key]
-        kinds = [kind for kind in (get_args(hint) if get_origin(hint) is not Literal else ()) or (hint,)
-                 if kind is not type(None)]
+        kinds = [
+            kind
+            for kind in (get_args(hint) if get_origin(hint) is not Literal else ()) or (hint,)
+            if kind is not type(None)
+        ]
         kind = kinds[0]
-        values = ([value for value in get_args(kind) if value] if get_origin(kind) is Literal
-                  else [str(member.value) for member in kind] if isinstance(kind, type) and issubclass(kind, enum.Enum)
-                  else [])
+        values = (
+            [value for value in get_args(kind) if value]
+            if get_origin(kind) is Literal
+            else [str(member.value) for member in kind]
+            if isinstance(kind, type) and issubclass(kind, enum.Enum)
+            else []
+        )
         told = entry.get("type", "text")
         if values and entry.get("values") != values:
             wrong.append(f"{script.alias} --{flag}: the meta has {entry.get('values')}, {name} takes {values}")
         if not values and TYPES.get(kind, "text") != told and (told, kind) not in READ_ALL_THE_SAME:
             wrong.append(f"{script.alias} --{flag}: the meta says {told}, {name} reads {kind}")
-        shown = [text for other in SCRIPTS for taken, of in other.input_mapping.items() if of == key
-                 if (text := other.input_description[taken].get("default")) is not None]
+        shown = [
+            text
+            for other in SCRIPTS
+            for taken, of in other.input_mapping.items()
+            if of == key
+            if (text := other.input_description[taken].get("default")) is not None
+        ]
         if (default or default is False) and shown and not any(same(default, text, told) for text in shown):
             wrong.append(f"{script.alias} --{flag}: the metas have {shown}, {name} has {default!r}")
     assert not wrong, "\n".join(wrong)
@@ -92,8 +115,9 @@ def test_the_code_reads_each_input_as_its_meta_says():
 def same(default: Any, text: str, kind: str) -> bool:
     if kind == "switch":
         return bool(default) is not is_no(text)
-    return str(default) == text or (kind in ("integer", "number") and text.replace(".", "").isdigit()
-                                    and float(text) == float(default))
+    return str(default) == text or (
+        kind in ("integer", "number") and text.replace(".", "").isdigit() and float(text) == float(default)
+    )
 
 
 @pytest.mark.parametrize("flag", [flag for flag, entry in MAIN.input_description.items() if entry.get("choices")])
@@ -123,8 +147,23 @@ def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
 #: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, valgrind, ...
-OTHERS = {"url", "config", "template", "json", "only", "quick", "rounds", "vllm", "endpoints", "cores", "uds",
-          "tool", "app", "list", "true_lengths"}
+OTHERS = {
+    "url",
+    "config",
+    "template",
+    "json",
+    "only",
+    "quick",
+    "rounds",
+    "vllm",
+    "endpoints",
+    "cores",
+    "uds",
+    "tool",
+    "app",
+    "list",
+    "true_lengths",
+}
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
 

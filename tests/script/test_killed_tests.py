@@ -19,8 +19,9 @@ time.sleep(600)
 
 
 def test_what_a_test_started_ends_when_the_tests_are_killed(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", TESTS, tmp_path], cwd=Path(__file__).parent, text=True,
-                          stdout=subprocess.PIPE) as tests:
+    with subprocess.Popen(
+        [sys.executable, "-c", TESTS, tmp_path], cwd=Path(__file__).parent, text=True, stdout=subprocess.PIPE
+    ) as tests:
         started = psutil.Process(int(tests.stdout.readline()))
         tests.kill()
     try:

@@ -4,8 +4,16 @@ import yaml
 
 
 def test_the_recipe_writes_checked_manifests(cm, tmp_path):
-    done = cm("run", "script", "--tags=generate,kubernetes-manifests", "--vllm_model_name=owner/name",
-              "--image=example.org/v:1", "--tp_size=2", f"--output_dir={tmp_path}", "--quiet")
+    done = cm(
+        "run",
+        "script",
+        "--tags=generate,kubernetes-manifests",
+        "--vllm_model_name=owner/name",
+        "--image=example.org/v:1",
+        "--tp_size=2",
+        f"--output_dir={tmp_path}",
+        "--quiet",
+    )
     assert done.code == 0, done.output
     deployment, service = yaml.safe_load_all((tmp_path / "manifests.yaml").read_text())
     assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
@@ -14,7 +22,12 @@ def test_the_recipe_writes_checked_manifests(cm, tmp_path):
 
 
 def test_a_pod_without_an_image_is_refused(cm, tmp_path):
-    done = cm("run", "script", "--tags=generate,kubernetes-manifests", "--vllm_model_name=owner/name",
-              f"--output_dir={tmp_path}")
+    done = cm(
+        "run",
+        "script",
+        "--tags=generate,kubernetes-manifests",
+        "--vllm_model_name=owner/name",
+        f"--output_dir={tmp_path}",
+    )
     done.refused_with(20, "image")
     assert not (tmp_path / "manifests.yaml").exists()

@@ -22,7 +22,7 @@ def listed(cm):
     """Return the steps that --plan lists: names, tags and whether they are certain."""
     done = cm.main_job("--output_dir=results", "--submitter=Tester", "--plan", "-j")
     assert done.code == 0, done.output
-    children = json.loads(done.output[done.output.index("{"):])["plan"]["children"]
+    children = json.loads(done.output[done.output.index("{") :])["plan"]["children"]
     return [(node["why"]["name"], node["tags"], node["certain"]) for node in children if node["why"]["phase"] == "step"]
 
 
@@ -33,11 +33,15 @@ def test_a_rehearsal_from_assets_to_report(cm):
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
     steps = [state.last for state in read_ledger(out).of_last_run]
-    assert [(step.step, step.tags) for step in steps] == [(name, tags) for name, tags, _ in plan] == [
-        (name, tags) for name, tags, _ in listed(cm)]
+    assert (
+        [(step.step, step.tags) for step in steps]
+        == [(name, tags) for name, tags, _ in plan]
+        == [(name, tags) for name, tags, _ in listed(cm)]
+    )
     left_out = [step.step for step in steps if step.state is not State.DONE]
     assert {name for name, _, certain in plan if certain} >= {step.step for step in steps} - set(left_out) - {
-        "checkers"}
+        "checkers"
+    }
     assert set(left_out) <= {"checker source", "checkers"}  # their source may not be reachable
     records = list(out.glob("runs/*/*/*/*/run.json"))
     runs = {path.relative_to(out).parts[3:5]: json.loads(path.read_text()) for path in records}
@@ -52,7 +56,7 @@ def test_a_rehearsal_from_assets_to_report(cm):
     for page in [out / "summary.html", *out.glob("submission/open/Tester/results/*/*/*/README.md")]:
         assert f"{STAND_IN_NOTICE}; {REHEARSAL_NOTICE}" in page.read_text()
     status = cm("run", "script", "--tags=status,mlperf", "--output_dir=results", "--out=json")
-    (job,) = json.loads(status.output[status.output.index("{\n"):])["new_state"]["jobs"]
+    (job,) = json.loads(status.output[status.output.index("{\n") :])["new_state"]["jobs"]
     assert [step["step"] for step in job["steps"]] == [step.step for step in steps]
     assert re.search(r"Offline.*tokens/s", done.output)
     assert REHEARSAL_NOTICE in done.output

@@ -61,8 +61,9 @@ def files(tmp_path_factory):
 def asked(tmp_path, variations, flags, files):
     """Return the request of a command line; FILES in a flag stands for the user's files."""
     given = {key: value.replace("FILES", str(files)) for key, value in flags.items()}
-    return Request.of({"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given},
-                      str(tmp_path))
+    return Request.of(
+        {"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given}, str(tmp_path)
+    )
 
 
 def planned(tmp_path, request):
@@ -98,14 +99,31 @@ class Taken:
 
 def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     """Run the job where each file that a LoadGen run leaves would be as given; return what was asked of the recipes."""
-    result = SimpleNamespace(duration=Seconds(duration_s), min_duration=Seconds(600),
-                             samples_per_second=SamplesPerSecond(9), valid=valid, target_qps=8.0, reasons=["TTFT"])
-    run = SimpleNamespace(model_name="cm4vllm-tiny", dialect=None, lowered=lambda times: 8.0 - times, words="8 pass",
-                          settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"))
+    result = SimpleNamespace(
+        duration=Seconds(duration_s),
+        min_duration=Seconds(600),
+        samples_per_second=SamplesPerSecond(9),
+        valid=valid,
+        target_qps=8.0,
+        reasons=["TTFT"],
+    )
+    run = SimpleNamespace(
+        model_name="cm4vllm-tiny",
+        dialect=None,
+        lowered=lambda times: 8.0 - times,
+        words="8 pass",
+        settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
+    )
     for name, value in {
-        "values.read_record": run, "values.measured_rate": SamplesPerSecond(9), "values.read_performance": result,
-        "checks.read_record": run, "checks.check_vocabulary": None, "checks.check_tokenizer": None,
-        "job.load": SimpleNamespace(invalid_results=[]), "job.write_summary": None, "job.final_table": "",
+        "values.read_record": run,
+        "values.measured_rate": SamplesPerSecond(9),
+        "values.read_performance": result,
+        "checks.read_record": run,
+        "checks.check_vocabulary": None,
+        "checks.check_tokenizer": None,
+        "job.load": SimpleNamespace(invalid_results=[]),
+        "job.write_summary": None,
+        "job.final_table": "",
     }.items():
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)
@@ -156,8 +174,7 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
     request = asked(tmp_path, variations, flags, files)
     listed = planned(tmp_path, request)
     done = executed(monkeypatch, request, duration_s=duration_s)
-    entered = [state.last for state in
-               read_ledger(tmp_path / "out" / flags.get("execution_mode", "test")).of_last_run]
+    entered = [state.last for state in read_ledger(tmp_path / "out" / flags.get("execution_mode", "test")).of_last_run]
     assert [(step.step, step.tags) for step in entered] == [(node.name, node.tags) for node in listed]
     taken = iter(done)
     for node, step in zip(listed, entered, strict=True):
@@ -174,16 +191,22 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
 
 def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
     done = executed(monkeypatch, asked(tmp_path, "_vllm", {"execution_mode": "valid"}, files), duration_s=100)
-    runs = [(env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"]) for tags, env in done
-            if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
+    runs = [
+        (env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"])
+        for tags, env in done
+        if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"
+    ]
     assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
 
 
 def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates(tmp_path, monkeypatch, files):
     flags = {"execution_mode": "valid", "scenario": "Server", "find_target_qps": "yes"}
     done = executed(monkeypatch, asked(tmp_path, "_vllm,_performance-only", flags, files), valid=False)
-    runs = [env["CM_MLPERF_LOADGEN_TARGET_QPS"] for tags, env in done
-            if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
+    runs = [
+        env["CM_MLPERF_LOADGEN_TARGET_QPS"]
+        for tags, env in done
+        if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"
+    ]
     assert runs == ["8.0", "7.0", "6.0"]
 
 
@@ -197,8 +220,12 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
     (run,) = [env for tags, env in done if tags.startswith("app,")]
     assert (run["CM_MLPERF_LOADGEN_TARGET_QPS"], run["CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"]) == ("7.0", "before")
     left_out = [node.name for node in planned(tmp_path, request) if node.only_if]
-    assert left_out == ["Offline rate: settings", "Offline rate", "Server search", *(
-        f"Server performance again{times}{part}" for times in ("", " (2)") for part in (": settings", ""))]
+    assert left_out == [
+        "Offline rate: settings",
+        "Offline rate",
+        "Server search",
+        *(f"Server performance again{times}{part}" for times in ("", " (2)") for part in (": settings", "")),
+    ]
     again = asked(tmp_path, "_vllm,_performance-only", {**flags, "rerun": "yes"}, files)
     assert len([tags for tags, _ in executed(monkeypatch, again) if tags.startswith("app,")]) == 2
 
@@ -225,6 +252,7 @@ def test_how_long_a_step_took_is_known_to_the_next_plan(tmp_path, monkeypatch, f
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """Return a function that makes this machine one whose NVIDIA driver answers as recorded, or one without GPUs."""
+
     def make(recording):
         @contextmanager
         def opened():
@@ -233,19 +261,31 @@ def machine(monkeypatch, tmp_path):
 
         monkeypatch.setattr("cm4vllm.hardware.nvml.opened", opened)
         monkeypatch.setattr("cm4vllm.serving.choice._KFD", tmp_path / "kfd")
+
     return make
 
 
-@pytest.mark.parametrize(("recording", "flags", "build"), [
-    ("h100-sxm-x4", {}, "_cuda"), ("h100-sxm-x4", {"device": "cuda"}, "_cuda"),
-    ("h100-sxm-x4", {"device": "cpu"}, "_cpu"), ("", {}, "_cpu"), ("", {"device": "cpu"}, "_cpu"),
-])
+@pytest.mark.parametrize(
+    ("recording", "flags", "build"),
+    [
+        ("h100-sxm-x4", {}, "_cuda"),
+        ("h100-sxm-x4", {"device": "cuda"}, "_cuda"),
+        ("h100-sxm-x4", {"device": "cpu"}, "_cpu"),
+        ("", {}, "_cpu"),
+        ("", {"device": "cpu"}, "_cpu"),
+    ],
+)
 def test_the_device_decides_which_vllm_is_installed(tmp_path, monkeypatch, files, machine, recording, flags, build):
     machine(recording)
     request = asked(tmp_path, "_vllm", flags, files)
     walked = [node for step in planned(tmp_path, request) for node, certain in step.walk() if certain]
-    builds = {word for node in walked if node.script and node.script.alias == "install-vllm"
-              for word in node.tags.split(",") if word.startswith("_")}
+    builds = {
+        word
+        for node in walked
+        if node.script and node.script.alias == "install-vllm"
+        for word in node.tags.split(",")
+        if word.startswith("_")
+    }
     assert builds == {build}
     envs = [env for _, env in executed(monkeypatch, request)]
     assert {env.get("CM_VLLM_VARIANT", "") for env in envs} == {flags.get("device", "")}
@@ -343,8 +383,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("variations", "flags", "words"), REFUSED)
-def test_the_plan_refuses_what_the_run_refuses_with_the_same_message(tmp_path, monkeypatch, files, variations, flags,
-                                                                     words):
+def test_the_plan_refuses_what_the_run_refuses_with_the_same_message(
+    tmp_path, monkeypatch, files, variations, flags, words
+):
     request = asked(tmp_path, variations, flags, files)
     with pytest.raises(CmError) as of_plan:
         planned(tmp_path, request)

@@ -16,8 +16,9 @@ FIRST_START_S = 1200
 
 
 def test_int8_is_made_served_scored_and_described(cm):
-    done = cm.main_job("--quantize=int8", "--scenario=Offline", "--output_dir=results", "--submitter=Tester",
-                       timeout_s=FIRST_START_S)
+    done = cm.main_job(
+        "--quantize=int8", "--scenario=Offline", "--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S
+    )
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
     run = json.loads(next(out.glob("runs/*/cm4vllm-tiny-int8/Offline/performance/run.json")).read_text())

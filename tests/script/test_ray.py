@@ -19,11 +19,19 @@ def ray(*words):
 
 
 def test_machines_join_are_asked_and_leave(cm):
-    head = cm.start(*ray("--tags=run,ray-cluster,_head", "--node_ip=127.0.0.1", "--port=26379", "--num_gpus=1",
-                         "--output_dir=head"))
+    head = cm.start(
+        *ray("--tags=run,ray-cluster,_head", "--node_ip=127.0.0.1", "--port=26379", "--num_gpus=1", "--output_dir=head")
+    )
     head.wait_for("_worker --address=", FIRST_START_S)
-    worker = cm.start(*ray("--tags=run,ray-cluster,_worker", "--address=127.0.0.1:26379", "--node_ip=127.0.0.2",
-                           "--num_gpus=1", "--output_dir=worker"))
+    worker = cm.start(
+        *ray(
+            "--tags=run,ray-cluster,_worker",
+            "--address=127.0.0.1:26379",
+            "--node_ip=127.0.0.2",
+            "--num_gpus=1",
+            "--output_dir=worker",
+        )
+    )
     worker.wait_for("runs until Ctrl-C", 180)
     status = ("--tags=run,ray-cluster,_status", "--address=127.0.0.1:26379")
     fits = cm(*ray(*status, "--tp_size=2"))

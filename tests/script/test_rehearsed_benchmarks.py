@@ -38,14 +38,17 @@ class Server(Handler):
             return
         self.bodies.append(body)
         whole = body.get("ignore_eos") or body["max_tokens"] < len(ANSWER)
-        ids = (ANSWER * body["max_tokens"])[:body["max_tokens"]] if whole else ANSWER
+        ids = (ANSWER * body["max_tokens"])[: body["max_tokens"]] if whole else ANSWER
         reason = "length" if whole else "stop"
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
         if not body.get("stream"):
             self.answer({"choices": [{"text": "x", "token_ids": ids, "finish_reason": reason}], "usage": usage})
             return
-        parts = [{"choices": [{"text": "x", "token_ids": some, "finish_reason": None}], "usage": None}
-                 for some in (ids[:1], ids[1:]) if some]
+        parts = [
+            {"choices": [{"text": "x", "token_ids": some, "finish_reason": None}], "usage": None}
+            for some in (ids[:1], ids[1:])
+            if some
+        ]
         parts[-1]["choices"][0]["finish_reason"] = reason
         events = [*map(json.dumps, parts), json.dumps({"choices": [], "usage": usage}), "[DONE]"]
         self.answer("".join(f"data: {event}\n\n" for event in events), content_type="text/event-stream")
@@ -64,18 +67,28 @@ def server():
 
 def job(cm, tmp_path, endpoint, *flags, tags=""):
     model = save_model(tmp_path / MODEL)
-    return cm.main_job(f"--api_server={endpoint}", f"--vllm_model_name={MODEL}", "--dataset=tiny",
-                       "--max_in_flight=32", "--output_dir=results", "--test_query_count=24", "--run_checker=no",
-                       *flags, tags=f",_vllm,_path.{model}{tags}", timeout_s=400)
+    return cm.main_job(
+        f"--api_server={endpoint}",
+        f"--vllm_model_name={MODEL}",
+        "--dataset=tiny",
+        "--max_in_flight=32",
+        "--output_dir=results",
+        "--test_query_count=24",
+        "--run_checker=no",
+        *flags,
+        tags=f",_vllm,_path.{model}{tags}",
+        timeout_s=400,
+    )
 
 
 def test_each_mode_of_gpt_oss_has_its_dataset_its_lengths_and_drawn_tokens(cm, tmp_path):
     with server() as (endpoint, bodies):
-        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline",
-                   "--offline_target_qps=100")
+        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline", "--offline_target_qps=100")
     assert done.code == 0, done.output
-    runs = {path.parent.name: json.loads(path.read_text())["settings"]
-            for path in cm.cwd.glob("results/test/runs/*/*/Offline/*/run.json")}
+    runs = {
+        path.parent.name: json.loads(path.read_text())["settings"]
+        for path in cm.cwd.glob("results/test/runs/*/*/Offline/*/run.json")
+    }
     assert runs["accuracy"]["max_tokens"] == 32768 and runs["performance"]["max_tokens"] == 10240
     assert [runs[name]["dataset"]["samples"] for name in ("accuracy", "performance")] == [4395, 6396]
     asked = [body for body in bodies if body["max_tokens"] in (10240, 32768)]

@@ -33,8 +33,11 @@ def by_hand(start_cm):
     server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet")
     server.wait_for("it runs until Ctrl-C", FIRST_START_S)
     endpoint = re.search(r"--api_server=(http://\S+)", server.output())[1]
-    yield SimpleNamespace(process=server.process, endpoint=endpoint,
-                          record=read_record(cm.cwd / "vllm-server" / SERVER_FILE, ServerRecord))
+    yield SimpleNamespace(
+        process=server.process,
+        endpoint=endpoint,
+        record=read_record(cm.cwd / "vllm-server" / SERVER_FILE, ServerRecord),
+    )
     os.killpg(server.process.pid, signal.SIGINT)
     assert server.finish().code == 0, server.output()
     server.no_orphans()
@@ -116,8 +119,12 @@ class Outcome:
 
 def abort(record, request):
     with contextlib.closing(Site(record.endpoint).connect(10)) as connection:
-        connection.request("POST", "/inference/v1/abort_requests", json.dumps({"request_ids": [request]}),
-                           {"Content-Type": "application/json"})
+        connection.request(
+            "POST",
+            "/inference/v1/abort_requests",
+            json.dumps({"request_ids": [request]}),
+            {"Content-Type": "application/json"},
+        )
         assert connection.getresponse().status == 200
 
 
@@ -133,8 +140,9 @@ async def of_an_aborted_request(record, api, interval):
         await (outcome.begun.wait() if interval else asyncio.sleep(0.2))
         while not outcome.cause and not outcome.tokens:
             # vLLM's own name of the request
-            await asyncio.to_thread(abort, record, f"cmpl-{name}-0" if api is Api.COMPLETIONS
-                                    else f"generate-tokens-{name}")
+            await asyncio.to_thread(
+                abort, record, f"cmpl-{name}-0" if api is Api.COMPLETIONS else f"generate-tokens-{name}"
+            )
             await asyncio.sleep(0.1)
     client.close()
     await asyncio.sleep(0.02)

@@ -40,7 +40,7 @@ def test_replicas_share_the_queries_and_the_death_of_one_is_told(cm):
     running = cm.start_main_job("--output_dir=results", "--replicas=2")
     running.wait_for("Server performance", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
-    member, = server["members"]
+    (member,) = server["members"]
     assert server["replicas"] == [member["endpoint"]] != [server["endpoint"]]
     assert server["env"]["VLLM_CPU_OMP_THREADS_BIND"] != member["env"]["VLLM_CPU_OMP_THREADS_BIND"]
     assert all(record["client"]["failed"] == 0 for record in run_records(cm))
@@ -56,8 +56,9 @@ def test_replicas_share_the_queries_and_the_death_of_one_is_told(cm):
 def served(endpoint):
     """Return the number of requests that a server has ended, as its own metrics count them."""
     text = subprocess.run(["curl", "-s", f"{endpoint}/metrics"], capture_output=True, text=True, check=True).stdout
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines()
-               if line.startswith("vllm:request_success_total"))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("vllm:request_success_total")
+    )
 
 
 @pytest.fixture
@@ -74,8 +75,10 @@ def hosts():
             made.append(name)
             for words in (
                 f"link add {here} type veth peer name {there} netns {name}",
-                f"addr add 10.213.{number}.1/24 dev {here}", f"link set {here} up",
-                f"-n {name} addr add 10.213.{number}.2/24 dev {there}", f"-n {name} link set {there} up",
+                f"addr add 10.213.{number}.1/24 dev {here}",
+                f"link set {here} up",
+                f"-n {name} addr add 10.213.{number}.2/24 dev {there}",
+                f"-n {name} link set {there} up",
                 f"-n {name} link set lo up",
             ):
                 subprocess.run(["ip", *words.split()], check=True)
@@ -88,8 +91,17 @@ def hosts():
 def test_servers_on_two_hosts_are_measured_as_one(cm, hosts):
     servers = []
     for core, (name, address) in enumerate(hosts):
-        server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet", f"--host={address}", "--port=8000",
-                          f"--cpu_binding={core}", f"--output_dir=server-{core}", inside=("ip", "netns", "exec", name))
+        server = cm.start(
+            "run",
+            "script",
+            "--tags=run,vllm-server",
+            "--quiet",
+            f"--host={address}",
+            "--port=8000",
+            f"--cpu_binding={core}",
+            f"--output_dir=server-{core}",
+            inside=("ip", "netns", "exec", name),
+        )
         server.wait_for("it runs until Ctrl-C", FIRST_START_S)
         servers.append(server)
     urls = [f"http://{address}:8000" for _, address in hosts]

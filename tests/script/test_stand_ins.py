@@ -5,14 +5,28 @@ import pytest
 from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, UsageError
 
 
-@pytest.mark.parametrize(("flags", "tags", "wanted"), [
-    (["--vllm_model_name=owner/name"], "", ["get,ml-model,_hf.owner/name", "get,dataset,_mlcommons"]),
-    (["--vllm_model_name=llama-3.1-8b-instruct"], "", ["get,ml-model,_catalogue.llama-3.1-8b-instruct", "cnn_eval.json",
-                                                       "HF_TOKEN", "https://huggingface.co/meta-llama/"]),
-    (["--quantize=_int8"], ",_hf.owner/name", ["get,dataset,_calibration,_mlcommons", "cnn_dailymail_calibration.json",
-                                                "get,dataset,_mlcommons"]),
-    (["--api_server=http://127.0.0.1:1", "--vllm_model_name=owner/name"], "", ["get,dataset,_mlcommons"]),
-])
+@pytest.mark.parametrize(
+    ("flags", "tags", "wanted"),
+    [
+        (["--vllm_model_name=owner/name"], "", ["get,ml-model,_hf.owner/name", "get,dataset,_mlcommons"]),
+        (
+            ["--vllm_model_name=llama-3.1-8b-instruct"],
+            "",
+            [
+                "get,ml-model,_catalogue.llama-3.1-8b-instruct",
+                "cnn_eval.json",
+                "HF_TOKEN",
+                "https://huggingface.co/meta-llama/",
+            ],
+        ),
+        (
+            ["--quantize=_int8"],
+            ",_hf.owner/name",
+            ["get,dataset,_calibration,_mlcommons", "cnn_dailymail_calibration.json", "get,dataset,_mlcommons"],
+        ),
+        (["--api_server=http://127.0.0.1:1", "--vllm_model_name=owner/name"], "", ["get,dataset,_mlcommons"]),
+    ],
+)
 def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, flags, tags, wanted):
     done = cm.main_job("--plan", *flags, tags=tags)
     assert done.code == 0, done.output
@@ -31,17 +45,20 @@ def test_the_plan_of_random_weights_measures_performance_and_downloads_nothing(c
         assert word not in done.output
 
 
-@pytest.mark.parametrize(("flags", "tags", "error", "word"), [
-    (["--model=llama9"], "", UsageError, "llama9"),
-    (["--division=closed", "--execution_mode=valid"], "", UsageError, "rule MODEL"),
-    ([], ",_r4.1", UsageError, "v4.1"),
-    (["--vllm_model_name=/nowhere/model"], "", UsageError, "/nowhere/model"),
-    ([], ",_path./nowhere/model", ModelError, "/nowhere/model"),
-    (["--dataset_path=gone.json"], "", DatasetError, "gone.json"),
-    (["--quantize=_int8,_fp8"], "", UsageError, "_int8,_fp8"),
-    (["--preset=fastest"], "", UsageError, "fastest"),
-    (["--execution_mode=valid"], ",_dummy", UsageError, "random weights"),
-])
+@pytest.mark.parametrize(
+    ("flags", "tags", "error", "word"),
+    [
+        (["--model=llama9"], "", UsageError, "llama9"),
+        (["--division=closed", "--execution_mode=valid"], "", UsageError, "rule MODEL"),
+        ([], ",_r4.1", UsageError, "v4.1"),
+        (["--vllm_model_name=/nowhere/model"], "", UsageError, "/nowhere/model"),
+        ([], ",_path./nowhere/model", ModelError, "/nowhere/model"),
+        (["--dataset_path=gone.json"], "", DatasetError, "gone.json"),
+        (["--quantize=_int8,_fp8"], "", UsageError, "_int8,_fp8"),
+        (["--preset=fastest"], "", UsageError, "fastest"),
+        (["--execution_mode=valid"], ",_dummy", UsageError, "random weights"),
+    ],
+)
 def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
     planned, done = cm.main_job("--plan", *flags, tags=tags), cm.main_job(*flags, tags=tags)
     planned.refused_with(error.exit_code, word)
@@ -50,18 +67,21 @@ def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
     assert not (cm.cwd / "mlperf-results").exists()
 
 
-@pytest.mark.parametrize(("words", "error", "word"), [
-    (["--tags=get,ml-model,_path./nowhere/model"], ModelError, "/nowhere/model"),
-    (["--tags=get,ml-model,_hf.a/b/c"], UsageError, "a/b/c"),
-    (["--tags=get,ml-model", "--catalogue_name=nobody"], UsageError, "nobody"),
-    (["--tags=get,dataset,_path./nowhere/data.json"], DatasetError, "/nowhere/data.json"),
-    (["--tags=get,dataset,_mlcommons", "--model=llama9"], UsageError, "llama9"),
-    (["--tags=quantize,ml-model,_scheme.int9"], UsageError, "int9"),
-    (["--tags=get,nltk-data", "--nltk_data=/nowhere/data.zip"], SourceUnavailable, "/nowhere/data.zip"),
-    (["--tags=get,mlperf,inference,src", "--inference_src=/nowhere"], SourceUnavailable, "/nowhere"),
-    (["--tags=run,vllm-server", "--api_server=http://127.0.0.1:many"], UsageError, "many"),
-    (["--tags=run,vllm-server", "--port=99999"], UsageError, "99999"),
-])
+@pytest.mark.parametrize(
+    ("words", "error", "word"),
+    [
+        (["--tags=get,ml-model,_path./nowhere/model"], ModelError, "/nowhere/model"),
+        (["--tags=get,ml-model,_hf.a/b/c"], UsageError, "a/b/c"),
+        (["--tags=get,ml-model", "--catalogue_name=nobody"], UsageError, "nobody"),
+        (["--tags=get,dataset,_path./nowhere/data.json"], DatasetError, "/nowhere/data.json"),
+        (["--tags=get,dataset,_mlcommons", "--model=llama9"], UsageError, "llama9"),
+        (["--tags=quantize,ml-model,_scheme.int9"], UsageError, "int9"),
+        (["--tags=get,nltk-data", "--nltk_data=/nowhere/data.zip"], SourceUnavailable, "/nowhere/data.zip"),
+        (["--tags=get,mlperf,inference,src", "--inference_src=/nowhere"], SourceUnavailable, "/nowhere"),
+        (["--tags=run,vllm-server", "--api_server=http://127.0.0.1:many"], UsageError, "many"),
+        (["--tags=run,vllm-server", "--port=99999"], UsageError, "99999"),
+    ],
+)
 def test_the_plan_of_a_recipe_refuses_what_its_run_refuses(cm, words, error, word):
     planned = cm("plan", "script", "--quiet", *words)
     planned.refused_with(error.exit_code, word)
@@ -77,4 +97,4 @@ def test_a_server_is_stopped_by_a_port_that_is_taken(cm):
 
 
 def message_of(done):
-    return done.output[done.output.index("CM error:"):].strip()
+    return done.output[done.output.index("CM error:") :].strip()

@@ -21,18 +21,34 @@ def files(tmp_path_factory):
     reader, rows = tokenizer(), []
     for index in range(benchmark_terms("v6.1", "llama3.1-8b").samples):
         prompt = prompt_text(index)
-        rows.append({"input": prompt, "tok_input": reader.encode(prompt).ids,
-                     "output": "".join(answer_words(prompt, 256)[:128]).strip()})
+        rows.append(
+            {
+                "input": prompt,
+                "tok_input": reader.encode(prompt).ids,
+                "output": "".join(answer_words(prompt, 256)[:128]).strip(),
+            }
+        )
     (folder / "dataset.json").write_text(json.dumps(rows))
     return save_model(folder / MODEL), folder / "dataset.json"
 
 
 def job(cm, files, endpoint, *flags):
     model, dataset = files
-    return cm.main_job(f"--api_server={endpoint}", f"--vllm_model_name={MODEL}", f"--dataset_path={dataset}",
-                       "--max_model_len=2048", "--max_in_flight=32", "--output_dir=results", "--test_query_count=64",
-                       "--offline_target_qps=100", "--server_target_qps=50", "--run_checker=no", *flags,
-                       tags=f",_vllm,_performance-only,_path.{model}", timeout_s=400)
+    return cm.main_job(
+        f"--api_server={endpoint}",
+        f"--vllm_model_name={MODEL}",
+        f"--dataset_path={dataset}",
+        "--max_model_len=2048",
+        "--max_in_flight=32",
+        "--output_dir=results",
+        "--test_query_count=64",
+        "--offline_target_qps=100",
+        "--server_target_qps=50",
+        "--run_checker=no",
+        *flags,
+        tags=f",_vllm,_performance-only,_path.{model}",
+        timeout_s=400,
+    )
 
 
 def test_a_job_behind_a_gateway_with_a_key_says_everywhere_how_tokens_were_counted(cm, files, monkeypatch):

@@ -66,9 +66,11 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"data": models})
         elif self.path == "/metrics" and self.fault != "no-metrics":
             caching = self.fault == "prefix-caching"
-            self.answer(f'# HELP vllm:cache_config_info\nvllm:cache_config_info{{block_size="16",'
-                        f'enable_prefix_caching="{caching}",gpu_memory_utilization="0.9"}} 1.0\n',
-                        content_type="text/plain")
+            self.answer(
+                f'# HELP vllm:cache_config_info\nvllm:cache_config_info{{block_size="16",'
+                f'enable_prefix_caching="{caching}",gpu_memory_utilization="0.9"}} 1.0\n',
+                content_type="text/plain",
+            )
         else:
             self.answer({"detail": "Not Found"}, status=404)
 
@@ -127,7 +129,7 @@ class UnixServer(ThreadingHTTPServer):
 def running(fault="", *, unix=None, tls=None):
     """Run a peer in a thread, on a Unix socket or with a certificate where they are given; give its base URL."""
     handler = type("Peer", (Handler,), {"fault": fault, "started": time.monotonic()})
-    with (UnixServer(str(unix), handler) if unix else ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+    with UnixServer(str(unix), handler) if unix else ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(tls)

@@ -51,8 +51,15 @@ def test_a_server_behind_a_prefix_a_key_and_a_header_is_described_without_their_
     monkeypatch.setenv("MY_KEY", SECRET)
     monkeypatch.setenv("MY_HEADERS", f"X-Tenant: {TENANT}\n")
     with Gateway(upstream, "/team/model", SECRET, {"X-Tenant": TENANT}) as gateway:
-        record, path = launch(LaunchSettings(api_server=f"{gateway.endpoint}/v1/", api_key_env="MY_KEY",
-                                             api_headers_env="MY_HEADERS", folder=str(tmp_path)), {})
+        record, path = launch(
+            LaunchSettings(
+                api_server=f"{gateway.endpoint}/v1/",
+                api_key_env="MY_KEY",
+                api_headers_env="MY_HEADERS",
+                folder=str(tmp_path),
+            ),
+            {},
+        )
         assert look(sites_of(record)[0]) is None  # the peer's metrics are none of vLLM's
     assert record.endpoint == gateway.endpoint
     assert record.access == Access(key_env="MY_KEY", headers_env="MY_HEADERS")
@@ -61,11 +68,14 @@ def test_a_server_behind_a_prefix_a_key_and_a_header_is_described_without_their_
     assert all("/team/model/" in head for head in gateway.heads)
 
 
-@pytest.mark.parametrize(("variables", "name"), [
-    ({"VLLM_API_KEY": SECRET, "OPENAI_API_KEY": "another"}, "VLLM_API_KEY"),
-    ({"OPENAI_API_KEY": SECRET}, "OPENAI_API_KEY"),
-    ({"OPENAI_API_KEY": SECRET, "VLLM_API_KEY": ""}, "OPENAI_API_KEY"),
-])
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"VLLM_API_KEY": SECRET, "OPENAI_API_KEY": "another"}, "VLLM_API_KEY"),
+        ({"OPENAI_API_KEY": SECRET}, "OPENAI_API_KEY"),
+        ({"OPENAI_API_KEY": SECRET, "VLLM_API_KEY": ""}, "OPENAI_API_KEY"),
+    ],
+)
 def test_the_usual_variables_are_looked_at_in_this_order(upstream, monkeypatch, variables, name, capsys, tmp_path):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
@@ -101,10 +111,15 @@ def test_what_another_answer_repeats_of_the_key_is_hidden(monkeypatch):
     assert hidden == "Incorrect key (secret) ((secret)) for (secret)"
 
 
-@pytest.mark.parametrize(("flag", "value"), [
-    ("api_key_env", "sk-proj-abc"), ("api_key_env", "Bearer abc"), ("api_headers_env", "X-Key: abc"),
-    ("api_key_env", "$KEY"),
-])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("api_key_env", "sk-proj-abc"),
+        ("api_key_env", "Bearer abc"),
+        ("api_headers_env", "X-Key: abc"),
+        ("api_key_env", "$KEY"),
+    ],
+)
 def test_a_key_given_in_place_of_a_variables_name_is_refused_and_not_shown(flag, value):
     with pytest.raises(UsageError, match=f"--{flag} takes the name") as caught:
         require_access(LaunchSettings(api_server="http://a", **{flag: value}))
@@ -127,23 +142,34 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key, monkeypatc
     assert not key.strip() or key not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [
-    'X-Tenant: blue\nX-More:  a: b ', '\n\nX-Tenant:blue\r\nX-More: a: b\n', '{"X-Tenant": "blue", "X-More": "a: b"}',
-])
+@pytest.mark.parametrize(
+    "text",
+    ["X-Tenant: blue\nX-More:  a: b ", "\n\nX-Tenant:blue\r\nX-More: a: b\n", '{"X-Tenant": "blue", "X-More": "a: b"}'],
+)
 def test_headers_are_lines_or_json(text, monkeypatch):
     monkeypatch.setenv("MY_HEADERS", text)
     assert chosen_access("", "MY_HEADERS").headers() == {"X-Tenant": "blue", "X-More": "a: b"}
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("", "contains no header"), ("{}", "contains no header"), ("no colon "
-                                                               "here-SECRET", "no colon"), ("{not json "
-                                                                                            "SECRET", "not JSON"),
-    ('{"X": 5}', "not a text"), ("X Y: SECRET", "characters"), ("X: SECRET\x02", "characters"), ("X: ü", "characters"),
-    ('{"X": "a\\r\\nHost: SECRET"}', "characters"), ("Host: elsewhere", "client itself"),
-    ("content-length: 5", "client itself"), ("X-A: 1\nx-a: 2", "twice"), (": SECRET", "characters"),
-    ('{"a":' * 5000, "not JSON"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "contains no header"),
+        ("{}", "contains no header"),
+        ("no colon here-SECRET", "no colon"),
+        ("{not json SECRET", "not JSON"),
+        ('{"X": 5}', "not a text"),
+        ("X Y: SECRET", "characters"),
+        ("X: SECRET\x02", "characters"),
+        ("X: ü", "characters"),
+        ('{"X": "a\\r\\nHost: SECRET"}', "characters"),
+        ("Host: elsewhere", "client itself"),
+        ("content-length: 5", "client itself"),
+        ("X-A: 1\nx-a: 2", "twice"),
+        (": SECRET", "characters"),
+        ('{"a":' * 5000, "not JSON"),
+    ],
+)
 def test_headers_that_cannot_be_sent_are_refused_without_their_values(text, words, monkeypatch):
     monkeypatch.setenv("MY_HEADERS", text)
     with pytest.raises(UsageError, match="the headers in MY_HEADERS cannot be sent") as caught:
@@ -205,17 +231,20 @@ def test_a_key_over_tls(upstream, certificate, monkeypatch):
     assert record.endpoint.startswith("https://127.0.0.1:")
 
 
-@pytest.mark.parametrize(("given", "url"), [
-    ("https://host/prefix", "https://host/prefix"),
-    ("https://host/prefix/v1", "https://host/prefix"),
-    ("host:1/a/b/v1/chat/completions", "http://host:1/a/b"),
-    ("http://host:1/v1/completions", "http://host:1"),
-    ("http://host:1/v1/models/", "http://host:1"),
-    ("http://host/v1beta/openai/", "http://host/v1beta/openai"),
-    ("http://host/a b/ü", "http://host/a%20b/%C3%BC"),
-    ("http://host/a%20b", "http://host/a%20b"),
-    ("http://host/a\r\nX: y", "http://host/aX:%20y"),
-])
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("https://host/prefix", "https://host/prefix"),
+        ("https://host/prefix/v1", "https://host/prefix"),
+        ("host:1/a/b/v1/chat/completions", "http://host:1/a/b"),
+        ("http://host:1/v1/completions", "http://host:1"),
+        ("http://host:1/v1/models/", "http://host:1"),
+        ("http://host/v1beta/openai/", "http://host/v1beta/openai"),
+        ("http://host/a b/ü", "http://host/a%20b/%C3%BC"),
+        ("http://host/a%20b", "http://host/a%20b"),
+        ("http://host/a\r\nX: y", "http://host/aX:%20y"),
+    ],
+)
 def test_a_path_is_what_stands_before_v1(given, url):
     assert base_url(given) == url
 
@@ -234,10 +263,17 @@ def test_a_path_that_leads_nowhere_says_what_was_asked(upstream):
     assert "/wrong" in caught.value.what
 
 
-@pytest.mark.parametrize(("endpoint", "open_"), [
-    ("http://host:1", True), ("https://host:1", False), ("http://127.0.0.1:1", False), ("http://localhost", False),
-    ("http://[::1]:1", False), ("unix:///a/b", False),
-])
+@pytest.mark.parametrize(
+    ("endpoint", "open_"),
+    [
+        ("http://host:1", True),
+        ("https://host:1", False),
+        ("http://127.0.0.1:1", False),
+        ("http://localhost", False),
+        ("http://[::1]:1", False),
+        ("unix:///a/b", False),
+    ],
+)
 def test_a_key_in_the_open_is_found(endpoint, open_):
     assert unencrypted(Access(key_env="A"), endpoint) is open_
     assert not unencrypted(Access(), endpoint)
@@ -276,4 +312,5 @@ def test_a_record_of_before_is_read():
     import msgspec
 
     from cm4vllm.serving.records import ServerRecord
+
     assert msgspec.json.decode(text, type=ServerRecord).access == Access()

@@ -64,8 +64,12 @@ def test_only_what_is_set_is_said():
 
 def test_what_is_set_wins_over_the_preset():
     settings = ServerSettings(model="/m", name="n", max_num_seqs=8, enforce_eager=False, extra="--seed=3")
-    preset = Preset(name="p", device="cpu", source="made by the test",
-                    options={"max-num-seqs": 256, "enforce-eager": True, "seed": 1, "block-size": 16})
+    preset = Preset(
+        name="p",
+        device="cpu",
+        source="made by the test",
+        options={"max-num-seqs": 256, "enforce-eager": True, "seed": 1, "block-size": 16},
+    )
     words = server_argv(Path("/venv/bin/python"), settings, preset=preset)
     assert words[-5:] == ["--max-num-seqs", "8", "--block-size", "16", "--seed=3"]
     assert "--enforce-eager" not in words
@@ -91,16 +95,28 @@ def test_further_words_are_split_as_a_shell_does_and_run_by_none():
     assert words[-5:] == ["--block-size=16", "--hf-overrides", '{"a": 1}', "$(touch", "x)"]
 
 
-@pytest.mark.parametrize("extra", ["--enable-prefix-caching", "--enable_prefix_caching", "--generation-config=auto",
-                                   "--port 1", "--model=x", "--api-key=k", "--speculative-config={}", "'unclosed"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--enable-prefix-caching",
+        "--enable_prefix_caching",
+        "--generation-config=auto",
+        "--port 1",
+        "--model=x",
+        "--api-key=k",
+        "--speculative-config={}",
+        "'unclosed",
+    ],
+)
 def test_words_that_would_spoil_the_result_are_refused(extra):
     with pytest.raises(UsageError) as caught:
         argv(extra=extra)
     assert caught.value.cause
 
 
-@pytest.mark.parametrize("extra", ["--hf-token s3cret-1 --seed 3", "--hf_token=s3cret-1 --seed 3",
-                                   "--hf-tok s3cret-1 --seed 3"])
+@pytest.mark.parametrize(
+    "extra", ["--hf-token s3cret-1 --seed 3", "--hf_token=s3cret-1 --seed 3", "--hf-tok s3cret-1 --seed 3"]
+)
 def test_a_token_goes_to_the_server_in_its_environment_and_in_no_command_line(extra):
     settings = ServerSettings(model="/m", name="n", extra=extra)
     words = server_argv(Path("python"), settings)
@@ -110,9 +126,16 @@ def test_a_token_goes_to_the_server_in_its_environment_and_in_no_command_line(ex
     assert "s3cret" not in str(server_env(settings))
 
 
-@pytest.mark.parametrize("extra", ["--some-api-key s3cret-1", '--hf-overrides \'{"auth_token": "s3cret-1"}\'',
-                                   "--hf-overrides=hf_" + "s3cret1" * 5, "--log-url https://u:s3cret-1@host/",
-                                   "--hf-token s3cret-1 'unclosed"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--some-api-key s3cret-1",
+        '--hf-overrides \'{"auth_token": "s3cret-1"}\'',
+        "--hf-overrides=hf_" + "s3cret1" * 5,
+        "--log-url https://u:s3cret-1@host/",
+        "--hf-token s3cret-1 'unclosed",
+    ],
+)
 def test_no_other_secret_goes_into_the_servers_command_line(extra):
     with pytest.raises(UsageError) as caught:
         argv(extra=extra)
@@ -141,10 +164,17 @@ def test_what_the_user_says_wins(model):
     assert (given[KEYS["name"]], given[KEYS["dtype"]], given[KEYS["max_model_len"]]) == ("mine", "bfloat16", "300")
 
 
-@pytest.mark.parametrize(("context", "longest", "expected"), [
-    (131072, 0, None), (131072, 500, "2048"), (131072, 2048, "2048"), (131072, 2049, "4096"), (2048, 500, None),
-    (3000, 2500, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("context", "longest", "expected"),
+    [
+        (131072, 0, None),
+        (131072, 500, "2048"),
+        (131072, 2048, "2048"),
+        (131072, 2049, "4096"),
+        (2048, 500, None),
+        (3000, 2500, None),
+    ],
+)
 def test_a_long_context_is_cut_to_what_the_dataset_needs(model, context, longest, expected):
     assert completed({}, model(context=context), longest).get(KEYS["max_model_len"]) == expected
 

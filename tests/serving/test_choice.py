@@ -32,6 +32,7 @@ def without_gpus(monkeypatch, tmp_path):
 @pytest.fixture
 def with_h100(monkeypatch, tmp_path):
     """The answers of a driver with four H100."""
+
     @contextmanager
     def opened():
         yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
@@ -60,11 +61,14 @@ def test_rocm_is_accepted_by_its_kernel_driver(without_gpus, tmp_path):
     assert choose(Choice()) == {"CM_VLLM_CHOSEN_VARIANT": "rocm"}
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1"),
-    (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not respond"),
-    (None, "shows no GPU"),
-])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "does not respond"),
+        (None, "shows no GPU"),
+    ],
+)
 def test_what_is_missing_is_named(without_gpus, monkeypatch, code, words):
     def init():
         if code is not None:

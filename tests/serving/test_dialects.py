@@ -34,8 +34,9 @@ def model(tmp_path):
 
 def test_transformers_serve_is_asked_in_text_and_without_what_it_refuses(tmp_path, capsys):
     with TextServer() as server:
-        record, path = launch(LaunchSettings(api_server=server.endpoint, model_name=MODEL, max_model_len=2048,
-                                             folder=str(tmp_path)), {})
+        record, path = launch(
+            LaunchSettings(api_server=server.endpoint, model_name=MODEL, max_model_len=2048, folder=str(tmp_path)), {}
+        )
     assert record.dialect is not None
     assert (record.dialect.prompts, record.dialect.usage, record.dialect.done) == (Prompts.TEXT, True, False)
     assert set(record.dialect.left_out) == {"min_tokens", "top_k"}
@@ -100,13 +101,16 @@ def test_conversations_are_asked_for_by_name_and_are_of_the_open_division_alone(
         require_division(record, Division.CLOSED)
 
 
-@pytest.mark.parametrize(("habits", "words"), [
-    ({"reason": "abort"}, "finish_reason of an answer is 'abort'"),
-    ({"error_event": True}, "the model died"),
-    ({"overcount": 50}, "in its usage"),
-    ({"takes_text": False}, "prompt must be a string"),
-    ({"refuses": ("max_tokens",)}, "HTTP 422 Unexpected fields"),
-])
+@pytest.mark.parametrize(
+    ("habits", "words"),
+    [
+        ({"reason": "abort"}, "finish_reason of an answer is 'abort'"),
+        ({"error_event": True}, "the model died"),
+        ({"overcount": 50}, "in its usage"),
+        ({"takes_text": False}, "prompt must be a string"),
+        ({"refuses": ("max_tokens",)}, "HTTP 422 Unexpected fields"),
+    ],
+)
 def test_a_server_whose_text_cannot_be_counted_is_refused(habits, words):
     with TextServer(**habits) as server, pytest.raises(ServerUnsuitable) as caught:
         probed(server)
@@ -147,10 +151,15 @@ def test_an_older_vllm_that_lists_no_ids_is_counted_by_its_usage():
     assert record.dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True)
 
 
-@pytest.mark.parametrize(("fault", "words"), [
-    ("token-short", "listed 3 ids and reported 4"), ("prompt-changed", "to a prompt of 4"),
-    ("cut-stream", "[DONE]"), ("engine-dead", "EngineCore encountered an issue"),
-])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("token-short", "listed 3 ids and reported 4"),
+        ("prompt-changed", "to a prompt of 4"),
+        ("cut-stream", "[DONE]"),
+        ("engine-dead", "EngineCore encountered an issue"),
+    ],
+)
 def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(fault, words):
     with peer.running(fault) as url, pytest.raises(ServerUnsuitable) as caught:
         probe(url, peer.MODEL, text=True)
@@ -158,8 +167,11 @@ def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(faul
 
 
 def test_servers_in_two_dialects_are_not_alike():
-    with TextServer() as one, TextServer(counts=False) as two, pytest.raises(ServerUnsuitable, match="the servers "
-                                                                                                     "differ"):
+    with (
+        TextServer() as one,
+        TextServer(counts=False) as two,
+        pytest.raises(ServerUnsuitable, match="the servers differ"),
+    ):
         probe(f"{one.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
 
 

@@ -12,18 +12,43 @@ from cm4vllm.serving.options import parse_help
 
 HELP = (Path(__file__).parent / "recorded" / "serve-help.txt").read_text()
 FORMS = [
-    """-sc '{"method": "ngram"}'""", """-s '{"method": "ngram"}'""", "-sc.method ngram", "-sc.method=ngram",
-    "--speculative-config.method ngram", "--speculative_config.method=ngram",
+    """-sc '{"method": "ngram"}'""",
+    """-s '{"method": "ngram"}'""",
+    "-sc.method ngram",
+    "-sc.method=ngram",
+    "--speculative-config.method ngram",
+    "--speculative_config.method=ngram",
     """--speculative-c '{"method": "ngram"}'""",
-    "--speculative-config.eagle_config.x+ 1", "--spec-method ngram", "--spec-meth ngram", "--spec_model=x",
-    "--spec-tokens=3", "--enable-prefix-caching", "--enable_prefix_caching", "--enable-prefix-cach",
+    "--speculative-config.eagle_config.x+ 1",
+    "--spec-method ngram",
+    "--spec-meth ngram",
+    "--spec_model=x",
+    "--spec-tokens=3",
+    "--enable-prefix-caching",
+    "--enable_prefix_caching",
+    "--enable-prefix-cach",
     "--enable_prefix_c",
-    "--generation-config auto", "--gen auto", """--override-generation-config '{"temperature": 1}'""",
-    "--override-generation-config.temperature 1", "--override-gen.temperature=1", "--api-key k", "--api_key=k",
-    "--api-k k", "--config options.yaml", "--config=options.yaml", "--conf options.yaml", "--port 9", "--po 9",
-    "--served_model_name x", "--served x", "--model x", "--logits-processors mine.Module", "--kv-transfer-config {}",
-    "--kv_transfer_config.kv_connector=LMCacheConnectorV1", "--kv-offloading-size 8",
-]  # fmt: skip
+    "--generation-config auto",
+    "--gen auto",
+    """--override-generation-config '{"temperature": 1}'""",
+    "--override-generation-config.temperature 1",
+    "--override-gen.temperature=1",
+    "--api-key k",
+    "--api_key=k",
+    "--api-k k",
+    "--config options.yaml",
+    "--config=options.yaml",
+    "--conf options.yaml",
+    "--port 9",
+    "--po 9",
+    "--served_model_name x",
+    "--served x",
+    "--model x",
+    "--logits-processors mine.Module",
+    "--kv-transfer-config {}",
+    "--kv_transfer_config.kv_connector=LMCacheConnectorV1",
+    "--kv-offloading-size 8",
+]
 
 
 @pytest.mark.parametrize("extra", FORMS)
@@ -36,11 +61,27 @@ def test_no_form_of_a_fixed_option_is_taken(extra, before):
 
 
 FIXED = {
-    "--enable-prefix-caching", "--kv-transfer-config", "--kv-offloading-size", "--kv-offloading-backend",
-    "--generation-config", "--override-generation-config", "--logits-processors", "--watermark-config",
-    "--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--api-key", "--config", "--model",
-    "--served-model-name", "--host", "--port", "--uds",
-}  # fmt: skip
+    "--enable-prefix-caching",
+    "--kv-transfer-config",
+    "--kv-offloading-size",
+    "--kv-offloading-backend",
+    "--generation-config",
+    "--override-generation-config",
+    "--logits-processors",
+    "--watermark-config",
+    "--speculative-config",
+    "-sc",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
+    "--api-key",
+    "--config",
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--uds",
+}
 
 
 def test_all_other_options_of_vllm_may_be_given():
@@ -53,8 +94,9 @@ def test_all_other_options_of_vllm_may_be_given():
     assert refused == FIXED
 
 
-@pytest.mark.parametrize("word", ["-", "--", "7", "ngram", "-1", "-tp", "--max-model-len",
-                                  "--no-enable-prefix-caching"])
+@pytest.mark.parametrize(
+    "word", ["-", "--", "7", "ngram", "-1", "-tp", "--max-model-len", "--no-enable-prefix-caching"]
+)
 def test_other_words_are_no_fixed_option(word):
     refuse_fixed([word])
     assert written_in_full(word, ["--max"]) == ""

@@ -37,10 +37,16 @@ def processor(root: Path, flags: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("flags", "quantised", "needed"), [
-    (SAPPHIRE_RAPIDS, FP8, True), (SAPPHIRE_RAPIDS, INT8, False), (SAPPHIRE_RAPIDS, None, False),
-    (GRANITE_RAPIDS, FP8, False), (EPYC, FP8, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "quantised", "needed"),
+    [
+        (SAPPHIRE_RAPIDS, FP8, True),
+        (SAPPHIRE_RAPIDS, INT8, False),
+        (SAPPHIRE_RAPIDS, None, False),
+        (GRANITE_RAPIDS, FP8, False),
+        (EPYC, FP8, False),
+    ],
+)
 def test_the_kernel_is_replaced_where_onednn_has_only_a_reference_one(model, tmp_path, flags, quantised, needed):
     assert bool(fp8_env(model(quantised), processor(tmp_path, flags))) == needed
 

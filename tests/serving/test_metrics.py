@@ -105,8 +105,10 @@ def _of_another_engine(line: str) -> str:
 
 def test_several_servers_are_added_up(serve, tmp_path):
     sites = [Site(serve(BEFORE.read_text())[0]) for _ in range(2)]
-    with sampled(sites, tmp_path / METRICS_FILE, interval_s=60) as both, \
-            sampled(sites[:1], tmp_path / "other", interval_s=60) as one:
+    with (
+        sampled(sites, tmp_path / METRICS_FILE, interval_s=60) as both,
+        sampled(sites[:1], tmp_path / "other", interval_s=60) as one,
+    ):
         pass
     assert both.samples[0].prompt_tokens == 2 * one.samples[0].prompt_tokens > 0
 
@@ -128,7 +130,7 @@ RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
 @pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN"])
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_page_without_finite_values_is_missed_and_reported_and_the_watch_goes_on(
-    serve, tmp_path, capsys, value, place,
+    serve, tmp_path, capsys, value, place
 ):
     line = next(line for line in BEFORE.read_text().splitlines() if line.startswith(RUNNING))
     pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]

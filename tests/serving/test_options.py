@@ -28,11 +28,14 @@ def test_every_option_is_found_by_each_of_its_names(options):
     assert {name.rstrip(",") for name in listed} <= set(options)
 
 
-@pytest.mark.parametrize(("line", "choices"), [
-    ("  --parser {a,b} or name registered in --parser-plugin", ()),
-    ("  --traces {all,model,None} [{all,model,None} ...]", ()),
-    ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
-])
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("  --parser {a,b} or name registered in --parser-plugin", ()),
+        ("  --traces {all,model,None} [{all,model,None} ...]", ()),
+        ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
+    ],
+)
 def test_words_after_the_choices_belong_to_the_value(line, choices):
     words = line.partition("   ")[0].replace("--parser-plugin", "").split()
     names = [word.rstrip(",") for word in words if word.startswith("-")]
@@ -40,24 +43,43 @@ def test_words_after_the_choices_belong_to_the_value(line, choices):
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
-    words = ["model", "--max_num_seqs", "4", "--seed=-1", "--compilation-config.mode", "3", "-tp", "2", "-O3",
-             "--enforce-eager", "--dtype=bfloat16", "--allowed-origins", "a", "b"]
+    words = [
+        "model",
+        "--max_num_seqs",
+        "4",
+        "--seed=-1",
+        "--compilation-config.mode",
+        "3",
+        "-tp",
+        "2",
+        "-O3",
+        "--enforce-eager",
+        "--dtype=bfloat16",
+        "--allowed-origins",
+        "a",
+        "b",
+    ]
     assert fitted(words, options) == (words, [])
 
 
-@pytest.mark.parametrize(("word", "near"), [
-    ("--max-num-seq=4", "--max-num-seqs"), ("--tensor-paralel-size=2", "--tensor-parallel-size"),
-    ("--zzz", "--help=all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("--max-num-seq=4", "--max-num-seqs"),
+        ("--tensor-paralel-size=2", "--tensor-parallel-size"),
+        ("--zzz", "--help=all"),
+    ],
+)
 def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
     with pytest.raises(UsageError, match="has no option") as caught:
         fitted(["model", word], options)
     assert near in caught.value.remedy
 
 
-@pytest.mark.parametrize(("word", "said"), [
-    ("--dtype=bfloat61", "bfloat16"), ("--enforce-eager=yes", "takes no value"), ("--max-model-len", "needs a value"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("--dtype=bfloat61", "bfloat16"), ("--enforce-eager=yes", "takes no value"), ("--max-model-len", "needs a value")],
+)
 def test_a_value_that_the_option_does_not_take_is_an_error(options, word, said):
     with pytest.raises(UsageError) as caught:
         fitted(["model", word], options)

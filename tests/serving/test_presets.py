@@ -7,15 +7,13 @@ from cm4vllm.serving.presets import preset_for, preset_named, presets, serve_lin
 
 #: From the README of Neural Magic's submission to MLPerf Inference v4.1.
 PUBLISHED = {
-    "nm-testing/Llama-2-70b-chat-hf-FP8":
-        "vllm serve nm-testing/Llama-2-70b-chat-hf-FP8 --tensor-parallel-size=4 --max-num-seqs=1024 "
-        "--max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 --gpu-memory-utilization=0.95 "
-        "--disable-log-requests",
-    "nm-testing/Llama-2-70B-Chat-GPTQ":
-        "vllm serve nm-testing/Llama-2-70B-Chat-GPTQ --tensor-parallel-size=4 --max-num-seqs=1024 "
-        "--max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 --gpu-memory-utilization=0.95 "
-        "--disable-log-requests",
-}  # fmt: skip
+    "nm-testing/Llama-2-70b-chat-hf-FP8": "vllm serve nm-testing/Llama-2-70b-chat-hf-FP8 --tensor-parallel-size=4 "
+    "--max-num-seqs=1024 --max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 "
+    "--gpu-memory-utilization=0.95 --disable-log-requests",
+    "nm-testing/Llama-2-70B-Chat-GPTQ": "vllm serve nm-testing/Llama-2-70B-Chat-GPTQ --tensor-parallel-size=4 "
+    "--max-num-seqs=1024 --max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 "
+    "--gpu-memory-utilization=0.95 --disable-log-requests",
+}
 H100 = "NVIDIA H100 80GB HBM3"
 
 

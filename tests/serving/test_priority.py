@@ -23,8 +23,14 @@ time.sleep(600)
 
 @pytest.fixture
 def supervisor(tmp_path):
-    process = start_supervised([sys.executable, "-c", SERVER], {}, spec=tmp_path / "spec", log=tmp_path / "log",
-                               state=tmp_path / "state", grace_s=1.0)
+    process = start_supervised(
+        [sys.executable, "-c", SERVER],
+        {},
+        spec=tmp_path / "spec",
+        log=tmp_path / "log",
+        state=tmp_path / "state",
+        grace_s=1.0,
+    )
     while len(descendants(process.pid)) < 2 or sum(len(threads(pid)) for pid in descendants(process.pid)) < 3:
         time.sleep(0.02)
     yield process.pid
@@ -42,8 +48,15 @@ def group(pid: int) -> str:
 
 
 def record(supervisor: int, niceness: int, **more) -> ServerRecord:
-    return ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", supervisor_pid=supervisor,
-                        niceness=niceness, **{"owned": True, **more})
+    return ServerRecord(
+        endpoint="",
+        model_name="m",
+        max_model_len=1,
+        version="",
+        supervisor_pid=supervisor,
+        niceness=niceness,
+        **{"owned": True, **more},
+    )
 
 
 def test_all_of_a_server_gives_way_and_its_supervisor_does_not(supervisor):

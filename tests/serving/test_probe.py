@@ -69,16 +69,19 @@ def test_a_wrong_name_is_told_with_the_nearest_that_is_served():
     assert "some-model" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("fault", "words"), [
-    ("web-page", "not JSON"),
-    ("key", "HTTP 401"),
-    ("no-ids", "has none"),
-    ("token-short", "listed 3 ids and reported 4"),
-    ("prompt-changed", "to a prompt of 4"),
-    ("cut-stream", "[DONE]"),
-    ("engine-dead", "EngineCore encountered an issue"),
-    ("prefix-caching", "rules forbid"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("web-page", "not JSON"),
+        ("key", "HTTP 401"),
+        ("no-ids", "has none"),
+        ("token-short", "listed 3 ids and reported 4"),
+        ("prompt-changed", "to a prompt of 4"),
+        ("cut-stream", "[DONE]"),
+        ("engine-dead", "EngineCore encountered an issue"),
+        ("prefix-caching", "rules forbid"),
+    ],
+)
 def test_an_unsuitable_server_is_refused_with_the_reason(fault, words):
     with peer.running(fault) as url, pytest.raises(ServerUnsuitable) as caught:
         probe(url, peer.MODEL)
@@ -204,24 +207,39 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch):
         assert probe(url).version == "0.32.0"
 
 
-@pytest.mark.parametrize(("given", "url"), [
-    ("localhost:8000", "http://localhost:8000"),
-    ("http://localhost:8000/", "http://localhost:8000"),
-    ("http://localhost:8000/v1", "http://localhost:8000"),
-    ("http://localhost:8000/v1/", "http://localhost:8000"),
-    ("https://example.org", "https://example.org"),
-    ("http://[::1]:8000", "http://[::1]:8000"),
-    ("  127.0.0.1:80 ", "http://127.0.0.1:80"),
-    ("unix:///run/vllm.sock", "unix:///run/vllm.sock"),
-    ("unix:/run/vllm.sock", "unix:///run/vllm.sock"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("http://localhost:8000/v1", "http://localhost:8000"),
+        ("http://localhost:8000/v1/", "http://localhost:8000"),
+        ("https://example.org", "https://example.org"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("  127.0.0.1:80 ", "http://127.0.0.1:80"),
+        ("unix:///run/vllm.sock", "unix:///run/vllm.sock"),
+        ("unix:/run/vllm.sock", "unix:///run/vllm.sock"),
+    ],
+)
 def test_addresses_as_people_write_them(given, url):
     assert base_url(given) == url
 
 
-@pytest.mark.parametrize("given", ["", "ftp://host:1", "http://", "http://host:99999", "http://host:x",
-                                   "http://user:word@host:1", "http://host:1/#part", "http://host:1/?key=x", "unix://vllm.sock",
-                                   "a:1,"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "ftp://host:1",
+        "http://",
+        "http://host:99999",
+        "http://host:x",
+        "http://user:word@host:1",
+        "http://host:1/#part",
+        "http://host:1/?key=x",
+        "unix://vllm.sock",
+        "a:1,",
+    ],
+)
 def test_what_is_no_address_is_refused(given):
     with pytest.raises(UsageError) as caught:
         base_urls(given)

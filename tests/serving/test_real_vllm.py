@@ -46,9 +46,11 @@ time.sleep(600)
 def python():
     done = subprocess.run(
         [Path(sys.executable).with_name("cm"), "run", "script", "--tags=get,vllm,_cpu", "--quiet", "--out=json"],
-        check=True, stdout=subprocess.PIPE, text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    return json.loads(done.stdout[done.stdout.index("{"):])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]
+    return json.loads(done.stdout[done.stdout.index("{") :])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]
 
 
 @pytest.fixture
@@ -108,13 +110,20 @@ def stuck(record, folder) -> str:
     return watch.heartbeat.reason
 
 
-@pytest.mark.parametrize("killed", [
-    pytest.param(("owner", "supervisor"), id="owner+supervisor", marks=pytest.mark.long),
-    pytest.param(("engine",), id="engine"),
-])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(("owner", "supervisor"), id="owner+supervisor", marks=pytest.mark.long),
+        pytest.param(("engine",), id="engine"),
+    ],
+)
 def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, python, str(model), str(tmp_path / "server")],
-                             stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, python, str(model), str(tmp_path / "server")],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
     try:
         for line in owner.stdout:
             if line.strip() == "READY":
@@ -154,8 +163,13 @@ def test_an_fp8_layer_is_computed_by_our_kernel_where_it_replaces_vllms(python, 
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nflags : amx_int8\n")
-    done = subprocess.run([python, "-c", FP8_LAYER], env={**os.environ, **fp8_env(tmp_path, tmp_path)},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [python, "-c", FP8_LAYER],
+        env={**os.environ, **fp8_env(tmp_path, tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     told = dict(line.split(": ") for line in done.stdout.splitlines() if line.startswith(("kernel: ", "error: ")))
     assert told.get("kernel") == "Fp32ProductFP8LinearKernel", done.stdout
     assert float(told["error"]) < 1e-6

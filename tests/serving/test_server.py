@@ -129,8 +129,11 @@ def test_servers_start_and_end_at_the_same_time(tmp_path):
 
 def test_where_one_of_several_fails_none_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "REFUSING_S", 0.3)
-    parts = [(settings(), tmp_path / "a"), (ServerSettings(model="m", name="other"), tmp_path / "b"),
-             (settings(), tmp_path / "c")]
+    parts = [
+        (settings(), tmp_path / "a"),
+        (ServerSettings(model="m", name="other"), tmp_path / "b"),
+        (settings(), tmp_path / "c"),
+    ]
     with pytest.raises(ServerNotReady, match="other"):
         start_all(Path(sys.executable), parts, timeout_s=20, argv=PEER)
     for _, folder in parts:
@@ -181,8 +184,9 @@ def gone_by_state(folder) -> bool:
 
 def test_a_server_that_never_listens_is_given_up_and_ended(tmp_path):
     with pytest.raises(ServerNotReady) as caught:
-        launch(tmp_path, timeout_s=1,
-               argv=[sys.executable, "-uc", "print('I am loading'); import time; time.sleep(60)"])
+        launch(
+            tmp_path, timeout_s=1, argv=[sys.executable, "-uc", "print('I am loading'); import time; time.sleep(60)"]
+        )
     assert "I am loading" in caught.value.cause
     assert gone_by_state(tmp_path)
 
@@ -226,7 +230,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_a_death_is_told_before_all_that_it_leaves_has_ended(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", SLOW_TO_END, *PEER[1:]])
     peer_process = psutil.Process(record.supervisor_pid).children()[0]
-    slow, = peer_process.children()
+    (slow,) = peer_process.children()
     time.sleep(0.5)
     begin = time.monotonic()
     peer_process.kill()
@@ -262,9 +266,9 @@ def test_a_port_lost_between_choice_and_start_is_told(tmp_path):
         launch(tmp_path, argv=[sys.executable, "-c", code])
 
 
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"port": 70000}, "does not exist"), ({"host": "no.such.host.invalid"}, "address"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "words"), [({"port": 70000}, "does not exist"), ({"host": "no.such.host.invalid"}, "address")]
+)
 def test_impossible_addresses_are_refused(tmp_path, wrong, words):
     with pytest.raises(UsageError, match=words):
         launch(tmp_path, **wrong)
@@ -307,8 +311,9 @@ time.sleep(600)
 def owner(tmp_path):
     """A process that owns a server with stubborn orphans, in a process group of its own."""
     words = [sys.executable, "-c", OWNER, str(tmp_path), peer.MODEL, sys.executable, "-c", STUBBORN, *PEER[1:]]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                               preexec_fn=die_with_parent)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=die_with_parent
+    )
     for line in process.stdout:
         if line.strip() == "READY":
             break
@@ -407,6 +412,10 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_
 def test_the_environments_own_sitecustomize_is_still_imported(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine')")
     site = Path(module.__file__).parent / "end_with_supervisor"
-    done = subprocess.run([sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"], text=True,
-                          capture_output=True, env={"PYTHONPATH": f"{site}{os.pathsep}{tmp_path}"})
+    done = subprocess.run(
+        [sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"],
+        text=True,
+        capture_output=True,
+        env={"PYTHONPATH": f"{site}{os.pathsep}{tmp_path}"},
+    )
     assert (done.stdout, done.stderr) == (f"mine\n{tmp_path / 'sitecustomize.py'}\n", "")

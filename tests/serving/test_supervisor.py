@@ -24,10 +24,24 @@ def supervise(tmp_path):
 
     def start(*argv, env=None, grace_s=1.0, state=None, **options):
         spec = tmp_path / "spec.json"
-        spec.write_text(json.dumps({"argv": argv, "env": env or {}, "log": str(tmp_path / "server.log"),
-                                    "state": str(state or tmp_path / "state.json"), "grace_s": grace_s}))
-        process = subprocess.Popen([sys.executable, "-m", module.__name__, str(spec)], stdin=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, **options)
+        spec.write_text(
+            json.dumps(
+                {
+                    "argv": argv,
+                    "env": env or {},
+                    "log": str(tmp_path / "server.log"),
+                    "state": str(state or tmp_path / "state.json"),
+                    "grace_s": grace_s,
+                }
+            )
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", module.__name__, str(spec)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
         started.append(process)
         return process
 
@@ -52,8 +66,12 @@ def wait_for(path: Path, word: str = "") -> None:
 def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
     process = supervise(sys.executable, "-c", "print('hello'); raise SystemExit(7)")
     assert process.wait(10) == 7
-    assert state(tmp_path) == {"supervisor": process.pid, "server": state(tmp_path)["server"], "status": 7,
-                               "reason": "it ended by itself"}
+    assert state(tmp_path) == {
+        "supervisor": process.pid,
+        "server": state(tmp_path)["server"],
+        "status": 7,
+        "reason": "it ended by itself",
+    }
     assert (tmp_path / "server.log").read_text() == "hello\n"
 
 
@@ -88,8 +106,10 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(supervis
 
 
 def test_an_orderly_end_is_waited_for(supervise, tmp_path):
-    code = ("import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(0)))\n"
-            "print('up', flush=True)\ntime.sleep(60)")
+    code = (
+        "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(0)))\n"
+        "print('up', flush=True)\ntime.sleep(60)"
+    )
     process = supervise(sys.executable, "-c", code, grace_s=10)
     wait_for(tmp_path / "server.log", "up")
     process.stdin.close()
@@ -117,9 +137,11 @@ def test_the_servers_own_path_comes_after_ours(supervise, tmp_path):
 
 
 def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):
-    code = ("import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        if os.fork() == 0:\n"
-            "            time.sleep(0.1)\n        os._exit(0)\n    os.wait()\n"
-            "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(60)")
+    code = (
+        "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        if os.fork() == 0:\n"
+        "            time.sleep(0.1)\n        os._exit(0)\n    os.wait()\n"
+        "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(60)"
+    )
     process = supervise(sys.executable, "-c", code)
     wait_for(tmp_path / "server.log", "up")
     children = psutil.Process(process.pid).children(recursive=True)

@@ -35,21 +35,44 @@ SAMPLES = 200
 ROUND, BENCHMARK = "v6.1", "llama3.1-8b"
 SHORT = re.compile(r'("key": "effective_min_duration_ms", "value": )\d+')
 #: A server run lasts one pass over the samples, 2 s here. The Offline run keeps the rules' duration, and misses it.
-CONF = "*.Server.target_qps = 100\n*.Server.min_duration = 1000\n" \
+CONF = (
+    "*.Server.target_qps = 100\n*.Server.min_duration = 1000\n"
     "*.Offline.target_qps = 0.3\n*.Offline.min_query_count = 200\n"
+)
 #: The scenarios of the runs.
 MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
 
 
-def run_loadgen(out: Path, scenario: str, mode: str, *, samples: int = SAMPLES, spread_s: float = 1.5,
-                conf: str = CONF, name: str = "llama3_1-8b", audit_config: str = "") -> None:
+def run_loadgen(
+    out: Path,
+    scenario: str,
+    mode: str,
+    *,
+    samples: int = SAMPLES,
+    spread_s: float = 1.5,
+    conf: str = CONF,
+    name: str = "llama3_1-8b",
+    audit_config: str = "",
+) -> None:
     """Make a run of LoadGen under the names of its own: `scenario` is one of its scenarios, `name` a benchmark's."""
     out.mkdir(parents=True)
     (out / "user.conf").write_text(conf)
     if audit_config:
         (out / "audit.config").write_text(audit_config)
-    subprocess.run([sys.executable, str(Path(__file__).with_name("loadgen_sut.py")), str(out), scenario, mode,
-                    str(samples), str(spread_s), name], check=True, timeout=120)
+    subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("loadgen_sut.py")),
+            str(out),
+            scenario,
+            mode,
+            str(samples),
+            str(spread_s),
+            name,
+        ],
+        check=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,14 +90,29 @@ def software() -> SoftwareRecord:
     return detect_software()
 
 
-def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, source: str = "",
-             round_name: str = ROUND, benchmark: str = BENCHMARK) -> TreeAsked:
+def make_out(
+    out: Path,
+    logs: Path,
+    *,
+    rehearsal: bool,
+    samples: int = SAMPLES,
+    source: str = "",
+    round_name: str = ROUND,
+    benchmark: str = BENCHMARK,
+) -> TreeAsked:
     """Lay out the results of a campaign over `logs`; return what its tree is asked to be.
 
     The logs are those of LoadGen of the newest round; for another they get its seeds and the name of its LoadGen.
     """
-    asked = SystemAsked(submitter=SUBMITTER, division="open", system_type="datacenter", vllm=VLLM,
-                        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=rehearsal)
+    asked = SystemAsked(
+        submitter=SUBMITTER,
+        division="open",
+        system_type="datacenter",
+        vllm=VLLM,
+        packages={"torch": "2.13.0+cpu", "python": "3.11.7"},
+        used=(),
+        rehearsal=rehearsal,
+    )
     machine = detect_machine()
     system = describe_system(machine, asked)
     write_json(out / "system" / "system.json", system)
@@ -93,14 +131,24 @@ def make_out(out: Path, logs: Path, *, rehearsal: bool, samples: int = SAMPLES, 
                     os.link(log, folder / log.name)
             if round_terms(round_name).layout == "v4.1":
                 (folder / "mlperf.conf").write_text("# LoadGen's own\n")
-            record = run_record(folder, terms(round_name, benchmark, scenario, mode), rehearsal=rehearsal,
-                                samples=samples, source=source)
+            record = run_record(
+                folder,
+                terms(round_name, benchmark, scenario, mode),
+                rehearsal=rehearsal,
+                samples=samples,
+                source=source,
+            )
             write_record(folder / "run.json", record)
             if mode is Mode.ACCURACY:
                 write_scores(folder, record, samples)
-    return TreeAsked(out=out, submitter=SUBMITTER, model=MODEL, command="cm run script --tags=run-mlperf,inference",
-                     readmes={scenario: f"# {scenario}: measured\n" for scenario in MEASURED},
-                     extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"})
+    return TreeAsked(
+        out=out,
+        submitter=SUBMITTER,
+        model=MODEL,
+        command="cm run script --tags=run-mlperf,inference",
+        readmes={scenario: f"# {scenario}: measured\n" for scenario in MEASURED},
+        extra_files={f"results/{folder_name(system)}/summary.html": "<html></html>\n"},
+    )
 
 
 def of_round(log: str, round_name: str) -> str:
@@ -114,47 +162,105 @@ def of_round(log: str, round_name: str) -> str:
 def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
     conf = (folder / "user.conf").read_text()
     settings = RunSettings(
-        rehearsal=rehearsal, terms=found, user_conf=conf, samples=samples,
-        max_tokens=128, min_tokens=2, max_in_flight=64, target_qps_source="given",
+        rehearsal=rehearsal,
+        terms=found,
+        user_conf=conf,
+        samples=samples,
+        max_tokens=128,
+        min_tokens=2,
+        max_in_flight=64,
+        target_qps_source="given",
         target_qps=float(re.findall(rf"{found.loadgen_scenario}.target_qps = (.*)", conf)[0]),
-        model=ModelRecord(name=MODEL, path="/models/tiny-llama", source=source or "trained in /models/tiny-llama",
-                          sha256="1" * 64, weight_data_types="bf16"),
-        dataset=DatasetRecord(name="tiny", path="/data/tiny.json", source="made here", sha256="2" * 64, samples=samples,
-                              max_input_tokens=100),
-        server=ServerRecord(endpoint="http://127.0.0.1:8000", model_name=MODEL, max_model_len=2048, version=VLLM,
-                            owned=True, packages={"torch": "2.13.0+cpu"}),
+        model=ModelRecord(
+            name=MODEL,
+            path="/models/tiny-llama",
+            source=source or "trained in /models/tiny-llama",
+            sha256="1" * 64,
+            weight_data_types="bf16",
+        ),
+        dataset=DatasetRecord(
+            name="tiny",
+            path="/data/tiny.json",
+            source="made here",
+            sha256="2" * 64,
+            samples=samples,
+            max_input_tokens=100,
+        ),
+        server=ServerRecord(
+            endpoint="http://127.0.0.1:8000",
+            model_name=MODEL,
+            max_model_len=2048,
+            version=VLLM,
+            owned=True,
+            packages={"torch": "2.13.0+cpu"},
+        ),
     )
     files = {path.name: sha256_of(path) for path in folder.glob("mlperf_log_*")}
     return RunRecord(
-        notice=settings.notice, settings=settings, settings_sha256="3" * 64,
-        started_at="2026-01-01T00:00:00+00:00", ended_at="2026-01-01T00:10:00+00:00", duration_s=600,
-        loadgen_version=found.loadgen.wheel, versions={"mlcommons-loadgen": found.loadgen.wheel}, files=files,
-        client=ClientRecord(requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1,
-                            completion_tokens=8 * samples),
+        notice=settings.notice,
+        settings=settings,
+        settings_sha256="3" * 64,
+        started_at="2026-01-01T00:00:00+00:00",
+        ended_at="2026-01-01T00:10:00+00:00",
+        duration_s=600,
+        loadgen_version=found.loadgen.wheel,
+        versions={"mlcommons-loadgen": found.loadgen.wheel},
+        files=files,
+        client=ClientRecord(
+            requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1, completion_tokens=8 * samples
+        ),
     )
 
 
 def write_scores(folder: Path, record: RunRecord, samples: int, **other: float) -> None:
-    values: dict[str, float] = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644,
-                                "gen_num": samples, "tokens_per_sample": 294.45}
+    values: dict[str, float] = {
+        "rouge1": 38.8,
+        "rouge2": 15.9,
+        "rougeL": 24.5,
+        "rougeLsum": 35.8,
+        "gen_len": 8167644,
+        "gen_num": samples,
+        "tokens_per_sample": 294.45,
+    }
     values |= other
     write_text(folder / "accuracy.txt", f"{values}\n")
     whole = samples == record.settings.terms.samples
-    scores = [Score(metric=target.metric, label=target.label, value=values[target.label], lower=target.lower,
-                    upper=target.upper, met=target.met(values[target.label], whole=whole))
-              for target in record.settings.terms.targets]
-    write_record(folder / "accuracy.json", AccuracyRecord(
-        notice=record.notice, scores=scores, values=values, samples=samples, samples_expected=samples,
-        tokens=8 * samples, scorer="rouge", verified=8, sentences="punkt_tab", sentences_sha256="", duration_s=1,
-        log_sha256=record.files["mlperf_log_accuracy.json"],
-    ))
+    scores = [
+        Score(
+            metric=target.metric,
+            label=target.label,
+            value=values[target.label],
+            lower=target.lower,
+            upper=target.upper,
+            met=target.met(values[target.label], whole=whole),
+        )
+        for target in record.settings.terms.targets
+    ]
+    write_record(
+        folder / "accuracy.json",
+        AccuracyRecord(
+            notice=record.notice,
+            scores=scores,
+            values=values,
+            samples=samples,
+            samples_expected=samples,
+            tokens=8 * samples,
+            scorer="rouge",
+            verified=8,
+            sentences="punkt_tab",
+            sentences_sha256="",
+            duration_s=1,
+            log_sha256=record.files["mlperf_log_accuracy.json"],
+        ),
+    )
 
 
 @pytest.fixture
 def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
     """Lay out a campaign's results over short real runs."""
-    return lambda *, rehearsal=True, source="": make_out(tmp_path / "out", loadgen_logs, rehearsal=rehearsal,
-                                                         source=source)
+    return lambda *, rehearsal=True, source="": make_out(
+        tmp_path / "out", loadgen_logs, rehearsal=rehearsal, source=source
+    )
 
 
 @pytest.fixture

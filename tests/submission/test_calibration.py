@@ -13,16 +13,38 @@ def model(made=None, **more):
 def made(scheme, samples=0, **more):
     words = schemes()[scheme]
     return QuantizationRecord(
-        scheme=scheme, weights=words.weights, activations=words.activations, kv_cache=KV_FP8, formula=words.formula,
-        layers=14, layer_kinds=["q_proj"], ignored=["lm_head"], base_model="base", base_sha256="1" * 64,
-        starting_weights="base/model.safetensors", tools={"llmcompressor": "0.14.0.1"}, calibration_dataset="cal",
-        calibration_sha256="2" * 64, calibration_samples=samples, calibration_tokens=samples * 10, **more)
+        scheme=scheme,
+        weights=words.weights,
+        activations=words.activations,
+        kv_cache=KV_FP8,
+        formula=words.formula,
+        layers=14,
+        layer_kinds=["q_proj"],
+        ignored=["lm_head"],
+        base_model="base",
+        base_sha256="1" * 64,
+        starting_weights="base/model.safetensors",
+        tools={"llmcompressor": "0.14.0.1"},
+        calibration_dataset="cal",
+        calibration_sha256="2" * 64,
+        calibration_samples=samples,
+        calibration_tokens=samples * 10,
+        **more,
+    )
 
 
 def test_a_calibrated_scheme_names_its_samples_with_their_digest():
     page = calibration_page(model(made("fp8", 512)))
-    for words in ("one static scale per tensor", "first 512 samples (5120 tokens", "2" * 64, "llmcompressor 0.14.0.1",
-                  "14 linear layers: q_proj", "lm_head", "1" * 64, "448"):
+    for words in (
+        "one static scale per tensor",
+        "first 512 samples (5120 tokens",
+        "2" * 64,
+        "llmcompressor 0.14.0.1",
+        "14 linear layers: q_proj",
+        "lm_head",
+        "1" * 64,
+        "448",
+    ):
         assert words in page
 
 

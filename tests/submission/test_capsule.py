@@ -19,24 +19,41 @@ from cm4vllm.submission.comparison import Judgement, compare, environment, judge
 from cm4vllm.submission.replay import capsule_at, replay_words, this_place
 from cm4vllm.submission.tree import build_tree, system_folder
 
-COMMAND = ("cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/jdoe/out --env.HF_TOKEN='${HF_TOKEN:?}' "
-           "--dataset_path=/home/jdoe/cnn.json --scenario=Offline,Server --rerun")
+COMMAND = (
+    "cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/jdoe/out --env.HF_TOKEN='${HF_TOKEN:?}' "
+    "--dataset_path=/home/jdoe/cnn.json --scenario=Offline,Server --rerun"
+)
 
 
 @pytest.fixture
 def results(campaign):
     """The results of a job, with the record of its campaign; give also what its tree is asked to be."""
     asked = campaign(rehearsal=True)
-    write_record(asked.out / "campaign.json", CampaignRecord(
-        command=COMMAND, cm_version="4.2.0", cm4vllm_version="0.1.0", division="open", submitter="Nobody", round="v6.1",
-        benchmark="llama3.1-8b", execution_mode="test", started_at="2026-01-01T00:00:00+00:00", commit="0123abc",
-        system=system_folder(asked.out), model=asked.model))
+    write_record(
+        asked.out / "campaign.json",
+        CampaignRecord(
+            command=COMMAND,
+            cm_version="4.2.0",
+            cm4vllm_version="0.1.0",
+            division="open",
+            submitter="Nobody",
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            execution_mode="test",
+            started_at="2026-01-01T00:00:00+00:00",
+            commit="0123abc",
+            system=system_folder(asked.out),
+            model=asked.model,
+        ),
+    )
     return asked
 
 
 def changed(capsule, scenario, mode, **values):
-    runs = [msgspec.structs.replace(run, **values) if (run.scenario, run.mode) == (scenario, mode) else run
-            for run in capsule.runs]
+    runs = [
+        msgspec.structs.replace(run, **values) if (run.scenario, run.mode) == (scenario, mode) else run
+        for run in capsule.runs
+    ]
     return msgspec.structs.replace(capsule, runs=runs)
 
 
@@ -52,12 +69,16 @@ def test_a_capsule_is_read_back_as_it_was_written_and_names_no_folder(results, t
     assert "jdoe" not in text and str(results.out) not in text
     assert "${DATASET_PATH:?}" in text and "${HF_TOKEN:?}" in text
     assert text.startswith("# REHEARSAL, NOT A RESULT\n")
-    assert {run.name for run in capsule.runs} == {f"{s} {m}" for s in ("Offline", "Server")
-                                                  for m in ("accuracy", "performance")}
+    assert {run.name for run in capsule.runs} == {
+        f"{s} {m}" for s in ("Offline", "Server") for m in ("accuracy", "performance")
+    }
     accuracy = next(run for run in capsule.runs if run.name == "Offline accuracy")
     assert len(base64.b64decode(accuracy.answers)) == 3 * 200
-    assert accuracy.seeds == {"qsl": 2085463073848966840, "sample_index": 2747215439041700203,
-                              "schedule": 16159082839903944936}
+    assert accuracy.seeds == {
+        "qsl": 2085463073848966840,
+        "sample_index": 2747215439041700203,
+        "schedule": 16159082839903944936,
+    }
     assert accuracy.sampling["temperature"] == 0 and accuracy.sampling["max_tokens"] == 128
     assert accuracy.scores["rouge1"] == 38.8
     assert capsule.program["commit"] == "0123abc" and len(capsule.contents["msgspec"]) == 64
@@ -80,9 +101,16 @@ def test_a_capsule_equals_itself(results):
     assert {row.judgement for row in rows} <= {Judgement.EQUAL, Judgement.UNKNOWN, Judgement.SHOWN}
 
 
-@pytest.mark.parametrize(("part", "key", "value"), [
-    ("sampling", "temperature", 1.0), ("sampling", "max_tokens", 64), ("seeds", "qsl", 1),
-    ("settings", "target_qps", 7), ("client", "max_in_flight", 1)])
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("sampling", "temperature", 1.0),
+        ("sampling", "max_tokens", 64),
+        ("seeds", "qsl", 1),
+        ("settings", "target_qps", 7),
+        ("client", "max_in_flight", 1),
+    ],
+)
 def test_another_parameter_of_a_run_is_another_measurement(results, part, key, value):
     capsule = capsule_of_results(results.out)
     run = next(run for run in capsule.runs if run.name == "Offline accuracy")
@@ -114,10 +142,10 @@ def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(res
     def with_rate(value, low, high, of=capsule):
         figure = CapsuleFigure(value=value, unit="tokens/s", low=low, high=high)
         return changed(of, "Offline", "performance", figures={"tokens_per_second": figure})
+
     first = with_rate(100.0, 95.0, 105.0)
     assert not differing(first, with_rate(109.0, 104.0, 114.0))
-    assert differing(first, with_rate(112.0, 106.0, 118.0)) == {
-        "runs.Offline performance.figures.tokens_per_second"}
+    assert differing(first, with_rate(112.0, 106.0, 118.0)) == {"runs.Offline performance.figures.tokens_per_second"}
     assert not differing(first, with_rate(300.0, None, None))
     assert not differing(with_rate(100.0, 95.0, 105.0, rehearsal), with_rate(300.0, 295.0, 305.0, rehearsal))
 
@@ -127,6 +155,7 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
 
     def served(*words):
         return msgspec.structs.replace(capsule, server=msgspec.structs.replace(capsule.server, command=list(words)))
+
     assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
     assert differing(served("serve", "m", "--port", "1"), served("serve", "m", "--seed=1")) == {"server.command"}
 
@@ -136,8 +165,14 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
     capsule = msgspec.structs.replace(capsule, model={**capsule.model, "hub": "a/b", "revision": "c0ffee"})
     words = replay_words(capsule, {"output_dir": "/again"}, {"DATASET_PATH": "/here/cnn.json", "HF_TOKEN": "x"})
     assert words[0] == "--tags=run-mlperf,inference,_vllm,_r6.1"
-    assert {"--offline_target_qps=0.3", "--server_target_qps=100.0", "--vllm_version=0.32.0", "--revision=c0ffee",
-            "--dataset_path=/here/cnn.json", "--output_dir=/again"} <= set(words)
+    assert {
+        "--offline_target_qps=0.3",
+        "--server_target_qps=100.0",
+        "--vllm_version=0.32.0",
+        "--revision=c0ffee",
+        "--dataset_path=/here/cnn.json",
+        "--output_dir=/again",
+    } <= set(words)
     assert "--rerun" not in words
     given = replay_words(capsule, {"dataset_path": "/other", "api_server": "http://h"}, {"HF_TOKEN": "x"})
     assert "--dataset_path=/other" in given and not any(word.startswith("--vllm_version") for word in given)
@@ -150,8 +185,11 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
 
 def test_what_differs_here_is_known_before_the_run(results):
     capsule = capsule_of_results(results.out)
-    elsewhere = msgspec.structs.replace(capsule, machine={**capsule.machine, "host_processor_model_name": "Abacus"},
-                                        packages={**capsule.packages, "cmind": "0.1"})
+    elsewhere = msgspec.structs.replace(
+        capsule,
+        machine={**capsule.machine, "host_processor_model_name": "Abacus"},
+        packages={**capsule.packages, "cmind": "0.1"},
+    )
     fields = {row.field for row in environment(elsewhere, this_place(elsewhere)) if row.judgement is Judgement.SHOWN}
     assert {"machine.host_processor_model_name", "packages.cmind", "program.commit"} <= fields
     assert "packages.msgspec" not in fields
@@ -181,8 +219,15 @@ def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
     assert server.settings["target_qps"] == 5
     accuracy = next(run for run in fp8.runs if run.mode == "accuracy")
     assert accuracy.scores["rouge1"] == 44.5491 and len(accuracy.logs["mlperf_log_accuracy.json"]) == 64
-    assert {"server.version", "server.env", "model.sha256", "model.revision", "dataset.sha256",
-            "runs.Server accuracy.sampling", "runs.Server accuracy.answers"} <= set(fp8.unknown)
+    assert {
+        "server.version",
+        "server.env",
+        "model.sha256",
+        "model.revision",
+        "dataset.sha256",
+        "runs.Server accuracy.sampling",
+        "runs.Server accuracy.answers",
+    } <= set(fp8.unknown)
     words = replay_words(fp8, {"output_dir": "/again"}, {})
     assert "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8" in words and "--server_target_qps=5" in words
     with pytest.raises(UsageError, match="several capsules"):

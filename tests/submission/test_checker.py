@@ -75,8 +75,11 @@ def test_a_short_run_that_calls_itself_a_result_is_refused(campaign, inference):
     tree = build_tree(asked)
     truncate_tree(tree)
     for log in tree.rglob("Server/performance/run_1/mlperf_log_detail.txt"):  # our own checks would not build this
-        log.write_text(log.read_text().replace('"effective_min_duration_ms", "value": 600000',
-                                               '"effective_min_duration_ms", "value": 1000'))
+        log.write_text(
+            log.read_text().replace(
+                '"effective_min_duration_ms", "value": 600000', '"effective_min_duration_ms", "value": 1000'
+            )
+        )
     with pytest.raises(CheckerFailed, match="refuses the submission") as refused:
         check_submission(tree, "Nobody", ROUND, inference)
     assert "Test duration less than 600s" in refused.value.cause
@@ -87,22 +90,29 @@ MUTATIONS = {
     "README empty": lambda tree, _: (home(tree) / "README.md").write_text(""),
     "user.conf missing": lambda tree, _: (home(tree) / "user.conf").unlink(),
     "wrong status": lambda tree, rewrite: rewrite(
-        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(status="soon")),
+        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(status="soon")
+    ),
     "cooling empty": lambda tree, rewrite: rewrite(
-        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(cooling="")),
+        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(cooling="")
+    ),
     "accelerators as words": lambda tree, rewrite: rewrite(
-        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(accelerators_per_node=0)),
+        next(tree.glob("open/*/systems/*.json")), lambda system: system.update(accelerators_per_node=0)
+    ),
     "system missing": lambda tree, _: next(tree.glob("open/*/systems/*.json")).unlink(),
     "measurement key missing": lambda tree, rewrite: rewrite(
-        home(tree) / "measurements.json", lambda content: content.pop("retraining")),
+        home(tree) / "measurements.json", lambda content: content.pop("retraining")
+    ),
     "accuracy.txt missing": lambda tree, _: (home(tree) / "accuracy" / "accuracy.txt").unlink(),
     "scores as numpy prints them": lambda tree, _: (home(tree) / "accuracy" / "accuracy.txt").write_text(
-        "{'rouge1': np.float64(38.8)}\nhash=abc\n"),
+        "{'rouge1': np.float64(38.8)}\nhash=abc\n"
+    ),
     "accuracy log whole": lambda tree, _: shutil.copyfile(
         next(tree.parent.glob("runs/*/*/Offline/accuracy/mlperf_log_accuracy.json")),
-        home(tree) / "accuracy" / "mlperf_log_accuracy.json"),
+        home(tree) / "accuracy" / "mlperf_log_accuracy.json",
+    ),
     "another round's seed": lambda tree, _: swap(
-        home(tree) / "performance/run_1/mlperf_log_detail.txt", "2085463073848966840", "6023615788873153749"),
+        home(tree) / "performance/run_1/mlperf_log_detail.txt", "2085463073848966840", "6023615788873153749"
+    ),
     "error in the log": lambda tree, _: add_error(home(tree) / "performance/run_1/mlperf_log_detail.txt"),
     "file that does not belong": lambda tree, _: (home(tree) / "accuracy" / "notes.txt").write_text("x"),
     "no src": lambda tree, _: shutil.rmtree(next(tree.glob("open/*/src"))),

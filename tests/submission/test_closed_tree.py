@@ -35,11 +35,15 @@ WHOLE = terms("v6.1", BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY).samples
 #: Characters of all answers: below the lower bound, above the upper one.
 GEN_LEN = {Scenario.OFFLINE: 21.0 * WHOLE, Scenario.INTERACTIVE: 9e6}
 #: What the checkers say of a result whose accuracy they refuse, and what they make of that.
-ACCURACY = re.compile(r"^NoResults |^SUMMARY: |Some accuracy checks Checks failed for|, accuracy not valid$"
-                      r"|is OK but accuracy has issues$")
+ACCURACY = re.compile(
+    r"^NoResults |^SUMMARY: |Some accuracy checks Checks failed for|, accuracy not valid$"
+    r"|is OK but accuracy has issues$"
+)
 WARNED = re.compile("accuracy not met|^Execution of check .* skipped|^accuracy_sample_count not found for model")
-CONF = (f"*.Server.target_qps = 8000\n*.Server.min_duration = 500\n*.Offline.target_qps = 20\n"
-        f"*.Offline.min_duration = 500\n*.Offline.min_query_count = {WHOLE}\n")
+CONF = (
+    f"*.Server.target_qps = 8000\n*.Server.min_duration = 500\n*.Offline.target_qps = 20\n"
+    f"*.Offline.min_duration = 500\n*.Offline.min_query_count = {WHOLE}\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +54,15 @@ def runs(parts: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
         found = terms("v6.1", BENCHMARK, scenario, Mode.PERFORMANCE)
         for place in (*Mode, TEST):
             parts.run_loadgen(
-                folder / scenario / place, found.loadgen_scenario, Mode.PERFORMANCE if place == TEST else place,
-                samples=WHOLE, spread_s=0.7, conf=CONF, name=found.loadgen_name,
-                audit_config=audit_config(TEST if place == TEST else ""))
+                folder / scenario / place,
+                found.loadgen_scenario,
+                Mode.PERFORMANCE if place == TEST else place,
+                samples=WHOLE,
+                spread_s=0.7,
+                conf=CONF,
+                name=found.loadgen_name,
+                audit_config=audit_config(TEST if place == TEST else ""),
+            )
     return folder
 
 
@@ -63,18 +73,34 @@ def closed(parts: ModuleType, tmp_path: Path, runs: Path) -> TreeAsked:
     model.mkdir()
     (model / "generation_config.json").write_text('{"eos_token_id": [128001, 128009]}')
     machine = detect_machine()
-    system = describe_system(machine, SystemAsked(
-        submitter=parts.SUBMITTER, division="closed", system_type="datacenter", vllm=parts.VLLM,
-        packages={"torch": "2.13.0+cpu", "python": "3.11.7"}, used=(), rehearsal=False))
+    system = describe_system(
+        machine,
+        SystemAsked(
+            submitter=parts.SUBMITTER,
+            division="closed",
+            system_type="datacenter",
+            vllm=parts.VLLM,
+            packages={"torch": "2.13.0+cpu", "python": "3.11.7"},
+            used=(),
+            rehearsal=False,
+        ),
+    )
     write_json(out / "system" / "system.json", system)
     write_record(out / "system" / "machine.json", machine)
     write_record(out / "system" / "software.json", parts.software())
     for scenario in SCENARIOS:
         for place in (*Mode, TEST):
-            lay_out(parts, runs / scenario / place,
-                    out / "runs" / folder_name(system) / BENCHMARK / scenario / place, model)
-    return TreeAsked(out=out, submitter=parts.SUBMITTER, model=BENCHMARK, division=Division.CLOSED,
-                     command="cm run script", readmes={scenario: f"# {scenario}: measured\n" for scenario in SCENARIOS})
+            lay_out(
+                parts, runs / scenario / place, out / "runs" / folder_name(system) / BENCHMARK / scenario / place, model
+            )
+    return TreeAsked(
+        out=out,
+        submitter=parts.SUBMITTER,
+        model=BENCHMARK,
+        division=Division.CLOSED,
+        command="cm run script",
+        readmes={scenario: f"# {scenario}: measured\n" for scenario in SCENARIOS},
+    )
 
 
 def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path) -> None:
@@ -87,25 +113,33 @@ def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path) -> None:
         else:
             os.link(log, folder / log.name)
     mode = Mode.PERFORMANCE if place == TEST else Mode(place)
-    record = parts.run_record(folder, terms("v6.1", BENCHMARK, scenario, mode), rehearsal=False, samples=WHOLE,
-                              source="made by the test")
+    record = parts.run_record(
+        folder, terms("v6.1", BENCHMARK, scenario, mode), rehearsal=False, samples=WHOLE, source="made by the test"
+    )
     own = replace(record.settings.model, name=BENCHMARK, path=str(model), recipe={IDENTITY: BENCHMARK})
-    settings = replace(record.settings, model=own, min_tokens=1, user_conf=CONF.replace("= 500", "= 600000"),
-                       **({"compliance_test": TEST, "audit_config": audit_config(TEST)} if place == TEST else {}))
+    settings = replace(
+        record.settings,
+        model=own,
+        min_tokens=1,
+        user_conf=CONF.replace("= 500", "= 600000"),
+        **({"compliance_test": TEST, "audit_config": audit_config(TEST)} if place == TEST else {}),
+    )
     record = replace(record, settings=settings)
     write_record(folder / RUN_FILE, record)
     if place == TEST:
         assert verify_run(folder).passed
     elif mode is Mode.ACCURACY:
-        parts.write_scores(folder, record, WHOLE, rouge1=1.5, rouge2=0.1, rougeL=1.2, rougeLsum=1.4,
-                           gen_len=GEN_LEN[scenario])
+        parts.write_scores(
+            folder, record, WHOLE, rouge1=1.5, rouge2=0.1, rougeL=1.2, rougeLsum=1.4, gen_len=GEN_LEN[scenario]
+        )
 
 
 def test_the_official_checkers_refuse_its_accuracy_and_lengths_alone(closed, inference):
     tree = build_tree(closed)
     truncate_tree(tree)
-    assert sorted(path.name for path in tree.glob("closed/*/results/*/*/*/*")
-                  if path.is_dir()) == sorted(["TEST06", "accuracy", "performance"] * 2)
+    assert sorted(path.name for path in tree.glob("closed/*/results/*/*/*/*") if path.is_dir()) == sorted(
+        ["TEST06", "accuracy", "performance"] * 2
+    )
     for run in run_checkers(tree, closed.submitter, "v6.1", inference, tree.parent / "checker").runs:
         assert not run.crashed and not run.passed
         assert [error for error in run.errors if not ACCURACY.search(error)] == [], run.name
@@ -116,11 +150,16 @@ def test_the_official_checkers_refuse_its_accuracy_and_lengths_alone(closed, inf
         assert any("upper limit=8984408.4" in one and "/Interactive/" in one for one in run.warnings)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda run: replace(run, settings=replace(run.settings, model=replace(run.settings.model, recipe={}))),
-     "does not say that llama3.1-8b is the model"),
-    (lambda run: replace(run, settings=replace(run.settings, max_tokens=64)), "with other lengths"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda run: replace(run, settings=replace(run.settings, model=replace(run.settings.model, recipe={}))),
+            "does not say that llama3.1-8b is the model",
+        ),
+        (lambda run: replace(run, settings=replace(run.settings, max_tokens=64)), "with other lengths"),
+    ],
+)
 def test_no_tree_is_made_of_runs_that_the_division_has_no_place_for(closed, change, words):
     for path in closed.out.glob("runs/*/*/*/*/run.json"):
         write_record(path, change(read_record(path, RunRecord)))

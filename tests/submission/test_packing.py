@@ -20,8 +20,13 @@ from cm4vllm.submission.packing import pack, private_ids
 def tree(tmp_path):
     """A small tree: packing reads files, whatever is in them."""
     folder = tmp_path / "submission"
-    texts = {"open/Nobody/README.md": "# Nobody\n", "open/Nobody/results/sys/m/Offline/accuracy/accuracy.txt": "1",
-             "open/Nobody/systems/sys.json": "{}", "open/Nobody/src/run.sh": "true\n", "checker.json": "{}"}
+    texts = {
+        "open/Nobody/README.md": "# Nobody\n",
+        "open/Nobody/results/sys/m/Offline/accuracy/accuracy.txt": "1",
+        "open/Nobody/systems/sys.json": "{}",
+        "open/Nobody/src/run.sh": "true\n",
+        "checker.json": "{}",
+    }
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -78,12 +83,27 @@ def test_gpg_encrypts_for_a_key_and_nobody_else_reads_it(tree, tmp_path, monkeyp
     home = tmp_path / "gnupg"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("GNUPGHOME", str(home))
-    subprocess.run(["gpg", "--batch", "--quiet", "--passphrase", "", "--quick-gen-key", "results@example.org",
-                    "future-default", "default", "1d"], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "gpg",
+            "--batch",
+            "--quiet",
+            "--passphrase",
+            "",
+            "--quick-gen-key",
+            "results@example.org",
+            "future-default",
+            "default",
+            "1d",
+        ],
+        check=True,
+        capture_output=True,
+    )
     packed = pack(tree, tmp_path / "one.tar.gz", program="gpg", recipients=("results@example.org",))
     assert packed.encrypted is not None and packed.encrypted_sha256 == sha256_of(packed.encrypted)
-    plain = subprocess.run(["gpg", "--batch", "--quiet", "--decrypt", packed.encrypted], check=True,
-                           capture_output=True).stdout
+    plain = subprocess.run(
+        ["gpg", "--batch", "--quiet", "--decrypt", packed.encrypted], check=True, capture_output=True
+    ).stdout
     assert plain == packed.archive.read_bytes() != packed.encrypted.read_bytes()
     with pytest.raises(SubmissionError, match="could not encrypt") as refused:
         pack(tree, tmp_path / "two.tar.gz", program="gpg", recipients=("nobody@example.org",))

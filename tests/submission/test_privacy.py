@@ -33,9 +33,12 @@ def root(tmp_path):
     """A machine with a name and serial numbers."""
     for name, text in {
         "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 node07b.lab.example node07b  # us\n10.9.8.7 other\n",
-        "proc/sys/kernel/hostname": "vllm.us-east1-a.compute.internal\n", "etc/hostname": "gpuhost-0815x\n",
-        "sys/class/dmi/id/product_serial": "S4M7RX2C04L\n", "sys/class/dmi/id/board_serial": "To be filled by O.E.M.\n",
-        "sys/block/nvme0n1/device/serial": "S64GNG0R912345  \n", "etc/machine-id": "3d1219c7c4c5404aaa1f6d2a48adfda0\n",
+        "proc/sys/kernel/hostname": "vllm.us-east1-a.compute.internal\n",
+        "etc/hostname": "gpuhost-0815x\n",
+        "sys/class/dmi/id/product_serial": "S4M7RX2C04L\n",
+        "sys/class/dmi/id/board_serial": "To be filled by O.E.M.\n",
+        "sys/block/nvme0n1/device/serial": "S64GNG0R912345  \n",
+        "etc/machine-id": "3d1219c7c4c5404aaa1f6d2a48adfda0\n",
     }.items():
         path = tmp_path / "machine" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,45 +46,73 @@ def root(tmp_path):
     return tmp_path / "machine"
 
 
-@pytest.mark.parametrize(("line", "clean"), [
-    ("--model /home/jdoe42/models/x", "--model ~/models/x"),
-    ("HF_HOME=/home/jdoe42", "HF_HOME=~"),
-    ("cache:/home/jdoe42/.cache", "cache:~/.cache"),
-    ("/data/jdoe42/runs", "/data/[user]/runs"),
-    ("run by JDoe42.", "run by [user]."), ("1xH100_jdoe42_x", "1xH100_[user]_x"),
-    ("on vllm.us-east1-a.compute.internal:8000", "on [host]:8000"),
-    ("gpuhost-0815x: ready", "[host]: ready"),
-    ("serial S4M7RX2C04L", "serial [serial]"),
-    ("disk S64GNG0R912345", "disk [serial]"),
-    ("GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053 is used", "[serial] is used"),
-    ("--api_server=http://gpu07.lab.example:8000/v1", "--api_server=http://[server]:8000/v1"),
-    ("connect to gpu07 failed", "connect to [server] failed"),
-    ("GPU07.other.example is up.", "[server] is up."),
-    ("gpuhost-0815x.lab.example: ready", "[host]: ready"),
-    ("uname: Linux vllm 6.1.0-9-amd64", "uname: Linux [host] 6.1.0-9-amd64"),
-    ("ssh jdoe42@vllm", "ssh [user]@[host]"), ("http://vllm:8000/v1", "http://[host]:8000/v1"),
-    ("listening on vllm:8000", "listening on [host]:8000"),
-    ("ip-203-0-113-9 and ::ffff:203.0.113.9", "ip-[server] and [server]"),
-    ("9.113.0.203.in-addr.arpa", "[server]"), ("::FFFF:CB00:7109 answers", "[server] answers"),
-    ("node07b on 10.9.8.7", "[host] on 10.9.8.7"), ("node07b.lab.example", "[host]"),
-    ("wrote /data/jdoe42/x/results/a.log", "wrote [folder]/a.log"),
-    ("token s3cr3t-w0rd used", "token (secret) used"), ("S3CR3T-W0RD", "(secret)"),
-    ("http://203.0.113.9:8000", "http://[server]:8000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [
+        ("--model /home/jdoe42/models/x", "--model ~/models/x"),
+        ("HF_HOME=/home/jdoe42", "HF_HOME=~"),
+        ("cache:/home/jdoe42/.cache", "cache:~/.cache"),
+        ("/data/jdoe42/runs", "/data/[user]/runs"),
+        ("run by JDoe42.", "run by [user]."),
+        ("1xH100_jdoe42_x", "1xH100_[user]_x"),
+        ("on vllm.us-east1-a.compute.internal:8000", "on [host]:8000"),
+        ("gpuhost-0815x: ready", "[host]: ready"),
+        ("serial S4M7RX2C04L", "serial [serial]"),
+        ("disk S64GNG0R912345", "disk [serial]"),
+        ("GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053 is used", "[serial] is used"),
+        ("--api_server=http://gpu07.lab.example:8000/v1", "--api_server=http://[server]:8000/v1"),
+        ("connect to gpu07 failed", "connect to [server] failed"),
+        ("GPU07.other.example is up.", "[server] is up."),
+        ("gpuhost-0815x.lab.example: ready", "[host]: ready"),
+        ("uname: Linux vllm 6.1.0-9-amd64", "uname: Linux [host] 6.1.0-9-amd64"),
+        ("ssh jdoe42@vllm", "ssh [user]@[host]"),
+        ("http://vllm:8000/v1", "http://[host]:8000/v1"),
+        ("listening on vllm:8000", "listening on [host]:8000"),
+        ("ip-203-0-113-9 and ::ffff:203.0.113.9", "ip-[server] and [server]"),
+        ("9.113.0.203.in-addr.arpa", "[server]"),
+        ("::FFFF:CB00:7109 answers", "[server] answers"),
+        ("node07b on 10.9.8.7", "[host] on 10.9.8.7"),
+        ("node07b.lab.example", "[host]"),
+        ("wrote /data/jdoe42/x/results/a.log", "wrote [folder]/a.log"),
+        ("token s3cr3t-w0rd used", "token (secret) used"),
+        ("S3CR3T-W0RD", "(secret)"),
+        ("http://203.0.113.9:8000", "http://[server]:8000"),
+    ],
+)
 def test_what_is_private_is_found_and_scrubbed(root, line, clean):
-    words = private_words(root, ENV, servers=["gpu07.lab.example", "203.0.113.9", "127.0.0.1", "localhost"],
-                          serials=["GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053"], folders=["/data/jdoe42/x/results"])
+    words = private_words(
+        root,
+        ENV,
+        servers=["gpu07.lab.example", "203.0.113.9", "127.0.0.1", "localhost"],
+        serials=["GPU-4039dfe4-0c97-4b1e-683e-eb7d42699053"],
+        folders=["/data/jdoe42/x/results"],
+    )
     assert first_private(line, words) is not None
     assert scrubbed(line, words) == clean
     assert first_private(clean, words) is None
 
 
-@pytest.mark.parametrize("line", [
-    "served by vLLM 0.32.0", "/home/jdoe421/x", "To be filled by O.E.M.", "the machine at 127.0.0.1:8000", "localhost",
-    "nvidia-cublas 12.8.4.1", "1203.0.113.99", "jdoe", "", "vLLM: 8000 tokens", "a benchmark of vllm",
-    "vllm.entrypoints",
-    "other", "https://docs.vllm.ai/en/latest", "pip install vllm", "/data/x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "served by vLLM 0.32.0",
+        "/home/jdoe421/x",
+        "To be filled by O.E.M.",
+        "the machine at 127.0.0.1:8000",
+        "localhost",
+        "nvidia-cublas 12.8.4.1",
+        "1203.0.113.99",
+        "jdoe",
+        "",
+        "vLLM: 8000 tokens",
+        "a benchmark of vllm",
+        "vllm.entrypoints",
+        "other",
+        "https://docs.vllm.ai/en/latest",
+        "pip install vllm",
+        "/data/x",
+    ],
+)
 def test_what_is_not_private_stays(root, line):
     words = private_words(root, ENV, servers=["203.0.113.9", "127.0.0.1", "localhost"], folders=["/data"])
     assert first_private(line, words) is None
@@ -127,8 +158,10 @@ def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
     words = private_words(root, ENV)
     tree = tmp_path / "tree"
     tree.mkdir()
-    for content, what in (("x s3cr3t-w0rd x\n", "the value of HF_TOKEN"),
-                          ("key hf_" + "aB3" * 11 + "\n", "text in the form of a key")):
+    for content, what in (
+        ("x s3cr3t-w0rd x\n", "the value of HF_TOKEN"),
+        ("key hf_" + "aB3" * 11 + "\n", "text in the form of a key"),
+    ):
         (tree / "console.txt").write_text(content)
         with pytest.raises(SubmissionError, match=r"console.txt, line 1, contains a secret") as refused:
             refuse_private(tree, words)
@@ -169,17 +202,34 @@ def test_no_file_of_the_program_is_refused_where_it_was_changed():
 def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypatch):
     monkeypatch.setenv("USER", PERSON)
     asked = campaign()
-    address = next((one.address for all_of in psutil.net_if_addrs().values() for one in all_of
-                    if one.family == socket.AF_INET and not one.address.startswith("127.")), "")
-    gpu = GpuFacts(name="NVIDIA L40S", uuid=GPU, memory_bytes=48 * 2**30, max_sm_mhz=None,
-                   pcie_generation=None, pcie_width=None, driver="570")
+    address = next(
+        (
+            one.address
+            for all_of in psutil.net_if_addrs().values()
+            for one in all_of
+            if one.family == socket.AF_INET and not one.address.startswith("127.")
+        ),
+        "",
+    )
+    gpu = GpuFacts(
+        name="NVIDIA L40S",
+        uuid=GPU,
+        memory_bytes=48 * 2**30,
+        max_sm_mhz=None,
+        pcie_generation=None,
+        pcie_width=None,
+        driver="570",
+    )
     write_record(asked.out / "system/machine.json", msgspec.structs.replace(detect_machine(), gpus=[gpu]))
     for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
         rewrite(run, lambda record: record["settings"]["model"].update(source=f"the folder /mnt/{PERSON}/llama"))
     ours = f"{GPU} run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"
-    asked = dataclasses.replace(asked, command=f"cm run script --output_dir={ours}",
-                                readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
-                                extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"))
+    asked = dataclasses.replace(
+        asked,
+        command=f"cm run script --output_dir={ours}",
+        readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
+        extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"),
+    )
     tree = build_tree(asked)
     inspect_tree(tree)
     private = [PERSON, GPU, address, str(Path.home()) + "/x", str(asked.out)]

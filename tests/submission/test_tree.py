@@ -32,13 +32,24 @@ def test_the_tree_has_every_file_of_the_round(campaign):
     asked = campaign()
     build_tree(asked)
     for scenario in (Scenario.OFFLINE, Scenario.SERVER):
-        found = {path.relative_to(measurement(asked, scenario)).as_posix()
-                 for path in measurement(asked, scenario).rglob("*") if path.is_file()}
+        found = {
+            path.relative_to(measurement(asked, scenario)).as_posix()
+            for path in measurement(asked, scenario).rglob("*")
+            if path.is_file()
+        }
         assert found == {
-            "measurements.json", "user.conf", "README.md", "accuracy/accuracy.txt", "accuracy/mlperf_log_accuracy.json",
-            "accuracy/mlperf_log_detail.txt", "accuracy/mlperf_log_summary.txt",
-            "performance/run_1/mlperf_log_detail.txt", "performance/run_1/mlperf_log_summary.txt",
-            "pip_freeze.json", "cpu_info.json", "os_info.json",
+            "measurements.json",
+            "user.conf",
+            "README.md",
+            "accuracy/accuracy.txt",
+            "accuracy/mlperf_log_accuracy.json",
+            "accuracy/mlperf_log_detail.txt",
+            "accuracy/mlperf_log_summary.txt",
+            "performance/run_1/mlperf_log_detail.txt",
+            "performance/run_1/mlperf_log_summary.txt",
+            "pip_freeze.json",
+            "cpu_info.json",
+            "os_info.json",
         }
     home = asked.out / "submission" / "open" / asked.submitter
     assert (home / "systems" / f"{system_folder(asked.out)}.json").is_file()
@@ -59,8 +70,12 @@ def test_logs_are_those_of_the_runs_byte_for_byte(campaign):
 def test_a_rehearsal_says_so_in_every_file_that_may_carry_text(campaign):
     asked = campaign(rehearsal=True)
     tree = build_tree(asked)
-    marked = [path for path in tree.rglob("*") if path.name in
-              ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
+    marked = [
+        path
+        for path in tree.rglob("*")
+        if path.name in ("README.md", "user.conf", "measurements.json", "accuracy.txt")
+        and "/src/cm4vllm/" not in str(path)
+    ]
     marked += list(tree.glob("*/*/systems/*.json"))
     assert len(marked) == 2 * 4 + 3
     for path in marked:
@@ -78,8 +93,12 @@ def test_a_result_carries_no_notice_of_a_rehearsal(campaign):
 @pytest.mark.parametrize("rehearsal", [False, True])
 def test_stand_in_weights_are_named_as_such_wherever_a_rehearsal_is(campaign, rehearsal):
     tree = build_tree(campaign(rehearsal=rehearsal, source=STAND_IN_SOURCE))
-    files = [path for path in tree.rglob("*") if path.name in
-             ("README.md", "user.conf", "measurements.json", "accuracy.txt") and "/src/cm4vllm/" not in str(path)]
+    files = [
+        path
+        for path in tree.rglob("*")
+        if path.name in ("README.md", "user.conf", "measurements.json", "accuracy.txt")
+        and "/src/cm4vllm/" not in str(path)
+    ]
     files += tree.glob("*/*/systems/*.json")
     assert len(files) == 2 * 4 + 3
     for path in files:
@@ -137,14 +156,17 @@ def test_nothing_private_reaches_the_tree(campaign):
                 assert not re.search(word, path.read_text()), f"{word} in {path}"
 
 
-@pytest.mark.parametrize(("path", "what"), [
-    ("Offline/performance/run.json", "no submission without"),
-    ("Server/accuracy/run.json", "no submission without"),
-    ("Server/accuracy/accuracy.json", "no submission without"),
-    ("Server/accuracy/accuracy.txt", "accuracy.txt is missing"),
-    ("Server/accuracy/mlperf_log_accuracy.json", "mlperf_log_accuracy.json is missing"),
-    ("Offline/performance/mlperf_log_detail.txt", "mlperf_log_detail.txt is missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("Offline/performance/run.json", "no submission without"),
+        ("Server/accuracy/run.json", "no submission without"),
+        ("Server/accuracy/accuracy.json", "no submission without"),
+        ("Server/accuracy/accuracy.txt", "accuracy.txt is missing"),
+        ("Server/accuracy/mlperf_log_accuracy.json", "mlperf_log_accuracy.json is missing"),
+        ("Offline/performance/mlperf_log_detail.txt", "mlperf_log_detail.txt is missing"),
+    ],
+)
 def test_a_missing_file_is_refused(campaign, path, what):
     asked = campaign()
     (runs(asked).parents[1] / path).unlink()
@@ -156,10 +178,9 @@ def change_settings(rewrite, path, **values):
     rewrite(path, lambda record: record["settings"]["terms"].update(values))
 
 
-@pytest.mark.parametrize(("values", "what"), [
-    ({"benchmark": "llama2-70b-99.9"}, "benchmark"),
-    ({"round": "v6.0"}, "round"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "what"), [({"benchmark": "llama2-70b-99.9"}, "benchmark"), ({"round": "v6.0"}, "round")]
+)
 def test_runs_of_different_settings_are_refused(campaign, rewrite, values, what):
     asked = campaign()
     change_settings(rewrite, runs(asked, "Server") / "run.json", **values)
@@ -171,8 +192,9 @@ def test_runs_of_different_settings_are_refused(campaign, rewrite, values, what)
 @pytest.mark.parametrize("part", ["model", "dataset"])
 def test_runs_of_different_models_or_datasets_are_refused(campaign, rewrite, part):
     asked = campaign()
-    rewrite(runs(asked, "Server", "accuracy") / "run.json",
-            lambda record: record["settings"][part].update(sha256="f" * 64))
+    rewrite(
+        runs(asked, "Server", "accuracy") / "run.json", lambda record: record["settings"][part].update(sha256="f" * 64)
+    )
     with pytest.raises(SubmissionError, match="do not belong together") as refused:
         build_tree(asked)
     assert f"differ in their {part}" in str(refused.value)
@@ -201,8 +223,11 @@ def test_a_short_run_that_calls_itself_a_result_is_refused(campaign):
     asked = campaign(rehearsal=False)
     folder = runs(asked, "Server")
     log = folder / "mlperf_log_detail.txt"
-    log.write_text(log.read_text().replace('"effective_min_duration_ms", "value": 600000',
-                                           '"effective_min_duration_ms", "value": 1000'))
+    log.write_text(
+        log.read_text().replace(
+            '"effective_min_duration_ms", "value": 600000', '"effective_min_duration_ms", "value": 1000'
+        )
+    )
     record = json.loads((folder / "run.json").read_text())
     record["files"][log.name] = sha256_of(log)
     (folder / "run.json").write_text(json.dumps(record))
@@ -272,8 +297,10 @@ def test_a_model_whose_weights_are_unknown_is_refused(campaign, rewrite):
     asked = campaign()
     for scenario in (Scenario.OFFLINE, Scenario.SERVER):
         for mode in ("performance", "accuracy"):
-            rewrite(runs(asked, scenario, mode) / "run.json",
-                    lambda record: record["settings"]["model"].update(weight_data_types=""))
+            rewrite(
+                runs(asked, scenario, mode) / "run.json",
+                lambda record: record["settings"]["model"].update(weight_data_types=""),
+            )
     with pytest.raises(SubmissionError, match="type of its weights"):
         build_tree(asked)
 
@@ -330,8 +357,18 @@ def test_one_scenario_alone_makes_a_tree(campaign):
 
 
 #: What a short run, or a dataset of 200 samples, lacks; all else would be a fault of the tree itself.
-SHORT = {"RESULT-INVALID", "ACCURACY-SAMPLES", "PERFORMANCE-SAMPLES", "ACCURACY-HASH", "ACCURACY-LOG-SIZE",
-         "LOG-MIN-DURATION", "ACCURACY-TARGET", "MODEL-MAPPED", "MODEL-NOT-VERIFIABLE", "LOG-ERRORS"}
+SHORT = {
+    "RESULT-INVALID",
+    "ACCURACY-SAMPLES",
+    "PERFORMANCE-SAMPLES",
+    "ACCURACY-HASH",
+    "ACCURACY-LOG-SIZE",
+    "LOG-MIN-DURATION",
+    "ACCURACY-TARGET",
+    "MODEL-MAPPED",
+    "MODEL-NOT-VERIFIABLE",
+    "LOG-ERRORS",
+}
 
 
 def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(campaign):

@@ -111,7 +111,19 @@ def test_it_is_byte_for_byte_what_the_official_tool_writes(campaign, inference, 
     tree = build_tree(campaign())
     tools, _ = extract_checker(inference, tmp_path / "tools")
     official = tmp_path / "official"
-    subprocess.run([sys.executable, str(tools / "truncate_accuracy_log.py"), "--input", str(tree), "--submitter",
-                    "Nobody", "--output", str(official)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            str(tools / "truncate_accuracy_log.py"),
+            "--input",
+            str(tree),
+            "--submitter",
+            "Nobody",
+            "--output",
+            str(official),
+        ],
+        check=True,
+        capture_output=True,
+    )
     truncate_tree(tree)
     assert snapshot(tree) == snapshot(official)

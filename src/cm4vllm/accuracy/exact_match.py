@@ -37,8 +37,10 @@ def retrieved(prediction: str, reference: str) -> float:
     found, wanted = _CODE.findall(prediction), _CODE.findall(reference)
     if not found:
         return 0.0
-    shares = [sum(1.0 for character in theirs if character.lower() in ours.lower()) / len(theirs)
-              for ours, theirs in zip(found, wanted, strict=False)]
+    shares = [
+        sum(1.0 for character in theirs if character.lower() in ours.lower()) / len(theirs)
+        for ours, theirs in zip(found, wanted, strict=False)
+    ]
     return round(sum(shares) / len(found) * 100, 2)
 
 

@@ -55,8 +55,9 @@ class Samples:
     def of(self, column: str, value: str) -> Samples:
         """Return those whose row has this value in a column."""
         places = [place for place, row in enumerate(self.rows) if row[column] == value]
-        return replace(self, predictions=[self.predictions[place] for place in places],
-                       rows=[self.rows[place] for place in places])
+        return replace(
+            self, predictions=[self.predictions[place] for place in places], rows=[self.rows[place] for place in places]
+        )
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,10 @@ class Scored:
 
 def rouge_of_all(samples: Samples) -> Scored:
     """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
-    pairs = score_pairs(samples.predictions, samples.references, samples.sentences, seed=samples.seed,
-                        workers=samples.workers)
-    values: dict[str, float | int] = {
-        type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES
-    }
+    pairs = score_pairs(
+        samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
+    )
+    values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
     return Scored(values, sum(pairs.lengths), pairs.verified)
 
 
@@ -93,8 +93,13 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
     verified = 0
     if places:
         references = samples.references
-        pairs = score_pairs([samples.predictions[place] for place in places], [references[place] for place in places],
-                            samples.sentences, seed=samples.seed, workers=samples.workers)
+        pairs = score_pairs(
+            [samples.predictions[place] for place in places],
+            [references[place] for place in places],
+            samples.sentences,
+            seed=samples.seed,
+            workers=samples.workers,
+        )
         rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
         values["rougeL"] = _mean(rouge, len(samples.rows))
         characters, verified = characters + sum(pairs.lengths), pairs.verified

@@ -46,8 +46,16 @@ class LiveScores:
     the luck of the draw; not that answers which come late, because they are long, may score otherwise.
     """
 
-    def __init__(self, scorer: PairScorer, detokenizer: Detokenizer, references: dict[int, str], samples: int, *,
-                 clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        scorer: PairScorer,
+        detokenizer: Detokenizer,
+        references: dict[int, str],
+        samples: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
         """Take the references of the samples drawn, by index, in the order in which they were drawn."""
         self._scorer = scorer
         self._detokenizer = detokenizer
@@ -90,7 +98,7 @@ class LiveScores:
 
     def means(self) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return how many samples count, the mean of each type in percent, and half the width of its 95 % bounds."""
-        scores = self._scores[:self._kept]
+        scores = self._scores[: self._kept]
         scores = scores[~np.isnan(scores[:, 0])] * 100
         count = len(scores)
         if count < 2:
@@ -110,8 +118,12 @@ class LiveScores:
         if count < FEWEST:
             return PartialScores(answers=count)
         scores = zip(_NAMES, means.tolist(), halves.tolist(), strict=True)
-        return PartialScores(answers=count, scores=tuple(
-            PartialScore(name=name, mean=round(mean, 3), half=round(half, 3)) for name, mean, half in scores))
+        return PartialScores(
+            answers=count,
+            scores=tuple(
+                PartialScore(name=name, mean=round(mean, 3), half=round(half, 3)) for name, mean, half in scores
+            ),
+        )
 
 
 def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores | None:
@@ -125,7 +137,7 @@ def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveS
     if not wanted.rouge:
         return None
     scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
-    rows = rows_of_samples(settings.dataset)[:settings.samples]
+    rows = rows_of_samples(settings.dataset)[: settings.samples]
     places = [place for place, row in enumerate(rows) if wanted.by_rouge(row)]
     drawn = random.Random(0).sample(places, min(DRAWN, len(places)))  # noqa: S311 - the same samples in every run
     references = {place: str(rows[place]["output"]) for place in drawn}

@@ -66,8 +66,7 @@ def integer(text: str) -> int | None:
 
 @cache
 def _announced(last: str) -> re.Pattern[str]:
-    return re.compile(
-        rf"\b(?:FINAL\s*)?ANSWER\b\s*[:=]?\s*\(?\s*([A-{last}])\s*\)?(?:\s*$|[^A-Za-z])", re.IGNORECASE)
+    return re.compile(rf"\b(?:FINAL\s*)?ANSWER\b\s*[:=]?\s*\(?\s*([A-{last}])\s*\)?(?:\s*$|[^A-Za-z])", re.IGNORECASE)
 
 
 def _alone(text: str, letters: str) -> str | None:

@@ -67,8 +67,14 @@ class PairScorer:
         return on_lines(self._split, text)
 
 
-def score_pairs(predictions: Sequence[str], references: Sequence[str], sentences: Sentences, *, seed: str = "",
-                workers: int | None = None) -> PairScores:
+def score_pairs(
+    predictions: Sequence[str],
+    references: Sequence[str],
+    sentences: Sentences,
+    *,
+    seed: str = "",
+    workers: int | None = None,
+) -> PairScores:
     """Score each prediction against its reference, and verify a sample of them that `seed` draws.
 
     Raises RunFailed when rouge-score gives another number for one of the sample.
@@ -76,13 +82,18 @@ def score_pairs(predictions: Sequence[str], references: Sequence[str], sentences
     drawn = random.Random(seed)  # noqa: S311 - a sample, not a secret
     sample = sorted(drawn.sample(range(len(predictions)), min(VERIFIED, len(predictions))))
     with _executor(sentences, min(workers or len(os.sched_getaffinity(0)), -(-len(predictions) // CHUNK))) as executor:
-        parts = [executor.submit(_score, predictions[start:start + CHUNK], references[start:start + CHUNK])
-                 for start in range(0, len(predictions), CHUNK)]
+        parts = [
+            executor.submit(_score, predictions[start : start + CHUNK], references[start : start + CHUNK])
+            for start in range(0, len(predictions), CHUNK)
+        ]
         plain = [executor.submit(_score_plainly, predictions[index], references[index]) for index in sample]
         done = [part.result() for part in parts]
         expected = [one.result() for one in plain]
-    scores = PairScores({type_: [value for part in done for value in part.fmeasures[type_]] for type_ in TYPES},
-                        [length for part in done for length in part.lengths], len(sample))
+    scores = PairScores(
+        {type_: [value for part in done for value in part.fmeasures[type_]] for type_ in TYPES},
+        [length for part in done for length in part.lengths],
+        len(sample),
+    )
     _verify(scores, dict(zip(sample, expected, strict=True)))
     return scores
 
@@ -90,13 +101,16 @@ def score_pairs(predictions: Sequence[str], references: Sequence[str], sentences
 def _verify(scores: PairScores, expected: Mapping[int, Mapping[str, float]]) -> None:
     differing = [
         f"pair {index}: {type_} is {scores.fmeasures[type_][index]!r}, rouge-score has {value!r}"
-        for index, values in expected.items() for type_, value in values.items()
+        for index, values in expected.items()
+        for type_, value in values.items()
         if scores.fmeasures[type_][index] != value
     ]
     if differing:
-        raise RunFailed("the scores are refused: they differ from rouge-score's",
-                        cause="\n".join([*differing[:5], f"{len(differing)} differences in {len(expected)} pairs"]),
-                        remedy="report it with the run's folder; the answers themselves are not in doubt")
+        raise RunFailed(
+            "the scores are refused: they differ from rouge-score's",
+            cause="\n".join([*differing[:5], f"{len(differing)} differences in {len(expected)} pairs"]),
+            remedy="report it with the run's folder; the answers themselves are not in doubt",
+        )
 
 
 _scorer: PairScorer
@@ -129,12 +143,14 @@ def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
         return
     context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker,
-                                 initargs=(sentences,)) as pool:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(sentences,)) as pool:
             yield pool
     except BrokenProcessPool as error:
-        raise RunFailed("a process that scores answers ended unexpectedly", cause=str(error),
-                        remedy="most often the memory ran out; score the run again") from error
+        raise RunFailed(
+            "a process that scores answers ended unexpectedly",
+            cause=str(error),
+            remedy="most often the memory ran out; score the run again",
+        ) from error
 
 
 class _Here(Executor):

@@ -62,7 +62,7 @@ def _paired(ours: Texts, theirs: Texts) -> _Pairs:
     pair = np.concatenate([np.repeat(np.arange(len(texts.lines)), texts.sizes) for texts in (ours, theirs)])
     stride = int(words.max(initial=0)) + 1
     distinct, entries = np.unique(pair * stride + words, return_inverse=True)
-    return _Pairs(ours, theirs, entries[:len(ours.words)], entries[len(ours.words):], distinct // stride)
+    return _Pairs(ours, theirs, entries[: len(ours.words)], entries[len(ours.words) :], distinct // stride)
 
 
 def _word_hits(pairs: _Pairs) -> IntArray:
@@ -90,8 +90,10 @@ def _bigram_hits(pairs: _Pairs) -> IntArray:
 def _longest(pairs: _Pairs) -> IntArray:
     # Texts of a character for each word: rapidfuzz compares these without looking at a Python object a word.
     first = np.searchsorted(pairs.pair_of, np.arange(pairs.count))
-    ours, theirs = (_characters(entries - first[pairs.pair_of[entries]], texts.sizes) for entries, texts in (
-        (pairs.our_entries, pairs.ours), (pairs.their_entries, pairs.theirs)))
+    ours, theirs = (
+        _characters(entries - first[pairs.pair_of[entries]], texts.sizes)
+        for entries, texts in ((pairs.our_entries, pairs.ours), (pairs.their_entries, pairs.theirs))
+    )
     return np.array([LCSseq.similarity(a, b) for a, b in zip(ours, theirs, strict=True)], np.int64)
 
 
@@ -136,8 +138,8 @@ def _long_union(pairs: _Pairs, begin: int, end: int) -> npt.NDArray[np.bool_]:
     first = int(pairs.ours.lines[:pair].sum())
     candidates = []
     at = int(pairs.ours.lengths[:first].sum())
-    for length in pairs.ours.lengths[first:first + int(pairs.ours.lines[pair])].tolist():
-        candidates.append(pairs.our_entries[at:at + length].tolist())
+    for length in pairs.ours.lengths[first : first + int(pairs.ours.lines[pair])].tolist():
+        candidates.append(pairs.our_entries[at : at + length].tolist())
         at += length
     bits = lcs.union(reference, candidates)
     packed = np.frombuffer(bits.to_bytes((len(reference) + 7) // 8, "little"), np.uint8)
@@ -167,10 +169,16 @@ def _short_unions(pairs: _Pairs, short: IntArray, place: IntArray) -> npt.NDArra
     begins = np.cumsum(ours.lengths) - ours.lengths
     order = np.argsort(-ours.lengths[candidate], kind="stable")
     candidate, lane_owner = candidate[order], owner[order]
-    found = lcs.unions(lcs.Lanes(
-        rows=theirs.lengths[short][lane_owner], columns=ours.lengths[candidate], start=begins[candidate],
-        line=line[lane_owner], places=places[pairs.our_entries], masks=masks,
-    ))
+    found = lcs.unions(
+        lcs.Lanes(
+            rows=theirs.lengths[short][lane_owner],
+            columns=ours.lengths[candidate],
+            start=begins[candidate],
+            line=line[lane_owner],
+            places=places[pairs.our_entries],
+            masks=masks,
+        )
+    )
     unions = np.zeros(len(short), np.uint64)
     np.bitwise_or.at(unions, lane_owner, found)
     return unions

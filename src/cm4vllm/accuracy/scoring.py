@@ -38,15 +38,7 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
-__all__ = [
-    "SCORERS",
-    "Scorer",
-    "accuracy_text",
-    "require_tokenizer",
-    "rows_of_samples",
-    "score_run",
-    "scorer_of",
-]
+__all__ = ["SCORERS", "Scorer", "accuracy_text", "require_tokenizer", "rows_of_samples", "score_run", "scorer_of"]
 
 
 @dataclass(frozen=True)
@@ -72,25 +64,46 @@ class Scorer:
 SCORERS = {
     "rouge": Scorer(compute=rouge_of_all, quoted=True, source="language/llama3.1-8b/evaluation.py"),
     "rouge-tokens": Scorer(compute=rouge_of_all, quoted=False, source="language/llama2-70b/evaluate-accuracy.py"),
-    "rouge-exact-match": Scorer(compute=rouge_and_exact_match, quoted=False,
-                                by_rouge=lambda row: row[METRIC] == "rouge",
-                                source="language/llama3.1-405b/evaluate-accuracy.py"),
+    "rouge-exact-match": Scorer(
+        compute=rouge_and_exact_match,
+        quoted=False,
+        by_rouge=lambda row: row[METRIC] == "rouge",
+        source="language/llama3.1-405b/evaluate-accuracy.py",
+    ),
     "rouge-gsm8k-mbxp": Scorer(
-        compute=rouge_and_gsm8k, quoted=False, by_rouge=lambda row: row[DATASET] == "OpenOrca",
+        compute=rouge_and_gsm8k,
+        quoted=False,
+        by_rouge=lambda row: row[DATASET] == "OpenOrca",
         source="language/mixtral-8x7b/evaluate-accuracy.py",
-        lacks={"mbxp": "mxeval has to compile and run the programs of MBXP, and neither it with its compilers nor a "
-                       "sandbox for such programs is part of cm4vllm yet"}),
+        lacks={
+            "mbxp": "mxeval has to compile and run the programs of MBXP, and neither it with its compilers nor a "
+            "sandbox for such programs is part of cm4vllm yet"
+        },
+    ),
     "deepseek-r1": Scorer(
-        compute=parts_of_deepseek, quoted=False, rouge=False, by_rouge=lambda row: False,
+        compute=parts_of_deepseek,
+        quoted=False,
+        rouge=False,
+        by_rouge=lambda row: False,
         source="language/deepseek-r1/eval_accuracy.py",
-        lacks={"exact_match": "prm800k has to grade the mathematics of MATH-500, and LiveCodeBench to run programs; "
-                              "neither they nor a sandbox for such programs are part of cm4vllm yet. GPQA, MMLU-Pro "
-                              "and AIME are scored, each by itself"}),
+        lacks={
+            "exact_match": "prm800k has to grade the mathematics of MATH-500, and LiveCodeBench to run programs; "
+            "neither they nor a sandbox for such programs are part of cm4vllm yet. GPQA, MMLU-Pro "
+            "and AIME are scored, each by itself"
+        },
+    ),
     "gpt-oss": Scorer(
-        compute=parts_of_gpt_oss, quoted=False, rouge=False, by_rouge=lambda row: False, special_tokens=True,
+        compute=parts_of_gpt_oss,
+        quoted=False,
+        rouge=False,
+        by_rouge=lambda row: False,
+        special_tokens=True,
         source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
-        lacks={"exact_match": "LiveCodeBench has to run programs; neither it nor a sandbox for such programs is part "
-                              "of cm4vllm yet. GPQA and AIME are scored, each by itself"}),
+        lacks={
+            "exact_match": "LiveCodeBench has to run programs; neither it nor a sandbox for such programs is part "
+            "of cm4vllm yet. GPQA and AIME are scored, each by itself"
+        },
+    ),
 }
 
 #: What is said of a metric that has no samples among those of a run.
@@ -122,8 +135,11 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
     digest = sha256_of(log) if log.is_file() else ""
     if digest != run.files[ACCURACY_LOG]:
-        raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
-                        remedy="remove the run's folder and run it again")
+        raise RunFailed(
+            f"{log} is not the log that the run wrote",
+            cause="its SHA-256 differs from that in run.json",
+            remedy="remove the run's folder and run it again",
+        )
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
         sentences = NO_SENTENCES
@@ -133,11 +149,18 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         scored = _scored(run.settings, answers, sentences, digest, workers)
         values = _values(scored, answers)
         record = AccuracyRecord(
-            notice=run.notice, scores=_scores(run.settings.terms, values, len(answers.indices)),
+            notice=run.notice,
+            scores=_scores(run.settings.terms, values, len(answers.indices)),
             unscored=_unscored(run.settings.terms, values),
-            values={key: float(value) for key, value in values.items()}, samples=len(answers.indices),
-            samples_expected=run.settings.samples, tokens=answers.token_count, scorer=_scorer(scored),
-            verified=scored.verified, sentences=sentences.name, sentences_sha256=sentences.sha256, log_sha256=digest,
+            values={key: float(value) for key, value in values.items()},
+            samples=len(answers.indices),
+            samples_expected=run.settings.samples,
+            tokens=answers.token_count,
+            scorer=_scorer(scored),
+            verified=scored.verified,
+            sentences=sentences.name,
+            sentences_sha256=sentences.sha256,
+            log_sha256=digest,
             duration_s=time.monotonic() - begin,
         )
         write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms), record.unscored))
@@ -148,8 +171,10 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
 def scorer_of(terms: Terms) -> Scorer:
     """Return the scorer of a benchmark. Raises UsageError where it is not built yet."""
     if terms.scorer not in SCORERS:
-        raise UsageError(f"the accuracy of {terms.benchmark} cannot be scored",
-                         cause=f"its scorer {terms.scorer!r} is not implemented")
+        raise UsageError(
+            f"the accuracy of {terms.benchmark} cannot be scored",
+            cause=f"its scorer {terms.scorer!r} is not implemented",
+        )
     return SCORERS[terms.scorer]
 
 
@@ -168,8 +193,11 @@ def _answers(log: Path, expected: int) -> _Answers:
     for index, tokens, _ in read_accuracy_log(log):
         first.setdefault(index, tokens)
     if len(first) != expected or not all(0 <= index < expected for index in first):
-        raise RunFailed(f"{log} does not cover the dataset", cause=f"{len(first)} of {expected} samples are answered",
-                        remedy="run the accuracy run again")
+        raise RunFailed(
+            f"{log} does not cover the dataset",
+            cause=f"{len(first)} of {expected} samples are answered",
+            remedy="run the accuracy run again",
+        )
     return _Answers(list(first), list(first.values()))
 
 
@@ -178,7 +206,8 @@ def _scored(settings: RunSettings, answers: _Answers, sentences: Sentences, seed
     rows = rows_of_samples(settings.dataset, answers.indices)
     scorer = scorer_of(settings.terms)
     predictions = Detokenizer(Path(settings.model.path)).decode(
-        [ids.tolist() for ids in answers.tokens], special_tokens=scorer.special_tokens)
+        [ids.tolist() for ids in answers.tokens], special_tokens=scorer.special_tokens
+    )
     return scorer.compute(Samples(predictions, rows, sentences, seed, workers))
 
 
@@ -198,17 +227,20 @@ def _scorer(scored: Scored) -> str:
     if not scored.verified:
         return f"cm4vllm {__version__}"
     version = metadata.version("rouge-score")
-    return (f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {scored.verified} samples "
-            "drawn")
+    return (
+        f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {scored.verified} samples drawn"
+    )
 
 
 def require_tokenizer(settings: RunSettings) -> None:
     """Refuse to decode with another tokenizer than the one that the prompts were made with."""
     path, expected = Path(settings.model.path) / "tokenizer.json", settings.dataset.tokenizer_sha256
     if expected and path.is_file() and sha256_of(path) != expected:
-        raise ModelError(f"{path} is not the tokenizer of the dataset {settings.dataset.name}",
-                         cause="its SHA-256 differs from that in the dataset's record",
-                         remedy="use the dataset that belongs to the model, or make it again")
+        raise ModelError(
+            f"{path} is not the tokenizer of the dataset {settings.dataset.name}",
+            cause="its SHA-256 differs from that in the dataset's record",
+            remedy="use the dataset that belongs to the model, or make it again",
+        )
 
 
 def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
@@ -216,23 +248,36 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
     path = Path(dataset.path)
     rows = rows_of(path)
     if sha256_of(path) != dataset.sha256:
-        raise DatasetError(f"{path} is not the dataset of the run", cause="its SHA-256 differs from that in run.json",
-                           remedy="run the accuracy run again")
+        raise DatasetError(
+            f"{path} is not the dataset of the run",
+            cause="its SHA-256 differs from that in run.json",
+            remedy="run the accuracy run again",
+        )
     return rows if indices is None else [rows[index] for index in indices]
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
-    return [_score(target, float(values[target.label]), samples == terms.samples)
-            for target in terms.targets if target.label in values]
+    return [
+        _score(target, float(values[target.label]), samples == terms.samples)
+        for target in terms.targets
+        if target.label in values
+    ]
 
 
 def _unscored(terms: Terms, values: dict[str, float | int]) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
     lacks = scorer_of(terms).lacks
-    return {target.metric: lacks.get(target.label, _NO_SAMPLES)
-            for target in terms.targets if target.label not in values}
+    return {
+        target.metric: lacks.get(target.label, _NO_SAMPLES) for target in terms.targets if target.label not in values
+    }
 
 
 def _score(target: AccuracyTarget, value: float, whole: bool) -> Score:
-    return Score(metric=target.metric, label=target.label, value=value, lower=target.lower, upper=target.upper,
-                 met=target.met(value, whole=whole))
+    return Score(
+        metric=target.metric,
+        label=target.label,
+        value=value,
+        lower=target.lower,
+        upper=target.upper,
+        met=target.met(value, whole=whole),
+    )

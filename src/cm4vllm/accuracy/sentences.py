@@ -19,8 +19,19 @@ from urllib.error import HTTPError
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import opened, staged_folder
 
-__all__ = ["MODEL", "NO_SENTENCES", "TRAINED", "UNTRAINED", "SentenceModel", "Sentences", "Splitter", "check_given",
-           "find_model", "install_model", "on_lines"]
+__all__ = [
+    "MODEL",
+    "NO_SENTENCES",
+    "TRAINED",
+    "UNTRAINED",
+    "SentenceModel",
+    "Sentences",
+    "Splitter",
+    "check_given",
+    "find_model",
+    "install_model",
+    "on_lines",
+]
 
 Splitter = Callable[[str], list[str]]
 
@@ -123,9 +134,11 @@ def find_model(data: Path | None = None) -> Path:
         )
     changed = [name for name, digest in MODEL.files.items() if _sha256(folder / ENGLISH / name) != digest]
     if changed:
-        raise InstallError(f"the sentence model in {folder} is not the one that scores are compared with",
-                           cause=f"not as published, or missing: {', '.join(changed)}",
-                           remedy="cm run script --tags=get,nltk-data")
+        raise InstallError(
+            f"the sentence model in {folder} is not the one that scores are compared with",
+            cause=f"not as published, or missing: {', '.join(changed)}",
+            remedy="cm run script --tags=get,nltk-data",
+        )
     return folder
 
 
@@ -172,8 +185,11 @@ def _read(path: Path) -> bytes:
         with opened(path) as file:
             return file.read()
     except OSError as error:
-        raise SourceUnavailable(f"cannot read {path}", cause=str(error.strerror),
-                                remedy="--nltk_data is a folder of nltk data, or the file punkt_tab.zip") from error
+        raise SourceUnavailable(
+            f"cannot read {path}",
+            cause=str(error.strerror),
+            remedy="--nltk_data is a folder of nltk data, or the file punkt_tab.zip",
+        ) from error
 
 
 def _fetched() -> bytes:
@@ -184,17 +200,21 @@ def _fetched() -> bytes:
         if isinstance(error, HTTPError):
             error.close()
         raise SourceUnavailable(
-            "cannot download nltk's English sentence model", cause=f"{MODEL.url}: {error}",
-            remedy="download that file elsewhere and give it with --nltk_data=punkt_tab.zip") from error
+            "cannot download nltk's English sentence model",
+            cause=f"{MODEL.url}: {error}",
+            remedy="download that file elsewhere and give it with --nltk_data=punkt_tab.zip",
+        ) from error
     return data
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
     found = hashlib.sha256(archive).hexdigest()
     if found != MODEL.sha256:
-        raise InstallError("this is not the punkt_tab.zip that scores are compared with",
-                           cause=f"its SHA-256 is {found}, not {MODEL.sha256}",
-                           remedy=f"take it from {MODEL.url}")
+        raise InstallError(
+            "this is not the punkt_tab.zip that scores are compared with",
+            cause=f"its SHA-256 is {found}, not {MODEL.sha256}",
+            remedy=f"take it from {MODEL.url}",
+        )
     with zipfile.ZipFile(BytesIO(archive)) as packed:
         return {name: packed.read(f"punkt_tab/english/{name}") for name in MODEL.files}
 

@@ -13,8 +13,16 @@ __all__ = ["Detokenizer"]
 
 #: What transformers mends in a decoded text when a tokenizer asks for clean_up_tokenization_spaces.
 _CLEAN_UP = (
-    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
-    (" 've", "'ve"), (" 're", "'re"),
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
 )
 
 
@@ -28,8 +36,11 @@ class Detokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
-            raise ModelError(f"cannot read the tokenizer {path}", cause=str(error),
-                             remedy="the model's folder must hold its tokenizer.json") from error
+            raise ModelError(
+                f"cannot read the tokenizer {path}",
+                cause=str(error),
+                remedy="the model's folder must hold its tokenizer.json",
+            ) from error
         self._clean_up = _asks_for_clean_up(folder / "tokenizer_config.json")
 
     def decode(self, ids: Sequence[Sequence[int]], *, special_tokens: bool = False) -> list[str]:

@@ -82,11 +82,48 @@ class _Numbers(dict[bytes, int]):
 class _Stemmer(PorterStemmer):  # type: ignore[misc]
     """nltk's stemmer, which tries some fifty endings one by one on every word; most words have none of them."""
 
-    _ENDINGS_2 = ("tional", "enci", "anci", "izer", "bli", "alli", "entli", "eli", "ousli", "ation", "ator", "alism",
-                  "iveness", "fulness", "ousness", "aliti", "iviti", "biliti", "fulli", "logi")
+    _ENDINGS_2 = (
+        "tional",
+        "enci",
+        "anci",
+        "izer",
+        "bli",
+        "alli",
+        "entli",
+        "eli",
+        "ousli",
+        "ation",
+        "ator",
+        "alism",
+        "iveness",
+        "fulness",
+        "ousness",
+        "aliti",
+        "iviti",
+        "biliti",
+        "fulli",
+        "logi",
+    )
     _ENDINGS_3 = ("icate", "ative", "alize", "iciti", "ical", "ful", "ness")
-    _ENDINGS_4 = ("al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ent", "ion", "ou", "ism", "ate", "iti",
-                  "ous", "ive", "ize")
+    _ENDINGS_4 = (
+        "al",
+        "ance",
+        "ence",
+        "er",
+        "ic",
+        "able",
+        "ible",
+        "ant",
+        "ent",
+        "ion",
+        "ou",
+        "ism",
+        "ate",
+        "iti",
+        "ous",
+        "ive",
+        "ize",
+    )
 
     def _step2(self, word: str) -> str:
         return super()._step2(word) if word.endswith(self._ENDINGS_2) else word

@@ -71,8 +71,11 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 def _needed(config: Mapping[str, Any], key: str) -> int:
     value = whole(config, key, 1)
     if value is None:
-        raise ModelError(f"the model's config.json has no {key!r}", cause="its sizes cannot be computed without it",
-                         remedy="give the model's whole config.json")
+        raise ModelError(
+            f"the model's config.json has no {key!r}",
+            cause="its sizes cannot be computed without it",
+            remedy="give the model's whole config.json",
+        )
     return value
 
 
@@ -82,8 +85,9 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     kv_heads = whole(config, "num_key_value_heads") or heads
     size = whole(config, "head_dim") or hidden // heads
     vocabulary, latent = _needed(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
-    attention, attention_other = (_latent(config, hidden, heads) if latent
-                                  else _grouped(config, hidden, heads, kv_heads, size))
+    attention, attention_other = (
+        _latent(config, hidden, heads) if latent else _grouped(config, hidden, heads, kv_heads, size)
+    )
     experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
     shared = whole(config, "n_shared_experts") or 0
     linear = layers * attention + (layers - sparse_layers) * dense + sparse_layers * (experts + shared) * expert
@@ -94,13 +98,19 @@ def _read(config: Mapping[str, Any]) -> Architecture:
         # Its attention stays in bf16 (modules_to_not_convert in its config.json).
         attention, attention_other, linear = 0, attention + attention_other + heads, linear - layers * attention
     return Architecture(
-        layers=layers, hidden=hidden, heads=heads, kv_heads=1 if latent else kv_heads,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=1 if latent else kv_heads,
         kv_values=_needed(config, "kv_lora_rank") + _needed(config, "qk_rope_head_dim") if latent else 2 * size,
         latent=latent,
-        linear=linear, other=embeddings + norms + layers * attention_other + sparse_layers * router,
+        linear=linear,
+        other=embeddings + norms + layers * attention_other + sparse_layers * router,
         inactive=sparse_layers * (experts - chosen) * expert if experts else 0,
-        vocabulary=vocabulary, max_positions=whole(config, "max_position_embeddings", 1), experts=experts,
-    )  # fmt: skip
+        vocabulary=vocabulary,
+        max_positions=whole(config, "max_position_embeddings", 1),
+        experts=experts,
+    )
 
 
 def _grouped(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, size: int) -> tuple[int, int]:
@@ -110,8 +120,9 @@ def _grouped(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, 
 
 
 def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
-    rank, rope, nope, value = (_needed(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
-                                                                "v_head_dim"))
+    rank, rope, nope, value = (
+        _needed(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
     query_rank = whole(config, "q_lora_rank") or 0
     query = (hidden + heads * (nope + rope)) * query_rank if query_rank else hidden * heads * (nope + rope)
     compressed = hidden * (rank + rope) + rank * heads * (nope + value)

@@ -12,8 +12,15 @@ import msgspec
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
-__all__ = ["BenchmarkAssets", "Catalogue", "CatalogueDataset", "CatalogueModel", "catalogue", "published_bytes",
-           "published_digests"]
+__all__ = [
+    "BenchmarkAssets",
+    "Catalogue",
+    "CatalogueDataset",
+    "CatalogueModel",
+    "catalogue",
+    "published_bytes",
+    "published_digests",
+]
 
 T = TypeVar("T")
 

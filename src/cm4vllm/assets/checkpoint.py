@@ -15,20 +15,54 @@ from cm4vllm.assets.config_json import json_object, section, text_config, whole,
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import json_of
 
-__all__ = ["DUMMY_MARK", "Checkpoint", "Weights", "fingerprint", "quantised_to", "read_checkpoint", "read_weights",
-           "unset_scales"]
+__all__ = [
+    "DUMMY_MARK",
+    "Checkpoint",
+    "Weights",
+    "fingerprint",
+    "quantised_to",
+    "read_checkpoint",
+    "read_weights",
+    "unset_scales",
+]
 
 #: The key of config.json that says that a folder has no weights, and is served with random ones.
 DUMMY_MARK = "cm4vllm_dummy"
 #: safetensors' names of data types, in the words of MLPerf's measurements.json.
-_DATA_TYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8",
-               "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"}
+_DATA_TYPES = {
+    "F64": "fp64",
+    "F32": "fp32",
+    "F16": "fp16",
+    "BF16": "bf16",
+    "F8_E4M3": "fp8",
+    "F8_E5M2": "fp8",
+    "I8": "int8",
+    "U8": "uint8",
+    "I32": "int32",
+    "I64": "int64",
+}
 _TORCH_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 #: Tensors of these types are packed or are indices, not parameters.
 _NOT_PARAMETERS = ("I32", "I64", "U8", "BOOL")
 #: Bytes of one value; types of less than a byte are not judged.
-_VALUE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-                "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1}
+_VALUE_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 #: How the names of packed weights end (GPTQ and AWQ, compressed-tensors, MXFP4, bitsandbytes and ModelOpt).
 _PACKED = (".qweight", ".weight_packed", "_blocks", ".weight")
 _BITS = {"I32": 32, "U8": 8}
@@ -91,7 +125,8 @@ def read_weights(folder: Path) -> Weights:
     bits = int("".join(filter(str.isdigit, quantised)) or 0)
     known = not packed or bool(bits)
     return Weights(
-        files=tuple(files), parameters=count.total() + (packed // bits if packed and bits else 0) if known else None,
+        files=tuple(files),
+        parameters=count.total() + (packed // bits if packed and bits else 0) if known else None,
         data_type=quantised or (_DATA_TYPES.get(count.most_common(1)[0][0], "") if count else ""),
     )
 
@@ -102,13 +137,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises ModelError when the folder, its config.json, tokenizer.json or weights are missing or unreadable.
     """
     if not folder.is_dir():
-        raise ModelError(f"no model in {folder}", cause="the folder does not exist",
-                         remedy="give the folder that holds config.json: --tags=...,_path.<folder>")
+        raise ModelError(
+            f"no model in {folder}",
+            cause="the folder does not exist",
+            remedy="give the folder that holds config.json: --tags=...,_path.<folder>",
+        )
     config = json_object(folder / "config.json")
     if not (folder / "tokenizer.json").is_file():
-        raise ModelError(f"{folder} has no tokenizer.json", cause="prompts are sent and scored as tokens",
-                         remedy="save the model's fast tokenizer there: AutoTokenizer.from_pretrained(...)"
-                                ".save_pretrained(folder)")
+        raise ModelError(
+            f"{folder} has no tokenizer.json",
+            cause="prompts are sent and scored as tokens",
+            remedy="save the model's fast tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
+        )
     if config.get(DUMMY_MARK):
         return _without_weights(config)
     tensors = [tensor for path in _weight_files(folder) for tensor in _tensors(path)]
@@ -133,9 +173,14 @@ def _without_weights(config: Mapping[str, Any]) -> Checkpoint:
     """Describe a dummy by its configuration alone."""
     sizes, quantised = read_architecture(config), _quantised(section(config, "quantization_config"))
     return Checkpoint(
-        architecture=", ".join(words(config, "architectures")), vocabulary=sizes.vocabulary,
-        max_positions=sizes.max_positions, parameters=sizes.parameters, quantised=bool(quantised), dummy=True,
-        weight_data_types=quantised or _TORCH_TYPES.get(str(config.get("torch_dtype")), ""))
+        architecture=", ".join(words(config, "architectures")),
+        vocabulary=sizes.vocabulary,
+        max_positions=sizes.max_positions,
+        parameters=sizes.parameters,
+        quantised=bool(quantised),
+        dummy=True,
+        weight_data_types=quantised or _TORCH_TYPES.get(str(config.get("torch_dtype")), ""),
+    )
 
 
 def quantised_to(folder: Path) -> str:
@@ -154,8 +199,12 @@ def unset_scales(folder: Path) -> list[str]:
     These are scales of keys, values and activations; they are positive, and the greatest value met over 448 (FP8).
     Raises ModelError for a file of weights that is not whole.
     """
-    return [name for path in sorted(folder.glob("*.safetensors")) for name, values in _scales(path)
-            if not all(_SMALLEST_SCALE < value < _GREATEST_SCALE for value in values)]
+    return [
+        name
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, values in _scales(path)
+        if not all(_SMALLEST_SCALE < value < _GREATEST_SCALE for value in values)
+    ]
 
 
 def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
@@ -166,12 +215,15 @@ def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
                 file.seek(place.start)
                 values = file.read(place.stop - place.start)
                 if data_type == "BF16":  # the upper half of a float of four bytes
-                    values = b"".join(b"\0\0" + values[at:at + 2] for at in range(0, len(values), 2))
+                    values = b"".join(b"\0\0" + values[at : at + 2] for at in range(0, len(values), 2))
                 kind = _FLOATS[data_type]
                 if len(values) % struct.calcsize(kind):
-                    raise ModelError(f"{path} is not a complete safetensors file", cause=f"{name} ends within a value",
-                                     remedy="copy or download the model again")
-                yield name, [value for value, in struct.iter_unpack(kind, values)]
+                    raise ModelError(
+                        f"{path} is not a complete safetensors file",
+                        cause=f"{name} ends within a value",
+                        remedy="copy or download the model again",
+                    )
+                yield name, [value for (value,) in struct.iter_unpack(kind, values)]
 
 
 def fingerprint(folder: Path) -> str:
@@ -189,9 +241,11 @@ def _weight_files(folder: Path) -> list[Path]:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         others = [path.name for path in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.gguf"))]
-        raise ModelError(f"{folder} has no weights",
-                         cause=f"only {', '.join(others)}" if others else "no *.safetensors",
-                         remedy="save the model as safetensors: model.save_pretrained(folder)")
+        raise ModelError(
+            f"{folder} has no weights",
+            cause=f"only {', '.join(others)}" if others else "no *.safetensors",
+            remedy="save the model as safetensors: model.save_pretrained(folder)",
+        )
     _check_shards(folder)
     return weights
 
@@ -203,9 +257,11 @@ def _check_shards(folder: Path) -> None:
     named = {str(name) for name in section(json_object(index), "weight_map").values()}
     missing = sorted(name for name in named if "\0" in name or not (folder / name).is_file())
     if missing:
-        raise ModelError(f"weights are missing in {folder}", cause=f"{len(missing)} of {len(named)} files that its "
-                                                                   "index names: "
-                         f"{', '.join(missing[:3])}", remedy="copy or download the model again")
+        raise ModelError(
+            f"weights are missing in {folder}",
+            cause=f"{len(missing)} of {len(named)} files that its index names: {', '.join(missing[:3])}",
+            remedy="copy or download the model again",
+        )
 
 
 def _tensors(path: Path) -> list[tuple[str, list[int]]]:
@@ -239,9 +295,11 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             raise ValueError(f"{size} bytes, where its header promises {end}")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
-        raise ModelError(f"{path} is not a complete safetensors file", cause=str(error),
-                         remedy="copy or download the model again; a git clone without LFS holds only pointers"
-                         ) from error
+        raise ModelError(
+            f"{path} is not a complete safetensors file",
+            cause=str(error),
+            remedy="copy or download the model again; a git clone without LFS holds only pointers",
+        ) from error
 
 
 def _quantised(config: Mapping[str, Any]) -> str:

@@ -20,8 +20,14 @@ from typing import Any
 
 os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
-KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
-          "observer": "static_minmax"}
+KV_FP8 = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+    "observer": "static_minmax",
+}
 IGNORED = ["lm_head"]
 TOOLS = ("llmcompressor", "compressed-tensors", "torch", "transformers")
 #: Of the source's folder, what is not weights or their index: tokenizer, chat template, generation defaults.
@@ -42,8 +48,11 @@ def modifiers(preset: str, algorithm: str, kv_fp8: bool) -> list[Any]:
 
 def quantised_layers(model: Any) -> list[str]:
     """Return the names of the layers whose weights were quantised."""
-    return [name for name, module in model.named_modules()
-            if getattr(getattr(module, "quantization_scheme", None), "weights", None) is not None]
+    return [
+        name
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "quantization_scheme", None), "weights", None) is not None
+    ]
 
 
 def main() -> None:
@@ -64,13 +73,18 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(
-        arguments.model, dtype="auto", device_map="auto" if torch.cuda.is_available() else None)
+        arguments.model, dtype="auto", device_map="auto" if torch.cuda.is_available() else None
+    )
     calibration: dict[str, Any] = {}
     if arguments.samples is not None:
         samples = json.loads(arguments.samples.read_text())
         rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples]
-        calibration = {"dataset": Dataset.from_list(rows), "num_calibration_samples": len(rows),
-                       "max_seq_length": max(map(len, samples)), "shuffle_calibration_samples": False}
+        calibration = {
+            "dataset": Dataset.from_list(rows),
+            "num_calibration_samples": len(rows),
+            "max_seq_length": max(map(len, samples)),
+            "shuffle_calibration_samples": False,
+        }
     oneshot(model=model, recipe=modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8), **calibration)
     layers = quantised_layers(model)
     model.save_pretrained(arguments.output, save_compressed=True)

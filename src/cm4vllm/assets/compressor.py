@@ -25,9 +25,11 @@ def install(folder: Path, lock: Path) -> tuple[Path, str]:
         python = make_environment(folder / "venv")
         torch = next(line for line in lock.read_text().splitlines() if line.startswith("torch=="))
         install_torch(python, torch, folder / "pip-torch.log")
-        checked(pip(python, ["--no-deps", "-r", str(lock)], folder / "pip.log"),
-                "llm-compressor cannot be installed")
-        told = run([python, "-P", "-c", "import llmcompressor; print('version', llmcompressor.__version__)"],
-                   log=folder / "proof.log", env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""})
+        checked(pip(python, ["--no-deps", "-r", str(lock)], folder / "pip.log"), "llm-compressor cannot be installed")
+        told = run(
+            [python, "-P", "-c", "import llmcompressor; print('version', llmcompressor.__version__)"],
+            log=folder / "proof.log",
+            env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""},
+        )
     checked(told, "the installed llm-compressor cannot be imported")
     return python, next(line.split()[1] for line in told.output.splitlines() if line.startswith("version "))

@@ -21,8 +21,11 @@ def json_object(path: Path, why: str = "a model folder needs this file") -> dict
     try:
         value = json_of(path.read_bytes())
     except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}", cause=why,
-                         remedy="give the folder that holds it: of a hub's cache, the one under snapshots/") from error
+        raise ModelError(
+            f"{path.parent} has no {path.name}",
+            cause=why,
+            remedy="give the folder that holds it: of a hub's cache, the one under snapshots/",
+        ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read", cause=str(error), remedy=_AGAIN) from error
     if not isinstance(value, dict):
@@ -66,8 +69,9 @@ def words(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _wrong(key: str, value: Any, kind: str) -> ModelError:
-    return ModelError(f"the model's config.json says that {key} is {_short(value)}", cause=f"it must be {kind}",
-                      remedy=_AGAIN)
+    return ModelError(
+        f"the model's config.json says that {key} is {_short(value)}", cause=f"it must be {kind}", remedy=_AGAIN
+    )
 
 
 def _short(value: Any) -> str:

@@ -63,8 +63,11 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     source = settings.source or ("tiny" if model is None or model.is_stand_in or model.is_dummy else "mlcommons")
     if source == "tiny":
         if model is None:
-            raise DatasetError("the tiny dataset needs a model's tokenizer", remedy="make it: cm run script "
-                               "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>")
+            raise DatasetError(
+                "the tiny dataset needs a model's tokenizer",
+                remedy="make it: cm run script "
+                "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>",
+            )
         record = _tiny(model, settings, benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
@@ -91,13 +94,20 @@ def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTer
         rows = list(_tokenised(examples(split, count, seed), benchmark.columns, tokenizer_json))
         write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
     return DatasetRecord(
-        name=name, path=str(path), source="made here from a seed (cm4vllm.assets.tiny_dataset)",
-        sha256=sha256_of(path), samples=len(rows), max_input_tokens=max(len(row["tok_input"]) for row in rows),
-        tokenizer_sha256=sha256_of(tokenizer_json), sentences="punkt-untrained",
-        recipe={"seed": str(seed), "split": split,
-                **({} if model.is_dummy or settings.performance else
-                   _length_factor(rows, benchmark, tokenizer_json))},
-    )  # fmt: skip
+        name=name,
+        path=str(path),
+        source="made here from a seed (cm4vllm.assets.tiny_dataset)",
+        sha256=sha256_of(path),
+        samples=len(rows),
+        max_input_tokens=max(len(row["tok_input"]) for row in rows),
+        tokenizer_sha256=sha256_of(tokenizer_json),
+        sentences="punkt-untrained",
+        recipe={
+            "seed": str(seed),
+            "split": split,
+            **({} if model.is_dummy or settings.performance else _length_factor(rows, benchmark, tokenizer_json)),
+        },
+    )
 
 
 def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokenizer_json: Path) -> dict[str, str]:
@@ -108,12 +118,15 @@ def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokeni
         return {}
     encodings = _tokenizer(tokenizer_json).encode_batch([row["output"] for row in rows], add_special_tokens=False)
     mean = sum(len(encoding.ids) for encoding in encodings) / len(rows)
-    return {"length_factor": f"{mean / published:.3f}: {mean:.1f} tokens a reference, {published:g} an answer of the "
-                             "benchmark's own model"}
+    return {
+        "length_factor": f"{mean / published:.3f}: {mean:.1f} tokens a reference, {published:g} an answer of the "
+        "benchmark's own model"
+    }
 
 
-def _mlcommons(settings: DatasetSettings, benchmark: BenchmarkTerms, model: ModelRecord | None,
-               folder: Path) -> DatasetRecord:
+def _mlcommons(
+    settings: DatasetSettings, benchmark: BenchmarkTerms, model: ModelRecord | None, folder: Path
+) -> DatasetRecord:
     """Take the benchmark's own dataset, or its calibration set, from MLCommons' storage."""
     assets = catalogue().benchmark(settings.benchmark)
     name = assets.dataset
@@ -127,16 +140,22 @@ def _mlcommons(settings: DatasetSettings, benchmark: BenchmarkTerms, model: Mode
         kind = "calibration" if settings.calibration else "performance_dataset" if settings.performance else "dataset"
         flag, own = f"{kind}_path", Path(known.file).name
         error.what = f"the dataset {name} could not be fetched: {error.what}"
-        error.remedy = "\n".join(filter(None, [
-            error.remedy, f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: "
-            f"--{flag}={own} of run-mlperf,inference,\nor _path./folder/{own} among the tags of get,dataset"]))
+        error.remedy = "\n".join(
+            filter(
+                None,
+                [
+                    error.remedy,
+                    f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: "
+                    f"--{flag}={own} of run-mlperf,inference,\nor _path./folder/{own} among the tags of get,dataset",
+                ],
+            )
+        )
         raise
     record = _converted(had[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)
     return msgspec.structs.replace(record, name=name)
 
 
-def _tokenised(made: list[Example], columns: Mapping[str, Column],
-               tokenizer_json: Path) -> Iterator[dict[str, Any]]:
+def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
     """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
     tokenizer, kinds = _tokenizer(tokenizer_json), list(product(*(column.values for column in columns.values())))
     for start in range(0, len(made), _CHUNK):
@@ -144,8 +163,12 @@ def _tokenised(made: list[Example], columns: Mapping[str, Column],
         encodings = tokenizer.encode_batch([one.input for one in chunk])
         for number, (example, encoding) in enumerate(zip(chunk, encodings, strict=True), start):
             kind = kinds[number % len(kinds)]
-            yield {"input": example.input, "tok_input": encoding.ids,
-                   "output": reference_of(example, kind[0] if kind else ""), **dict(zip(columns, kind, strict=True))}
+            yield {
+                "input": example.input,
+                "tok_input": encoding.ids,
+                "output": reference_of(example, kind[0] if kind else ""),
+                **dict(zip(columns, kind, strict=True)),
+            }
 
 
 def _tokenizer(tokenizer_json: Path) -> Any:
@@ -154,25 +177,36 @@ def _tokenizer(tokenizer_json: Path) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(tokenizer_json))
     except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"{tokenizer_json} is not a tokenizer", cause=str(error),
-                         remedy="copy or download the model again") from error
+        raise ModelError(
+            f"{tokenizer_json} is not a tokenizer", cause=str(error), remedy="copy or download the model again"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _converted(path: Path, source: str, settings: DatasetSettings, benchmark: BenchmarkTerms,
-               model: ModelRecord | None, folder: Path) -> DatasetRecord:
+def _converted(
+    path: Path,
+    source: str,
+    settings: DatasetSettings,
+    benchmark: BenchmarkTerms,
+    model: ModelRecord | None,
+    folder: Path,
+) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
     rows = _checked(path, _wanted(settings, benchmark), _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     write_text(ours, json.dumps(rows, separators=(",", ":")) + "\n")
     return DatasetRecord(
-        name=path.name.removesuffix(".gz").rpartition(".")[0], path=str(ours), source=source, sha256=sha256_of(ours),
-        source_sha256=sha256_of(path), samples=len(rows),
+        name=path.name.removesuffix(".gz").rpartition(".")[0],
+        path=str(ours),
+        source=source,
+        sha256=sha256_of(ours),
+        source_sha256=sha256_of(path),
+        samples=len(rows),
         max_input_tokens=max(len(row["tok_input"]) for row in rows),
-    )  # fmt: skip
+    )
 
 
 def check(settings: DatasetSettings) -> None:
@@ -218,8 +252,11 @@ def _checked(path: Path, wanted: Wanted, vocabulary: int | None) -> list[dict[st
     needed = (*COLUMNS, *columns) if wanted.answers else ("tok_input",)
     _check_columns(path, set(rows[0]), needed)
     if wanted.samples is not None and len(rows) != wanted.samples:
-        raise DatasetError(f"{path} has {len(rows)} samples", cause=f"the benchmark's dataset has {wanted.samples}",
-                           remedy="give the whole dataset; --test_query_count shortens a rehearsal")
+        raise DatasetError(
+            f"{path} has {len(rows)} samples",
+            cause=f"the benchmark's dataset has {wanted.samples}",
+            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
+        )
     for number, row in enumerate(rows):
         _check_row(path, number, row, vocabulary, needed)
         _check_values(path, number, row, columns)
@@ -229,37 +266,45 @@ def _checked(path: Path, wanted: Wanted, vocabulary: int | None) -> list[dict[st
 def _check_columns(path: Path, present: set[str], needed: Sequence[str]) -> None:
     missing = [name for name in needed if name not in present]
     if missing:
-        raise DatasetError(f"{path} lacks {', '.join(missing)}",
-                           cause=f"it has {', '.join(sorted(present)) or 'nothing'}",
-                           remedy=f"each record has {', '.join(needed)}, as in cnn_eval.json")
+        raise DatasetError(
+            f"{path} lacks {', '.join(missing)}",
+            cause=f"it has {', '.join(sorted(present)) or 'nothing'}",
+            remedy=f"each record has {', '.join(needed)}, as in cnn_eval.json",
+        )
 
 
-def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int | None,
-               needed: Sequence[str]) -> None:
+def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int | None, needed: Sequence[str]) -> None:
     if not row.keys() >= set(needed):
         _check_columns(path, set(row), needed)
     tokens = row["tok_input"]
     texts = isinstance(row.get("output"), str) or "output" not in needed
     if not texts or not isinstance(tokens, list) or not tokens:
-        raise DatasetError(f"{path}: sample {number} is not usable", cause="its output is no text, or its tok_input no "
-                           "list of token ids", remedy="copy or download the dataset again")
+        raise DatasetError(
+            f"{path}: sample {number} is not usable",
+            cause="its output is no text, or its tok_input no list of token ids",
+            remedy="copy or download the dataset again",
+        )
     wrong = next((token for token in tokens if type(token) is not int or token < 0), None)
     if wrong is not None:
-        raise DatasetError(f"{path}: sample {number} has {wrong!r} as a token id",
-                           remedy="token ids are integers from 0")
+        raise DatasetError(
+            f"{path}: sample {number} has {wrong!r} as a token id", remedy="token ids are integers from 0"
+        )
     if vocabulary is not None and max(tokens) >= vocabulary:
         raise DatasetError(
             f"{path}: sample {number} has token id {max(tokens)}",
             cause=f"the model's vocabulary has {vocabulary}: the dataset was tokenised for another model",
-            remedy="give the dataset that belongs to the model")
+            remedy="give the dataset that belongs to the model",
+        )
 
 
 def _check_values(path: Path, number: int, row: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
     for name, column in columns.items():
         if not column.takes(row[name]):
-            raise DatasetError(f"{path}: sample {number} has {row[name]!r} as its {name}",
-                               cause=f"the benchmark's samples have {', '.join(column.values)}",
-                               remedy="copy or download the dataset again")
+            raise DatasetError(
+                f"{path}: sample {number} has {row[name]!r} as its {name}",
+                cause=f"the benchmark's samples have {', '.join(column.values)}",
+                remedy="copy or download the dataset again",
+            )
 
 
 def _vocabulary(model: ModelRecord | None) -> int | None:

@@ -33,13 +33,16 @@ def known_model(name: str) -> str:
     known = catalogue()
     found = known.benchmarks[name].model if name in known.benchmarks else name
     if found not in known.models:
-        raise UsageError(f"the architecture of {name!r} is not known",
-                         remedy=nearest(name, [*known.benchmarks, *known.models]))
+        raise UsageError(
+            f"the architecture of {name!r} is not known", remedy=nearest(name, [*known.benchmarks, *known.models])
+        )
     if not known.models[found].config:
-        raise UsageError(f"{found} has no architecture of its own in the catalogue",
-                         cause=f"it was quantised from {known.models[found].base}",
-                         remedy=f"take that one: _dummy.{known.models[found].base}; vLLM's --quantization=fp8 "
-                                "quantises its random weights when it starts")
+        raise UsageError(
+            f"{found} has no architecture of its own in the catalogue",
+            cause=f"it was quantised from {known.models[found].base}",
+            remedy=f"take that one: _dummy.{known.models[found].base}; vLLM's --quantization=fp8 "
+            "quantises its random weights when it starts",
+        )
     return found
 
 
@@ -47,8 +50,11 @@ def require_layers(model: str, layers: int | None) -> None:
     """Refuse a number of layers that a model of the catalogue does not have. Raises UsageError."""
     whole = int(catalogue().model(model).config["num_hidden_layers"])
     if layers is not None and not 0 < layers <= whole:
-        raise UsageError(f"--dummy_layers={layers} is not usable", cause=f"{model} has {whole} layers",
-                         remedy=f"give 1 to {whole}, or leave it out for all")
+        raise UsageError(
+            f"--dummy_layers={layers} is not usable",
+            cause=f"{model} has {whole} layers",
+            remedy=f"give 1 to {whole}, or leave it out for all",
+        )
 
 
 def dummy_name(model: str, layers: int | None) -> str:
@@ -65,8 +71,11 @@ def words_of(model: str, layers: int | None) -> str:
 def make(model: str, layers: int | None, folder: Path) -> None:
     """Write the configuration and the tokenizer of a dummy of a model of the catalogue to `folder`."""
     config: dict[str, Any] = {
-        "tie_word_embeddings": False, **catalogue().model(model).config, "bos_token_id": _BEGIN[1],
-        "eos_token_id": _END[1], DUMMY_MARK: words_of(model, layers),
+        "tie_word_embeddings": False,
+        **catalogue().model(model).config,
+        "bos_token_id": _BEGIN[1],
+        "eos_token_id": _END[1],
+        DUMMY_MARK: words_of(model, layers),
     }
     if layers is not None:
         config["num_hidden_layers"] = layers
@@ -74,9 +83,16 @@ def make(model: str, layers: int | None, folder: Path) -> None:
     with staged_folder(folder) as staging:
         write_json(staging / "config.json", config)
         write_text(staging / "tokenizer.json", _tokenizer(int(config["vocab_size"])))
-        write_json(staging / "tokenizer_config.json", {
-            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": _BEGIN[0], "eos_token": _END[0],
-            "model_max_length": longest, "clean_up_tokenization_spaces": False})
+        write_json(
+            staging / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": _BEGIN[0],
+                "eos_token": _END[0],
+                "model_max_length": longest,
+                "clean_up_tokenization_spaces": False,
+            },
+        )
 
 
 def _tokenizer(size: int) -> str:
@@ -89,6 +105,7 @@ def _tokenizer(size: int) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{_BEGIN[0]} $A", pair=f"{_BEGIN[0]} $A $B", special_tokens=[_BEGIN])
+        single=f"{_BEGIN[0]} $A", pair=f"{_BEGIN[0]} $A $B", special_tokens=[_BEGIN]
+    )
     tokenizer.add_special_tokens([_BEGIN[0], _END[0]])
     return json.dumps(json.loads(tokenizer.to_str()), separators=(",", ":"), ensure_ascii=False) + "\n"

@@ -56,44 +56,61 @@ def snapshot(name: str, revision: str) -> Snapshot:
     token = os.environ.get("HF_TOKEN") or False
     try:
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-        wanted = [file for file in info.siblings or []
-                  if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)]
-        missing = [file for file in wanted
-                   if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha),
-                                     str)]
+        wanted = [
+            file
+            for file in info.siblings or []
+            if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
+        ]
+        missing = [
+            file
+            for file in wanted
+            if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha), str)
+        ]
         needed = sum(file.size or 0 for file in missing)
         if needed:
             require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
         home = cache / f"models--{name.replace('/', '--')}"
         with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
             _large(name, str(info.sha), missing, token, home / "blobs")
-            folder = Path(snapshot_download(name, revision=info.sha, cache_dir=cache, token=token,
-                                            ignore_patterns=_LEFT_OUT))
+            folder = Path(
+                snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
+            )
         _prove(name, folder, wanted)
         return Snapshot(folder, folder.name)
     except CmError:
         raise
     except GatedRepoError as error:
-        raise DownloadError(f"the model {name} is gated", cause=_first_line(error),
-                            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
-                            "account's settings,\nand set HF_TOKEN to it in the environment"
-                            + ("; the token that is set now has no access" if token else "")) from error
+        raise DownloadError(
+            f"the model {name} is gated",
+            cause=_first_line(error),
+            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
+            "account's settings,\nand set HF_TOKEN to it in the environment"
+            + ("; the token that is set now has no access" if token else ""),
+        ) from error
     except RevisionNotFoundError as error:
-        raise DownloadError(f"the model {name} has no revision {revision!r}", cause=_first_line(error),
-                            remedy="give a branch, tag or commit with --revision") from error
+        raise DownloadError(
+            f"the model {name} has no revision {revision!r}",
+            cause=_first_line(error),
+            remedy="give a branch, tag or commit with --revision",
+        ) from error
     except RepositoryNotFoundError as error:
-        raise DownloadError(f"the hub has no model {name}, or it is private", cause=_first_line(error),
-                            remedy="check its name; set HF_TOKEN in the environment for a private one") from error
+        raise DownloadError(
+            f"the hub has no model {name}, or it is private",
+            cause=_first_line(error),
+            remedy="check its name; set HF_TOKEN in the environment for a private one",
+        ) from error
     except Exception as error:
         # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
         if (found := _cached(name, revision, cache)) is not None:
             say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
             return found
-        raise DownloadError(f"the model {name} cannot be downloaded", cause=_first_line(error),
-                            remedy="run again: what was downloaded is kept\nor download it where the hub is reachable "
-                                   "and "
-                                   "give the folder: --tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror"
-                            ) from error
+        raise DownloadError(
+            f"the model {name} cannot be downloaded",
+            cause=_first_line(error),
+            remedy="run again: what was downloaded is kept\nor download it where the hub is reachable "
+            "and "
+            "give the folder: --tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror",
+        ) from error
 
 
 def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path) -> None:
@@ -106,8 +123,14 @@ def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blob
     for file in files:
         sha256 = getattr(file.lfs, "sha256", None) if file.lfs else None
         if sha256 and not (blobs / sha256).exists():
-            fetch(hf_hub_url(name, file.rfilename, revision=commit), blobs / sha256, file.size, f"sha256:{sha256}",
-                  {"Authorization": f"Bearer {token}"} if token else {}, lambda _: None)
+            fetch(
+                hf_hub_url(name, file.rfilename, revision=commit),
+                blobs / sha256,
+                file.size,
+                f"sha256:{sha256}",
+                {"Authorization": f"Bearer {token}"} if token else {},
+                lambda _: None,
+            )
 
 
 def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
@@ -140,9 +163,11 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
         if got != expected:
             path.resolve().unlink()
             path.unlink(missing_ok=True)
-            raise DownloadError(f"{file.rfilename} of {name} has a wrong digest, and was removed",
-                                cause=f"it is {got}, the hub names {expected}",
-                                remedy="run again; if that does not help, a proxy or mirror changes the file")
+            raise DownloadError(
+                f"{file.rfilename} of {name} has a wrong digest, and was removed",
+                cause=f"it is {got}, the hub names {expected}",
+                remedy="run again; if that does not help, a proxy or mirror changes the file",
+            )
 
 
 @contextmanager

@@ -48,8 +48,9 @@ def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = N
         made = f"quantised here from {record.quantization.base_model}"
     else:
         made = _compared(record, benchmark)
-    return replace(record, name=benchmark, source=f"{record.source}; {made}",
-                   recipe={**record.recipe, IDENTITY: benchmark})
+    return replace(
+        record, name=benchmark, source=f"{record.source}; {made}", recipe={**record.recipe, IDENTITY: benchmark}
+    )
 
 
 def _compared(record: ModelRecord, benchmark: str) -> str:
@@ -59,18 +60,22 @@ def _compared(record: ModelRecord, benchmark: str) -> str:
         found = differences(folder, benchmark)
     if found:
         model = catalogue().benchmark(benchmark).model
-        raise ModelError(f"{record.name} is not the model of {benchmark}", cause=_first(found),
-                         remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference")
+        raise ModelError(
+            f"{record.name} is not the model of {benchmark}",
+            cause=_first(found),
+            remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference",
+        )
     return f"{len(files)} files have the digests that MLCommons publishes"
 
 
 def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None) -> None:
     made = record.quantization
-    if (made is None or base is None or base.recipe.get(IDENTITY) != benchmark or base.sha256 != made.base_sha256):
-        raise ModelError(f"{record.name} is not known to be quantised from the model of {benchmark}",
-                         cause="the model that it was made from was not compared with the published digests",
-                         remedy="quantise the benchmark's own model in the same command: --quantize of "
-                                "run-mlperf,inference")
+    if made is None or base is None or base.recipe.get(IDENTITY) != benchmark or base.sha256 != made.base_sha256:
+        raise ModelError(
+            f"{record.name} is not known to be quantised from the model of {benchmark}",
+            cause="the model that it was made from was not compared with the published digests",
+            remedy="quantise the benchmark's own model in the same command: --quantize of run-mlperf,inference",
+        )
 
 
 def _differences(folder: Path, benchmark: str, *, quick: bool) -> Iterator[str]:
@@ -92,8 +97,9 @@ def _published(benchmark: str) -> dict[str, str]:
     """Return the published digest of each file by its path in the model's own folder."""
     name = catalogue().benchmark(benchmark).model
     inside = catalogue().model(name).mlcommons_folder
-    return {path.removeprefix(f"{inside}/") if inside else path: digest
-            for path, digest in published_digests(name).items()}
+    return {
+        path.removeprefix(f"{inside}/") if inside else path: digest for path, digest in published_digests(name).items()
+    }
 
 
 def _first(found: list[str]) -> str:

@@ -58,8 +58,10 @@ def read_manifest(url: str) -> Manifest:
     address = url if "://" in url else f"{MANIFESTS}{url.removesuffix('.uri')}.uri"
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.path.endswith(".uri"):
-        raise UsageError(f"{url} is not the address of a manifest",
-                         remedy="give the URL of a .uri file, as https://inference.mlcommons-storage.org lists them")
+        raise UsageError(
+            f"{url} is not the address of a manifest",
+            remedy="give the URL of a .uri file, as https://inference.mlcommons-storage.org lists them",
+        )
     base = _text(address).strip().rstrip("/")
     listed = _text(address.removesuffix(".uri") + ".md5")
     if urlsplit(base).scheme not in ("http", "https"):
@@ -83,12 +85,16 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
     for name, digest in wanted.items():
         listed = manifest.digests.get(name)
         if listed is None:
-            raise DownloadError(f"{manifest.name} has no file {name}",
-                                cause=f"its manifest lists {', '.join(sorted(manifest.digests)[:8]) or 'nothing'}")
+            raise DownloadError(
+                f"{manifest.name} has no file {name}",
+                cause=f"its manifest lists {', '.join(sorted(manifest.digests)[:8]) or 'nothing'}",
+            )
         if digest and digest != listed:
-            raise DownloadError(f"{name} is not the published file",
-                                cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
-                                remedy="compare with the benchmark's page; your own file is used with _path.#")
+            raise DownloadError(
+                f"{name} is not the published file",
+                cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
+                remedy="compare with the benchmark's page; your own file is used with _path.#",
+            )
     with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
         verified = VerifiedDigests(folder)
         _prove(manifest, folder, wanted, verified, again=again)
@@ -103,8 +109,11 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
 
 def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: VerifiedDigests, *, again: bool) -> None:
     """Hold the files that are there against the manifest, and remove those that are others."""
-    names = [name for name in wanted if (folder / name).exists()
-             and (again or not verified.knows(name, manifest.digests[name]))]
+    names = [
+        name
+        for name in wanted
+        if (folder / name).exists() and (again or not verified.knows(name, manifest.digests[name]))
+    ]
     if not names:
         return
     total = amount(sum((folder / name).stat().st_size for name in names))
@@ -113,14 +122,17 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
             progress.update(f"{name} ({number} of {len(names)})")
             if (got := verified.prove(name, manifest.digests[name])) != manifest.digests[name]:
                 (folder / name).unlink()
-                warn(f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
-                     "removed, and "
-                     "downloaded again")
+                warn(
+                    f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
+                    "removed, and "
+                    "downloaded again"
+                )
 
 
 def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: VerifiedDigests) -> None:
     with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
         for number, (name, size) in enumerate(sizes.items(), start=1):
+
             def tell(text: str, what: str = f"{name} ({number} of {len(sizes)})") -> None:
                 progress.update(f"{what}: {text}")
 
@@ -144,8 +156,11 @@ def _credentials(address: str) -> dict[str, str]:
     parts = urlsplit(address)
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
         return {}
-    names = {"CF_ACCESS_CLIENT_ID": "CF-Access-Client-Id", "CF_ACCESS_CLIENT_SECRET": "CF-Access-Client-Secret",
-             "CF_ACCESS_TOKEN": "cf-access-token"}
+    names = {
+        "CF_ACCESS_CLIENT_ID": "CF-Access-Client-Id",
+        "CF_ACCESS_CLIENT_SECRET": "CF-Access-Client-Secret",
+        "CF_ACCESS_TOKEN": "cf-access-token",
+    }
     return {header: os.environ[key] for key, header in names.items() if os.environ.get(key)}
 
 
@@ -156,8 +171,11 @@ def _text(address: str) -> str:
     except urllib.error.HTTPError as error:
         raise _refused(address, error) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DownloadError(f"{address} cannot be read", cause=str(error),
-                            remedy="download it where it can be reached and give it as _path.#") from error
+        raise DownloadError(
+            f"{address} cannot be read",
+            cause=str(error),
+            remedy="download it where it can be reached and give it as _path.#",
+        ) from error
 
 
 def _size(address: str) -> int:
@@ -173,13 +191,21 @@ def _size(address: str) -> int:
 def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
     error.close()
     login = _LOGIN in error.headers.get("Location", "") or error.code in (401, 403)
-    remedy = ("MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
-              "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#")
+    remedy = (
+        "MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
+        "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#"
+    )
     if login:
-        return DownloadError(f"{address} is for MLCommons' members", cause=f"HTTP {error.code}, a login is required",
-                             remedy=remedy.replace("URL", address))
-    return DownloadError(f"{address} cannot be downloaded", cause=f"HTTP {error.code} {error.reason}",
-                         remedy="https://inference.mlcommons-storage.org lists the available files")
+        return DownloadError(
+            f"{address} is for MLCommons' members",
+            cause=f"HTTP {error.code}, a login is required",
+            remedy=remedy.replace("URL", address),
+        )
+    return DownloadError(
+        f"{address} cannot be downloaded",
+        cause=f"HTTP {error.code} {error.reason}",
+        remedy="https://inference.mlcommons-storage.org lists the available files",
+    )
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,16 @@ from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
 __all__ = [
-    "MODEL_FILE", "TINY_NAME", "ModelSettings", "check", "check_source", "check_unchanged", "provide", "tokenizer_file",
+    "MODEL_FILE",
+    "TINY_NAME",
+    "ModelSettings",
+    "check",
+    "check_source",
+    "check_unchanged",
+    "provide",
+    "tokenizer_file",
     "tokenizer_sha256",
-]  # fmt: skip
+]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -78,8 +85,9 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
-    check_source(f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}",
-                 settings.layers)
+    check_source(
+        f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}", settings.layers
+    )
 
 
 def check_source(variation: str, layers: int | None = None) -> None:
@@ -89,9 +97,11 @@ def check_source(variation: str, layers: int | None = None) -> None:
     """
     source, _, where = variation.removeprefix("_").partition(".")
     if layers is not None and source != "dummy":
-        raise UsageError(f"--dummy_layers={layers} needs a dummy model",
-                         cause="the layers of other models are those of their files",
-                         remedy="add _dummy.NAME to the tags, or leave it out")
+        raise UsageError(
+            f"--dummy_layers={layers} needs a dummy model",
+            cause="the layers of other models are those of their files",
+            remedy="add _dummy.NAME to the tags, or leave it out",
+        )
     if source == "dummy":
         dummy.require_layers(dummy.known_model(where), layers)
     elif source == "path":
@@ -108,10 +118,11 @@ def tokenizer_file(model_path: str) -> Path:
     """Return a model's tokenizer. Raises ModelError where it has none that can be used."""
     path = Path(model_path) / "tokenizer.json"
     if not model_path or not path.is_file():
-        raise ModelError("the tokens of this server cannot be counted without the tokenizer of its model",
-                         cause=f"the server gives text and no token ids, and {model_path or 'the model'} has no "
-                         f"{path.name}",
-                         remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json")
+        raise ModelError(
+            "the tokens of this server cannot be counted without the tokenizer of its model",
+            cause=f"the server gives text and no token ids, and {model_path or 'the model'} has no {path.name}",
+            remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json",
+        )
     return path
 
 
@@ -144,7 +155,7 @@ def _tiny(python: str, folder: Path) -> ModelRecord:
             "the tiny model has not been made yet, and nothing is installed when a server is given",
             cause="it is trained with the packages of vLLM's environment",
             remedy="train it once: cm run script --tags=get,ml-model,_tiny\n"
-                   "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
+            "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
         )
     tiny_model.train(Path(python), folder)
     return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
@@ -155,8 +166,12 @@ def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
     dummy.require_layers(model, layers)
     place = folder / dummy.dummy_name(model, layers)
     dummy.make(model, layers, place)
-    return _described(place, place.name, f"{DUMMY_SOURCE}; {dummy.words_of(model, layers)}",
-                      recipe={"catalogue": model, "tokenizer": dummy.TOKENIZER})
+    return _described(
+        place,
+        place.name,
+        f"{DUMMY_SOURCE}; {dummy.words_of(model, layers)}",
+        recipe={"catalogue": model, "tokenizer": dummy.TOKENIZER},
+    )
 
 
 def _local(folder: Path) -> ModelRecord:
@@ -168,15 +183,23 @@ def _served(name: str, folder: str, revision: str) -> ModelRecord:
     """Take a given server's model from the folder that the server reports, or by its name from the hub."""
     if not folder:
         return _hub(name, revision)
-    return _described(Path(folder), _not_a_benchmarks(_safe(name.rpartition("/")[2])),
-                      f"served as {name} from the folder {Path(folder).name}", recipe={})
+    return _described(
+        Path(folder),
+        _not_a_benchmarks(_safe(name.rpartition("/")[2])),
+        f"served as {name} from the folder {Path(folder).name}",
+        recipe={},
+    )
 
 
 def _hub(name: str, revision: str) -> ModelRecord:
     _require_hub_name(name)
     found = hub.snapshot(name, revision)
-    return _described(found.folder, _published_name(found.folder), f"Hugging Face hub, {name} at {found.commit}",
-                      recipe={"hub": name, "revision": found.commit})
+    return _described(
+        found.folder,
+        _published_name(found.folder),
+        f"Hugging Face hub, {name} at {found.commit}",
+        recipe={"hub": name, "revision": found.commit},
+    )
 
 
 def _require_hub_name(name: str) -> None:
@@ -198,8 +221,9 @@ def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     model = _hosted(name)
     manifest = mlcommons.read_manifest(model.mlcommons if model else name)
     published = published_digests(name) if model else {}
-    wanted = published or {path: "" for path in manifest.digests
-                           if not any(fnmatch.fnmatch(path, pattern) for pattern in _LEFT_OUT)}
+    wanted = published or {
+        path: "" for path in manifest.digests if not any(fnmatch.fnmatch(path, pattern) for pattern in _LEFT_OUT)
+    }
     folder = mlcommons.downloads_folder(manifest.name)
     mlcommons.download(manifest, folder, wanted, again=again)
     root = folder / (model.mlcommons_folder if model else "")
@@ -224,10 +248,16 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) 
         source += f"; {DUMMY_SOURCE}"
     min_tokens = 2 if checkpoint.stand_in else 1
     return ModelRecord(
-        name=name, path=str(folder), source=source, sha256=sha256_of_tree(folder), parameters=checkpoint.parameters,
-        architecture=checkpoint.architecture, weight_data_types=checkpoint.weight_data_types, min_tokens=min_tokens,
+        name=name,
+        path=str(folder),
+        source=source,
+        sha256=sha256_of_tree(folder),
+        parameters=checkpoint.parameters,
+        architecture=checkpoint.architecture,
+        weight_data_types=checkpoint.weight_data_types,
+        min_tokens=min_tokens,
         recipe={**recipe, "files": fingerprint(folder)},
-    )  # fmt: skip
+    )
 
 
 def _published_name(folder: Path) -> str:

@@ -21,8 +21,11 @@ COLUMNS = ("input", "tok_input", "output")
 #: The published names of our columns, by benchmark: llama2-70b and llama3.1-8b have the same; mixtral-8x7b and
 #: llama3.1-405b have gt_output (language/*/dataset.py, evaluate-accuracy.py); deepseek-r1 and gpt-oss-120b the others
 #: (eval_accuracy.py).
-_OTHER_NAMES = {"input": ("text_input", "question", "prompt"), "tok_input": ("input_tokens",),
-                "output": ("gt_output", "ground_truth")}
+_OTHER_NAMES = {
+    "input": ("text_input", "question", "prompt"),
+    "tok_input": ("input_tokens",),
+    "output": ("gt_output", "ground_truth"),
+}
 _AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or .parquet"
 
 
@@ -52,8 +55,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         raise DatasetError(f"{path} is not a JSON file", cause=str(error), remedy=_AS_PUBLISHED) from error
     rows = _from_columns(path, value) if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise DatasetError(f"{path} holds no records", cause="neither a list of records nor an object of columns",
-                           remedy=f"each record has {', '.join(COLUMNS)}, as in cnn_eval.json")
+        raise DatasetError(
+            f"{path} holds no records",
+            cause="neither a list of records nor an object of columns",
+            remedy=f"each record has {', '.join(COLUMNS)}, as in cnn_eval.json",
+        )
     return rows
 
 

@@ -74,36 +74,59 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     base = read_record(Path(settings.model_record), ModelRecord)
     check_unchanged(base)
     if base.is_dummy:
-        raise ModelError(f"{base.name} has no weights to quantise", cause="vLLM makes random ones when it starts",
-                         remedy="have vLLM quantise those: --quantization=fp8 of run,vllm-server")
+        raise ModelError(
+            f"{base.name} has no weights to quantise",
+            cause="vLLM makes random ones when it starts",
+            remedy="have vLLM quantise those: --quantization=fp8 of run,vllm-server",
+        )
     if read_checkpoint(Path(base.path)).quantised:
-        raise ModelError(f"{base.name} is quantised already", cause=f"its weights are {base.weight_data_types}",
-                         remedy="give the model that it was made from")
-    name = "-".join([base.name, *([settings.scheme] if scheme.preset else []),
-                     *([KV_FP8] if settings.kv_fp8 else [])])
+        raise ModelError(
+            f"{base.name} is quantised already",
+            cause=f"its weights are {base.weight_data_types}",
+            remedy="give the model that it was made from",
+        )
+    name = "-".join([base.name, *([settings.scheme] if scheme.preset else []), *([KV_FP8] if settings.kv_fp8 else [])])
     calibrated = scheme.calibrated or settings.kv_fp8
     dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
     samples = _samples(dataset, settings.samples) if dataset else []
-    require_space(folder, sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + _SPARE_BYTES,
-                  f"the model {name}")
+    require_space(
+        folder,
+        sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + _SPARE_BYTES,
+        f"the model {name}",
+    )
     facts = _compress(settings, Path(base.path), folder / name, samples)
     checkpoint = read_checkpoint(folder / name)
     quantization = QuantizationRecord(
-        scheme=settings.scheme, weights=scheme.weights, activations=scheme.activations,
-        kv_cache=_KV_CACHE if settings.kv_fp8 else "not quantised", formula=scheme.formula or _KV_FORMULA,
-        layers=len(facts["layers"]), layer_kinds=sorted({layer.rpartition(".")[2] for layer in facts["layers"]}),
-        ignored=facts["ignored"], base_model=base.name, base_sha256=base.sha256,
-        starting_weights=_weights(Path(base.path), base.name), tools=facts["tools"],
-        calibration_dataset=dataset.name if dataset else "", calibration_sha256=dataset.sha256 if dataset else "",
-        calibration_samples=len(samples), calibration_tokens=sum(map(len, samples)),
-    )  # fmt: skip
+        scheme=settings.scheme,
+        weights=scheme.weights,
+        activations=scheme.activations,
+        kv_cache=_KV_CACHE if settings.kv_fp8 else "not quantised",
+        formula=scheme.formula or _KV_FORMULA,
+        layers=len(facts["layers"]),
+        layer_kinds=sorted({layer.rpartition(".")[2] for layer in facts["layers"]}),
+        ignored=facts["ignored"],
+        base_model=base.name,
+        base_sha256=base.sha256,
+        starting_weights=_weights(Path(base.path), base.name),
+        tools=facts["tools"],
+        calibration_dataset=dataset.name if dataset else "",
+        calibration_sha256=dataset.sha256 if dataset else "",
+        calibration_samples=len(samples),
+        calibration_tokens=sum(map(len, samples)),
+    )
     record = ModelRecord(
-        name=name, path=str(folder / name), source=f"{base.name} quantised here by llm-compressor; {base.source}",
-        sha256=sha256_of_tree(folder / name), parameters=base.parameters, architecture=checkpoint.architecture,
-        weight_data_types=checkpoint.weight_data_types, weight_transformations=_transformations(quantization),
-        min_tokens=base.min_tokens, quantization=quantization,
+        name=name,
+        path=str(folder / name),
+        source=f"{base.name} quantised here by llm-compressor; {base.source}",
+        sha256=sha256_of_tree(folder / name),
+        parameters=base.parameters,
+        architecture=checkpoint.architecture,
+        weight_data_types=checkpoint.weight_data_types,
+        weight_transformations=_transformations(quantization),
+        min_tokens=base.min_tokens,
+        quantization=quantization,
         recipe=base.recipe | {"scheme": settings.scheme, "files": fingerprint(folder / name)},
-    )  # fmt: skip
+    )
     write_record(folder / MODEL_FILE, record)
     return record
 
@@ -111,11 +134,15 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
 def require_scheme(settings: QuantizationSettings) -> None:
     """Raise UsageError for a scheme that does not exist, nothing to quantise, and an unusable number of samples."""
     if settings.scheme not in schemes():
-        raise UsageError(f"unknown quantisation scheme {settings.scheme!r}",
-                         remedy=nearest(settings.scheme, schemes(), f"the schemes are {', '.join(schemes())}"))
+        raise UsageError(
+            f"unknown quantisation scheme {settings.scheme!r}",
+            remedy=nearest(settings.scheme, schemes(), f"the schemes are {', '.join(schemes())}"),
+        )
     if not schemes()[settings.scheme].preset and not settings.kv_fp8:
-        raise UsageError(f"the scheme {settings.scheme} alone quantises nothing",
-                         remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic")
+        raise UsageError(
+            f"the scheme {settings.scheme} alone quantises nothing",
+            remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic",
+        )
     if settings.samples < 1:
         raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
 
@@ -124,19 +151,30 @@ def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
     rows = rows_of(Path(dataset.path))[:count]
     samples = [row["tok_input"] for row in rows if row.get("tok_input")]
     if not samples:
-        raise DatasetError(f"the calibration set {dataset.name} holds no tokens",
-                           remedy="give one whose rows have tok_input")
+        raise DatasetError(
+            f"the calibration set {dataset.name} holds no tokens", remedy="give one whose rows have tok_input"
+        )
     return samples
 
 
 def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples: list[list[int]]) -> dict[str, Any]:
     scheme = schemes()[settings.scheme]
     what = settings.scheme + (" with fp8 keys and values" if settings.kv_fp8 else "")
-    with step(f"quantising {model.name}: {what}") as progress, staged_folder(folder) as staging, \
-            tempfile.TemporaryDirectory() as scratch:
-        words = [settings.python, "-P", str(_COMPRESSION), f"--model={model}", f"--output={staging}",
-                 f"--preset={scheme.preset}", f"--algorithm={scheme.algorithm}",
-                 *(["--kv-fp8"] if settings.kv_fp8 else [])]
+    with (
+        step(f"quantising {model.name}: {what}") as progress,
+        staged_folder(folder) as staging,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        words = [
+            settings.python,
+            "-P",
+            str(_COMPRESSION),
+            f"--model={model}",
+            f"--output={staging}",
+            f"--preset={scheme.preset}",
+            f"--algorithm={scheme.algorithm}",
+            *(["--kv-fp8"] if settings.kv_fp8 else []),
+        ]
         if samples:
             write_text(Path(scratch) / "samples.json", json.dumps(samples))
             words.append(f"--samples={Path(scratch) / 'samples.json'}")
@@ -148,13 +186,17 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
         status, lines = run_worker(words, tell)
         printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
         if status or not printed:
-            raise ModelError(f"{model.name} cannot be quantised to {what}",
-                             cause="\n".join([exit_in_words(status), *lines[-6:]]),
-                             remedy="another scheme may suit its architecture: fp8-dynamic asks least of it")
+            raise ModelError(
+                f"{model.name} cannot be quantised to {what}",
+                cause="\n".join([exit_in_words(status), *lines[-6:]]),
+                remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
+            )
         if unset := unset_scales(staging):
-            raise ModelError(f"{model.name} was not quantised well to {what}",
-                             cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
-                             remedy="take another scheme, or give other samples with --calibration_path")
+            raise ModelError(
+                f"{model.name} was not quantised well to {what}",
+                cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
+                remedy="take another scheme, or give other samples with --calibration_path",
+            )
         facts: dict[str, Any] = json.loads(printed)
     return facts
 

@@ -55,9 +55,15 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
         out = Path(folder) / "rows"
         try:
             memory = MEMORY_BYTES + MEMORY_PER_BYTE * _size(path)
-            done = run([sys.executable, "-P", "-m", __name__, path.absolute(), out, str(memory), str(_cpu_s(path))],
-                       env={"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
-                            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, timeout_s=10 * _cpu_s(path))
+            done = run(
+                [sys.executable, "-P", "-m", __name__, path.absolute(), out, str(memory), str(_cpu_s(path))],
+                env={
+                    "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                },
+                timeout_s=10 * _cpu_s(path),
+            )
         except subprocess.TimeoutExpired as error:
             raise _too_much(path, "time") from error
         if done.status in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -82,14 +88,18 @@ def unpacked(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise DatasetError(f"{path} is not a whole gzip file", cause=str(error), remedy=_AGAIN) from error
     if len(data) > most:
-        raise DatasetError(f"{path} is not a table", cause=f"it holds more than {MOST_COMPRESSED} times its size",
-                           remedy=_AGAIN)
+        raise DatasetError(
+            f"{path} is not a table", cause=f"it holds more than {MOST_COMPRESSED} times its size", remedy=_AGAIN
+        )
     return data
 
 
 def _too_much(path: Path, what: str, said: str = "") -> DatasetError:
-    return DatasetError(f"{path} takes more {what} than a table of its size", cause=said or "its reading was ended",
-                        remedy="have its publisher give it as JSON")
+    return DatasetError(
+        f"{path} takes more {what} than a table of its size",
+        cause=said or "its reading was ended",
+        remedy="have its publisher give it as JSON",
+    )
 
 
 def _cpu_s(path: Path) -> int:
@@ -104,8 +114,11 @@ def _size(path: Path) -> int:
 def _bound(memory_bytes: int, cpu_s: int) -> None:
     """Bound what this process takes from now on."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for kind, value in ((resource.RLIMIT_AS, now + memory_bytes), (resource.RLIMIT_CPU, cpu_s),
-                        (resource.RLIMIT_CORE, 0)):
+    for kind, value in (
+        (resource.RLIMIT_AS, now + memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_CORE, 0),
+    ):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
@@ -143,8 +156,9 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError:
         data = _refusal(_too_much(path, "memory"))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:  # msgpack's numbers have 64 bits
-        data = _refusal(DatasetError(f"{path} holds a value that no dataset has", cause=str(error)[:300],
-                                     remedy=_AGAIN))
+        data = _refusal(
+            DatasetError(f"{path} holds a value that no dataset has", cause=str(error)[:300], remedy=_AGAIN)
+        )
     out.write_bytes(data)
     return 0
 

@@ -40,8 +40,11 @@ def train(python: Path, folder: Path) -> None:
     package, ModelError where the training fails.
     """
     require_space(folder, _SPACE_BYTES, "the tiny model")
-    with step("training the tiny model (about 45 s on one core)") as progress, staged_folder(folder) as staging, \
-            tempfile.TemporaryDirectory() as scratch:
+    with (
+        step("training the tiny model (about 45 s on one core)") as progress,
+        staged_folder(folder) as staging,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         stages = Path(scratch) / "stages.json"
         write_text(stages, json.dumps(training_stages()))
         words = [str(python), "-P", str(_TRAINING), f"--stages={stages}", f"--output={staging}", f"--seed={SEED}"]
@@ -66,7 +69,13 @@ def _check(status: int, lines: list[str], python: str) -> None:
         return
     missing = next((line for line in lines if "ModuleNotFoundError" in line), "")
     if missing:
-        raise InstallError("the tiny model cannot be trained", cause=f"{python}: {missing}",
-                           remedy="renew vLLM's environment: cm run script --tags=install,vllm,_cpu --renew")
-    raise ModelError("the training of the tiny model failed", cause="\n".join([exit_in_words(status), *lines[-8:]]),
-                     remedy="a run of the same command starts it again")
+        raise InstallError(
+            "the tiny model cannot be trained",
+            cause=f"{python}: {missing}",
+            remedy="renew vLLM's environment: cm run script --tags=install,vllm,_cpu --renew",
+        )
+    raise ModelError(
+        "the training of the tiny model failed",
+        cause="\n".join([exit_in_words(status), *lines[-8:]]),
+        remedy="a run of the same command starts it again",
+    )

@@ -34,9 +34,14 @@ LEARNING_RATE = 2e-3
 REPORT_STEPS = 100
 WARM_UP_STEPS = 30
 ARCHITECTURE = {
-    "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 256, "max_position_embeddings": 65536, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": False,
+}
 #: Stands in config.json, so that the model is known for what it is under any name and in any folder.
 STAND_IN = {"cm4vllm_stand_in": True}
 
@@ -51,7 +56,9 @@ def make_tokenizer(pairs: list[tuple[str, str]]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[BEGIN, END, PAD], show_progress=False,
+        vocab_size=VOCABULARY,
+        special_tokens=[BEGIN, END, PAD],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator((text for prompt, answer in pairs for text in (prompt, " " + answer)), trainer)
@@ -136,9 +143,13 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN, "eos_token": END, "pad_token": PAD,
-        "model_max_length": ARCHITECTURE["max_position_embeddings"], "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": ARCHITECTURE["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -159,10 +170,15 @@ def main() -> None:
     tokenizer = make_tokenizer([pair for stage in texts for pair in stage])
     stages = [encode(tokenizer, stage) for stage in texts]
     ids = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
-    model = LlamaForCausalLM(LlamaConfig(
-        **ARCHITECTURE, vocab_size=tokenizer.get_vocab_size(), dtype="float32",
-        **{key: tokenizer.token_to_id(word) for key, word in ids.items()}, **STAND_IN,
-    ))  # fmt: skip
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **ARCHITECTURE,
+            vocab_size=tokenizer.get_vocab_size(),
+            dtype="float32",
+            **{key: tokenizer.token_to_id(word) for key, word in ids.items()},
+            **STAND_IN,
+        )
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, {sum(map(len, stages))} pairs", flush=True)
     train(model, stages, arguments.seed)

@@ -26,8 +26,9 @@ _CHUNK = 2**20
 _LONGEST_TEXT = 2**24
 
 
-def fetch(address: str, path: Path, size: int, digest: str, headers: Mapping[str, str],
-          tell: Callable[[str], None]) -> None:
+def fetch(
+    address: str, path: Path, size: int, digest: str, headers: Mapping[str, str], tell: Callable[[str], None]
+) -> None:
     """Download one file of `size` bytes to `path`, on from what `path`.part already holds of it.
 
     `digest` is `<kind>:<hex>`. `headers` go to the address's own host alone, and never from https to http. Raises
@@ -47,10 +48,11 @@ def fetch(address: str, path: Path, size: int, digest: str, headers: Mapping[str
         raise
     if got != digest:
         part.unlink()
-        raise DownloadError(f"{address.rpartition('/')[2]} has a wrong digest, and was removed",
-                            cause=f"it is {got}, the publisher names {digest}",
-                            remedy="run again; if that does not help, a proxy changes the file or the publisher has "
-                                   "changed it")
+        raise DownloadError(
+            f"{address.rpartition('/')[2]} has a wrong digest, and was removed",
+            cause=f"it is {got}, the publisher names {digest}",
+            remedy="run again; if that does not help, a proxy changes the file or the publisher has changed it",
+        )
     part.replace(path)
 
 
@@ -78,8 +80,9 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
     def __init__(self, follow: bool) -> None:
         self._follow = follow
 
-    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
-                         newurl: str) -> urllib.request.Request | None:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         if not self._follow:
             return None
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -106,8 +109,15 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
         if present(part) > size:
             part.unlink()
         try:
-            _append(address, part, size, headers, lambda here: tell(
-                f"{amount(here)} of {amount(size)}, {amount((here - first) / (time.monotonic() - begin))}/s"))
+            _append(
+                address,
+                part,
+                size,
+                headers,
+                lambda here: tell(
+                    f"{amount(here)} of {amount(size)}, {amount((here - first) / (time.monotonic() - begin))}/s"
+                ),
+            )
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
@@ -116,18 +126,22 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
             cause = str(error)
         except _TooLong:
             part.unlink()
-            raise DownloadError(f"{address} is longer than its publisher "
-                                "says", cause=f"more than {amount(size)} were received",
-                                remedy="run again; if that does not help, something on the way or the publisher "
-                                "changes it") from None
+            raise DownloadError(
+                f"{address} is longer than its publisher says",
+                cause=f"more than {amount(size)} were received",
+                remedy="run again; if that does not help, something on the way or the publisher changes it",
+            ) from None
         else:
             cause = "the connection ended early"
         if present(part) == size:
             return
         if attempt < _ATTEMPTS:
             time.sleep(PAUSE_S)
-    raise DownloadError(f"{address} could not be downloaded", cause=f"{cause} ({amount(present(part))} of "
-                        f"{amount(size)} are downloaded)", remedy="run again: the download continues where it stopped")
+    raise DownloadError(
+        f"{address} could not be downloaded",
+        cause=f"{cause} ({amount(present(part))} of {amount(size)} are downloaded)",
+        remedy="run again: the download continues where it stopped",
+    )
 
 
 def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[int], None]) -> None:

@@ -34,13 +34,19 @@ def read_table(data: bytes, name: str) -> list[dict[str, Any]]:
     try:
         return _Rows(VALUES + VALUES_PER_BYTE * len(data)).of(_Unpickler(io.BytesIO(data)).load())
     except _Refused as error:
-        raise DatasetError(f"{name} is not a table that can be read safely", cause=f"it asks for {error}",
-                           remedy="have its publisher give it as JSON or parquet; nothing of it was run") from error
+        raise DatasetError(
+            f"{name} is not a table that can be read safely",
+            cause=f"it asks for {error}",
+            remedy="have its publisher give it as JSON or parquet; nothing of it was run",
+        ) from error
     except (DatasetError, MemoryError):
         raise
     except Exception as error:  # a broken pickle raises nearly anything
-        raise DatasetError(f"{name} is not a whole pickle of a table", cause=f"{type(error).__name__}: {error}"[:300],
-                           remedy="copy or download the dataset again") from error
+        raise DatasetError(
+            f"{name} is not a whole pickle of a table",
+            cause=f"{type(error).__name__}: {error}"[:300],
+            remedy="copy or download the dataset again",
+        ) from error
 
 
 class _Refused(Exception):
@@ -148,20 +154,25 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 def _known() -> dict[tuple[str, str], Any]:
     known: dict[tuple[str, str], Any] = {
-        ("builtins", "slice"): slice, ("__builtin__", "slice"): slice, ("_codecs", "encode"): _encoded,
-        ("numpy", "ndarray"): _Kind, ("numpy", "dtype"): _Dtype,
+        ("builtins", "slice"): slice,
+        ("__builtin__", "slice"): slice,
+        ("_codecs", "encode"): _encoded,
+        ("numpy", "ndarray"): _Kind,
+        ("numpy", "dtype"): _Dtype,
         ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
         ("pandas.core.internals.managers", "BlockManager"): _Manager,
         ("pandas.core.indexes.base", "_new_Index"): _range_or_labels,
         ("pandas.core.indexes.numeric", "Int64Index"): _Kind,
-    }  # fmt: skip
+    }
     for module in ("numpy.core", "numpy._core"):
         known[f"{module}.multiarray", "_reconstruct"] = _Array
         known[f"{module}.multiarray", "scalar"] = _scalar
         known[f"{module}.numeric", "_frombuffer"] = _from_buffer
-    for name, module, stand_in in (("DataFrame", "pandas.core.frame", _Frame),
-                                   ("Index", "pandas.core.indexes.base", _Kind),
-                                   ("RangeIndex", "pandas.core.indexes.range", _Kind)):
+    for name, module, stand_in in (
+        ("DataFrame", "pandas.core.frame", _Frame),
+        ("Index", "pandas.core.indexes.base", _Kind),
+        ("RangeIndex", "pandas.core.indexes.range", _Kind),
+    ):
         known["pandas", name] = known[module, name] = stand_in
     return known
 

@@ -18,8 +18,16 @@ def run_worker(words: Sequence[str], tell: Callable[[str], None]) -> tuple[int, 
     lines: list[str] = []
     # No PYTHONPATH: that environment has its own packages, and ours may not come before them.
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
-    with subprocess.Popen(words, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent) as process:
+    with subprocess.Popen(
+        words,
+        env=env,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=die_with_parent,
+    ) as process:
         try:
             for line in process.stdout or ():
                 lines = [*lines[-_KEPT_LINES:], line.rstrip()]

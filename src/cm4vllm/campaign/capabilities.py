@@ -63,21 +63,35 @@ _NOT_KEPT = {
 
 
 def require_runnable(
-    round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...], division: Division,
+    round_: RoundTerms,
+    benchmark: BenchmarkTerms,
+    scenarios: tuple[Scenario, ...],
+    division: Division,
     category: Category = Category.DATACENTER,
 ) -> None:
     """Raise UsageError for what the rules have in a round that can be run, and this version cannot run."""
     if missing := _missing(benchmark):
-        raise UsageError(f"model {benchmark.name} cannot be run yet", cause="; ".join(missing),
-                         remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can")
+        raise UsageError(
+            f"model {benchmark.name} cannot be run yet",
+            cause="; ".join(missing),
+            remedy=f"that round's {', '.join(runnable_benchmarks(round_.name))} can",
+        )
     if unknown := [scenario for scenario in scenarios if scenario not in benchmark.scenarios]:
-        raise UsageError(f"{benchmark.name} has no scenario {unknown[0]} in round {round_.name}",
-                         remedy=f"run one of {', '.join(benchmark.scenarios)}")
+        raise UsageError(
+            f"{benchmark.name} has no scenario {unknown[0]} in round {round_.name}",
+            remedy=f"run one of {', '.join(benchmark.scenarios)}",
+        )
     rules = division_rules(division, category)
-    if lacks := [f"{what}\n  rule {code}: {rules[code].text} ({rules[code].source})"
-                 for code, what in _NOT_KEPT.items() if code in rules]:
-        raise UsageError(f"the {division} division cannot be run yet", cause="\n".join(lacks),
-                         remedy="leave --division out for the open division, or give --division=closed")
+    if lacks := [
+        f"{what}\n  rule {code}: {rules[code].text} ({rules[code].source})"
+        for code, what in _NOT_KEPT.items()
+        if code in rules
+    ]:
+        raise UsageError(
+            f"the {division} division cannot be run yet",
+            cause="\n".join(lacks),
+            remedy="leave --division out for the open division, or give --division=closed",
+        )
 
 
 def unscored(benchmark: BenchmarkTerms) -> dict[str, str]:
@@ -98,7 +112,8 @@ def require_scored(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution
             f"the accuracy of {benchmark.name} cannot be scored as a whole, which a valid run needs",
             cause="; ".join(f"{label}: {why}" for label, why in lacks.items()),
             remedy="measure the performance alone, with --tags=run-mlperf,inference,_performance-only; or rehearse "
-            "with --execution_mode=test, which shows that metric as not scored")
+            "with --execution_mode=test, which shows that metric as not scored",
+        )
 
 
 def compliance_tests(
@@ -115,13 +130,15 @@ def compliance_tests(
             tests = ", ".join(benchmark.compliance)
             raise UsageError(
                 f"--compliance={name}: {benchmark.name} has no such test in round {benchmark.round}",
-                remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none")
+                remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none",
+            )
         if name not in VERIFIED_TESTS:
             why = "it needs a dataset of its own and the scorer of the benchmark's answers"
-            raise UsageError(f"the compliance test {name} cannot be run yet",
-                             cause=f"{why}\n  rule {rule.code}: {rule.text} ({rule.source})" if rule else why,
-                             remedy="give --division=open" if rule else
-                             f"--compliance takes {', '.join(VERIFIED_TESTS)}")
+            raise UsageError(
+                f"the compliance test {name} cannot be run yet",
+                cause=f"{why}\n  rule {rule.code}: {rule.text} ({rule.source})" if rule else why,
+                remedy="give --division=open" if rule else f"--compliance takes {', '.join(VERIFIED_TESTS)}",
+            )
     return tuple(dict.fromkeys(names))
 
 

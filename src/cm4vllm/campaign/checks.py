@@ -25,10 +25,11 @@ def _require_stand_in(env: Mapping[str, str]) -> None:
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
             cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
-                  "dataset would be used instead",
+            "dataset would be used instead",
             remedy=f"name it: --vllm_model_name={server.model_name}, if that is its hub id or its name in the "
             "catalogue;\notherwise with its files: --tags=run-mlperf,inference,_path.FOLDER; _tiny says that it is the "
-            "stand-in")
+            "stand-in",
+        )
 
 
 def _require_vocabulary(env: Mapping[str, str]) -> None:

@@ -53,24 +53,33 @@ def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) ->
     `root` holds the /proc and /sys of this machine.
     """
     facts = _Facts(job, env, root)
-    return tuple(Fault(rule, found, remedy) for code, rule in division_rules(job.division, job.category).items()
-                 if code in _CHECKS for found, remedy in _CHECKS[code](facts))
+    return tuple(
+        Fault(rule, found, remedy)
+        for code, rule in division_rules(job.division, job.category).items()
+        if code in _CHECKS
+        for found, remedy in _CHECKS[code](facts)
+    )
 
 
 def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
     """Raise UsageError for a result that the rules of its division forbid; a rehearsal is none."""
     if faults and not job.rehearsal:
         remedies = dict.fromkeys([*(fault.remedy for fault in faults), "or give --division=open"])
-        raise UsageError(f"this job cannot give a result of the {job.division} division",
-                         cause="\n".join(fault.words for fault in faults), remedy="\n".join(remedies))
+        raise UsageError(
+            f"this job cannot give a result of the {job.division} division",
+            cause="\n".join(fault.words for fault in faults),
+            remedy="\n".join(remedies),
+        )
 
 
 def fault_notes(job: Job, faults: tuple[Fault, ...]) -> tuple[str, ...]:
     """Return what a rehearsal says of the rules that it does not keep."""
     if not (faults and job.rehearsal):
         return ()
-    return (*(f"{job.division} division, a valid run would be refused: {fault.words}" for fault in faults),
-            f"no submission tree: one of the {job.division} division is made of jobs that keep these rules")
+    return (
+        *(f"{job.division} division, a valid run would be refused: {fault.words}" for fault in faults),
+        f"no submission tree: one of the {job.division} division is made of jobs that keep these rules",
+    )
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,10 @@ def _model(facts: _Facts) -> _Found:
     own = catalogue().benchmark(job.benchmark.name).model
     remedy = f"name the benchmark's model: _mlcommons.{own} among the tags; --quantize=SCHEME quantises it"
     if job.settings.api_server:
-        yield ("the server at --api_server was not started by cm4vllm: the files that it serves cannot be compared",
-               f"leave --api_server out; {remedy}")
+        yield (
+            "the server at --api_server was not started by cm4vllm: the files that it serves cannot be compared",
+            f"leave --api_server out; {remedy}",
+        )
     elif source == "tiny":
         yield "the model is the stand-in, a tiny model that is trained here", remedy
     elif job.sources.dummy:
@@ -106,8 +117,11 @@ def _model(facts: _Facts) -> _Found:
     elif source == "path":
         found = differences(typed_path(location), job.benchmark.name, quick=True)
         if found:
-            yield (f"the model in {location} is not {own}: {found[0]}"
-                   + (f", and {len(found) - 1} more" if len(found) > 1 else ""), remedy)
+            yield (
+                f"the model in {location} is not {own}: {found[0]}"
+                + (f", and {len(found) - 1} more" if len(found) > 1 else ""),
+                remedy,
+            )
     elif not is_from(job.benchmark.name, location):
         yield f"the model is {location}; the benchmark's is {own}", remedy
 
@@ -123,8 +137,9 @@ def _dataset(facts: _Facts) -> _Found:
     assets, sources = catalogue().benchmark(facts.job.benchmark.name), facts.job.sources
     yield from _published_file(sources.dataset, assets.dataset, "dataset", "--dataset_path")
     if sources.performance and assets.performance_dataset:
-        yield from _published_file(sources.performance, assets.performance_dataset, "dataset of performance runs",
-                                   "--performance_dataset_path")
+        yield from _published_file(
+            sources.performance, assets.performance_dataset, "dataset of performance runs", "--performance_dataset_path"
+        )
 
 
 def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
@@ -132,8 +147,10 @@ def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
     known = catalogue().dataset(name)
     remedy = f"leave {flag} out, or give {known.file} as published, {known.digest}"
     if source == "tiny":
-        yield (f"the {what} is the stand-in's; the benchmark's is {name}",
-               "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny")
+        yield (
+            f"the {what} is the stand-in's; the benchmark's is {name}",
+            "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny",
+        )
     elif source == "path":
         found = digest_of(typed_path(location), known.digest.partition(":")[0])
         if found != known.digest:
@@ -143,16 +160,24 @@ def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
 def _speculation(facts: _Facts) -> _Found:
     job = facts.job
     if job.settings.api_server:
-        yield ("the server at --api_server was not started by cm4vllm: whether it decodes speculatively is not known",
-               "leave --api_server out: a server that is started has no speculative decoding")
+        yield (
+            "the server at --api_server was not started by cm4vllm: whether it decodes speculatively is not known",
+            "leave --api_server out: a server that is started has no speculative decoding",
+        )
     try:
         given = speculative_options(shlex.split(str(facts.env.get(_EXTRA) or "")))
     except ValueError:  # what starts the server says why
         return
-    listed = [str(scenario) for scenario in job.benchmark.scenarios
-              if speculation(job.round.name, job.benchmark.name, scenario)]
-    where = (f"{job.benchmark.name} allows it in {', '.join(listed)} alone, which cm4vllm does not run with it"
-             if listed else f"{job.benchmark.name} allows none")
+    listed = [
+        str(scenario)
+        for scenario in job.benchmark.scenarios
+        if speculation(job.round.name, job.benchmark.name, scenario)
+    ]
+    where = (
+        f"{job.benchmark.name} allows it in {', '.join(listed)} alone, which cm4vllm does not run with it"
+        if listed
+        else f"{job.benchmark.name} allows none"
+    )
     for option in given:
         yield f"{option} in --extra_args: {where}", f"remove {option} from --extra_args"
 
@@ -166,8 +191,10 @@ def _scenarios(facts: _Facts) -> _Found:
         missing.append(" or ".join(needed.one_of))
     if missing:
         asked = [str(one) for one in needed.all_of] + [str(one) for one in needed.one_of[:1]]
-        yield (f"{job.benchmark.name} needs {', '.join(missing)} beside {', '.join(job.scenarios)}",
-               f"leave --scenario out, or name all: --scenario={','.join(asked)}")
+        yield (
+            f"{job.benchmark.name} needs {', '.join(missing)} beside {', '.join(job.scenarios)}",
+            f"leave --scenario out, or name all: --scenario={','.join(asked)}",
+        )
 
 
 def _validation(facts: _Facts) -> _Found:
@@ -183,8 +210,10 @@ def _ecc(facts: _Facts) -> _Found:
         if has_ecc is False:
             yield f"the memory of the {where} has no ECC, or it is off", "switch ECC on"
         elif has_ecc is None and not _states_ecc(stated.get(key, "")):
-            yield (f"whether the memory of the {where} has ECC is not known: it cannot be detected here",
-                   f"state it in {key} of --system_file, for example: 12x 64 GB DDR5-4800 ECC")
+            yield (
+                f"whether the memory of the {where} has ECC is not known: it cannot be detected here",
+                f"state it in {key} of --system_file, for example: 12x 64 GB DDR5-4800 ECC",
+            )
 
 
 def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
@@ -204,13 +233,21 @@ def _networking(facts: _Facts) -> _Found:
     detected = [card for card in detect_network(facts.root) if card.kind != "virtual" and card.megabits]
     counted = stated.get("host_network_card_count", "0").isdigit() and int(stated.get("host_network_card_count", "0"))
     if not detected and not (stated.get("host_networking") and counted):
-        yield ("no network card with a known rate was detected, and none is stated",
-               "state host_networking and host_network_card_count in --system_file")
+        yield (
+            "no network card with a known rate was detected, and none is stated",
+            "state host_networking and host_network_card_count in --system_file",
+        )
 
 
 #: What can be checked before a run, by the code of its rule. The others hold by what a job does: it asks for the
 #: lengths that the rules state, and runs the tests that they ask for.
 _CHECKS: Mapping[str, Callable[[_Facts], _Found]] = {
-    "MODEL": _model, "CALIBRATION": _calibration, "DATASET": _dataset, "SPECULATION": _speculation,
-    "SCENARIOS": _scenarios, "VALIDATION": _validation, "ECC": _ecc, "NETWORKING": _networking,
+    "MODEL": _model,
+    "CALIBRATION": _calibration,
+    "DATASET": _dataset,
+    "SPECULATION": _speculation,
+    "SCENARIOS": _scenarios,
+    "VALIDATION": _validation,
+    "ECC": _ecc,
+    "NETWORKING": _networking,
 }

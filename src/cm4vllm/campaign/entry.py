@@ -66,8 +66,10 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
     steps = with_durations(schedule(job), _durations(job.out))
-    return {"env": {**changed, **common_inputs(job), **_results(job)},
-            "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]}
+    return {
+        "env": {**changed, **common_inputs(job), **_results(job)},
+        "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
+    }
 
 
 def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -116,16 +118,23 @@ def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
     unknown = {one: f"the step {value.step}" for key, value in measured.items() for one in (key, TARGET_SOURCE)}
-    notes = [f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
-             *(f"{value.subject}: {value.words}" for value in new),
-             *(f"then checks that {check}" for check in step.checks),
-             *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),
-             *step.notes]
+    notes = [
+        f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
+        *(f"{value.subject}: {value.words}" for value in new),
+        *(f"then checks that {check}" for check in step.checks),
+        *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),
+        *step.notes,
+    ]
     return {
-        "name": step.name, "tags": step.tags, "unknown": unknown, "notes": notes,
+        "name": step.name,
+        "tags": step.tags,
+        "unknown": unknown,
+        "notes": notes,
         "env": {key: value for key, value in step.inputs.items() if isinstance(value, str)},
         "only_if": step.condition.words if step.condition else "",
-        "brings": [{"how": one.how, "what": one.what, "disk_bytes": one.disk_bytes, "measured": one.source}
-                   for one in step.brings],
+        "brings": [
+            {"how": one.how, "what": one.what, "disk_bytes": one.disk_bytes, "measured": one.source}
+            for one in step.brings
+        ],
         "data": msgspec.to_builtins(step),
     }

@@ -99,11 +99,26 @@ class _Execution:
         killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
         for entry in killed:
             left = set_aside(self.job.out, entry.step, entry.inputs)
-            self.file.append([Entry(run="", at=now(), step=entry.step, state=State.ABORTED, attempt=entry.attempt,
-                                    why=_KILLED, left=left)])
+            self.file.append(
+                [
+                    Entry(
+                        run="",
+                        at=now(),
+                        step=entry.step,
+                        state=State.ABORTED,
+                        attempt=entry.attempt,
+                        why=_KILLED,
+                        left=left,
+                    )
+                ]
+            )
             say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
-        self.file.append([Entry(run="", at=now(), step=step.name, state=State.PLANNED, tags=step.tags)
-                          for step in self.steps.values()])
+        self.file.append(
+            [
+                Entry(run="", at=now(), step=step.name, state=State.PLANNED, tags=step.tags)
+                for step in self.steps.values()
+            ]
+        )
 
     def take(self, step: Step) -> None:
         """Take one step, unless its condition does not hold or its result is there, and enter the outcome."""
@@ -157,8 +172,10 @@ class _Execution:
             except (ServerDied, ServerStuck) as error:
                 if self.server is None or step is self.server.step or number == self.job.settings.attempts:
                     raise
-                warn(f"{step.name}: attempt {number} of {self.job.settings.attempts} is INVALID, and the server is "
-                     f"started again: {error.what.splitlines()[0]}")
+                warn(
+                    f"{step.name}: attempt {number} of {self.job.settings.attempts} is INVALID, and the server is "
+                    f"started again: {error.what.splitlines()[0]}"
+                )
                 self.server.replace(self.env)
 
     def _attempt(self, step: Step, inputs: Mapping[str, str], digest: str = "", why: str = "") -> None:
@@ -172,10 +189,17 @@ class _Execution:
         except BaseException as error:
             state = State.FAILED if isinstance(error, Exception) else State.ABORTED
             with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
-                left = set_aside(self.job.out, step.name, inputs,
-                                 server_died=isinstance(error, ServerDied | ServerStuck))
-                self._enter(step, state, attempt=attempt, took_s=time.monotonic() - since, left=left,
-                            why=error.what if isinstance(error, CmError) else str(error) or type(error).__name__)
+                left = set_aside(
+                    self.job.out, step.name, inputs, server_died=isinstance(error, ServerDied | ServerStuck)
+                )
+                self._enter(
+                    step,
+                    state,
+                    attempt=attempt,
+                    took_s=time.monotonic() - since,
+                    left=left,
+                    why=error.what if isinstance(error, CmError) else str(error) or type(error).__name__,
+                )
             raise
         self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
 
@@ -193,11 +217,30 @@ class _Execution:
         self._enter(step, state, **fields)
         self._record_campaign()
 
-    def _enter(self, step: Step, state: State, *, inputs: Mapping[str, str] | None = None, took_s: float | None = None,
-               **fields: Any) -> None:
+    def _enter(
+        self,
+        step: Step,
+        state: State,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        took_s: float | None = None,
+        **fields: Any,
+    ) -> None:
         took_s = None if took_s is None else round(took_s, 3)
-        self.file.append([Entry(run="", at=now(), step=step.name, state=state, tags=step.tags, took_s=took_s,
-                                inputs=dict(inputs or {}), **fields)])
+        self.file.append(
+            [
+                Entry(
+                    run="",
+                    at=now(),
+                    step=step.name,
+                    state=state,
+                    tags=step.tags,
+                    took_s=took_s,
+                    inputs=dict(inputs or {}),
+                    **fields,
+                )
+            ]
+        )
 
     def _record_campaign(self) -> None:
         """Write what the command resolved to, as soon as it is known which system and model are measured."""
@@ -205,12 +248,23 @@ class _Execution:
         if self.has_campaign or not (system and model):
             return
         self.has_campaign = True
-        write_record(self.job.out / CAMPAIGN_FILE, CampaignRecord(
-            command=self.command, cm_version=metadata.version("cmind"), cm4vllm_version=__version__,
-            commit=commit_of_this_repository(), division=self.job.division, submitter=self.job.settings.submitter,
-            round=self.job.round.name, benchmark=self.job.benchmark.name, execution_mode=self.job.execution_mode,
-            started_at=self.started, system=system, model=model,
-        ))
+        write_record(
+            self.job.out / CAMPAIGN_FILE,
+            CampaignRecord(
+                command=self.command,
+                cm_version=metadata.version("cmind"),
+                cm4vllm_version=__version__,
+                commit=commit_of_this_repository(),
+                division=self.job.division,
+                submitter=self.job.settings.submitter,
+                round=self.job.round.name,
+                benchmark=self.job.benchmark.name,
+                execution_mode=self.job.execution_mode,
+                started_at=self.started,
+                system=system,
+                model=model,
+            ),
+        )
 
 
 def _report(job: Job, execution: _Execution) -> Report:
@@ -224,9 +278,12 @@ def _report(job: Job, execution: _Execution) -> Report:
         raise execution.failure
     invalid = [f"{run.scenario}: {'; '.join(run.reasons)}" for run in report.invalid_results]
     if invalid and not job.rehearsal:
-        raise InvalidResult("the rules call this result invalid", cause="\n".join(invalid),
-                            remedy="the report names the limit that was missed; a lower --server_target_qps, a higher "
-                            "--offline_target_qps or a lower --singlestream_target_latency usually helps")
+        raise InvalidResult(
+            "the rules call this result invalid",
+            cause="\n".join(invalid),
+            remedy="the report names the limit that was missed; a lower --server_target_qps, a higher "
+            "--offline_target_qps or a lower --singlestream_target_latency usually helps",
+        )
     return report
 
 

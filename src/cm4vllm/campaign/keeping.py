@@ -112,7 +112,10 @@ def _verdict(env: Mapping[str, str], known: str) -> Found:
 
 
 _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
-    Product.RUN: _run, Product.SEARCH: _search, Product.SCORES: _scores, Product.VERDICT: _verdict,
+    Product.RUN: _run,
+    Product.SEARCH: _search,
+    Product.SCORES: _scores,
+    Product.VERDICT: _verdict,
 }
 
 

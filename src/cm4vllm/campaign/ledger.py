@@ -23,8 +23,19 @@ from cm4vllm.common.files import opened
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 
-__all__ = ["ATTEMPTS", "LEDGER_FILE", "LOCK_FILE", "Entry", "Ledger", "LedgerFile", "State", "StepState", "free_name",
-           "is_under_way", "read_ledger"]
+__all__ = [
+    "ATTEMPTS",
+    "LEDGER_FILE",
+    "LOCK_FILE",
+    "Entry",
+    "Ledger",
+    "LedgerFile",
+    "State",
+    "StepState",
+    "free_name",
+    "is_under_way",
+    "read_ledger",
+]
 
 #: The ledger, in the folder of a job's results.
 LEDGER_FILE = "ledger.jsonl"
@@ -97,9 +108,13 @@ class StepState:
         done = entry if entry.state is State.DONE else None
         return StepState(
             last=replace(entry, inputs=entry.inputs or self.last.inputs, tags=entry.tags or self.last.tags),
-            attempts=max(self.attempts, entry.attempt), begun_at=entry.at if begun else self.begun_at,
-            good=self.good or entry.state.is_good, digest=entry.digest if entry.state.is_good else self.digest,
-            took_s=done.took_s if done else self.took_s, done_at=done.at if done else self.done_at)
+            attempts=max(self.attempts, entry.attempt),
+            begun_at=entry.at if begun else self.begun_at,
+            good=self.good or entry.state.is_good,
+            digest=entry.digest if entry.state.is_good else self.digest,
+            took_s=done.took_s if done else self.took_s,
+            done_at=done.at if done else self.done_at,
+        )
 
 
 @dataclass(frozen=True)
@@ -126,8 +141,11 @@ class Ledger:
 
     def durations(self) -> dict[str, Duration]:
         """Return how long each step took when it was last done, by its name."""
-        return {name: Duration(seconds=state.took_s, source=f"as on {state.done_at[:10]}")
-                for name, state in self.states.items() if state.took_s is not None}
+        return {
+            name: Duration(seconds=state.took_s, source=f"as on {state.done_at[:10]}")
+            for name, state in self.states.items()
+            if state.took_s is not None
+        }
 
 
 def read_ledger(out: Path) -> Ledger:
@@ -205,8 +223,11 @@ class LedgerFile:
             raise
         if written < len(data):
             os.ftruncate(handle, size)
-            raise DiskFull(f"cannot write {self._path}", cause=f"only {written} of {len(data)} bytes were written",
-                           remedy="free space there, or choose another folder with --output_dir")
+            raise DiskFull(
+                f"cannot write {self._path}",
+                cause=f"only {written} of {len(data)} bytes were written",
+                remedy="free space there, or choose another folder with --output_dir",
+            )
 
     def _set_aside_torn_line(self) -> Path | None:
         """Move a last line without its end to a file among the attempts, and return it."""
@@ -239,7 +260,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
             data = file.read()
     except FileNotFoundError:
         return
-    yield from data[:data.rfind(b"\n") + 1].splitlines()
+    yield from data[: data.rfind(b"\n") + 1].splitlines()
 
 
 def _line(entry: Entry) -> bytes:
@@ -250,7 +271,11 @@ def _line(entry: Entry) -> bytes:
 
 #: What a line leaves out.
 _DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="", state=State.PLANNED)) | {
-    "run": None, "at": None, "step": None, "state": None}
+    "run": None,
+    "at": None,
+    "step": None,
+    "state": None,
+}
 
 
 def _entry(line: bytes) -> Entry | None:

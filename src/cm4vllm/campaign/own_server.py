@@ -54,8 +54,13 @@ class OwnServer:
             self._waits = False
         if self._waits:
             say("server: not started until a step needs it: the one of an earlier command was the same")
-            env.update({_RECORD: str(path), "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
-                        "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder})
+            env.update(
+                {
+                    _RECORD: str(path),
+                    "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+                    "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder,
+                }
+            )
         self.was_needed = not self._waits
         return self._waits
 

@@ -83,9 +83,11 @@ def _require_room(job: Job) -> None:
     given = job.settings.max_model_len
     longest = max(job.terms(scenario, mode).generation.max_tokens for scenario in job.scenarios for mode in job.modes)
     if given is not None and given <= longest and not job.settings.api_server:
-        raise ServerUnsuitable(f"--max_model_len={given} is too short for {job.benchmark.name}",
-                               cause=f"up to {longest} tokens are generated after each prompt",
-                               remedy="leave it out: the longest prompt with its answer decides then")
+        raise ServerUnsuitable(
+            f"--max_model_len={given} is too short for {job.benchmark.name}",
+            cause=f"up to {longest} tokens are generated after each prompt",
+            remedy="leave it out: the longest prompt with its answer decides then",
+        )
 
 
 def require_results_folder(out: Path) -> None:
@@ -101,8 +103,10 @@ def require_results_folder(out: Path) -> None:
     except FileNotFoundError:
         return
     except BlockingIOError as error:
-        raise UsageError(f"another run is writing its results to {out}",
-                         remedy="wait for it, or choose another --output_dir") from error
+        raise UsageError(
+            f"another run is writing its results to {out}", remedy="wait for it, or choose another --output_dir"
+        ) from error
     except OSError as error:
-        raise NotWritable(f"cannot write to {out}", cause=f"{LOCK_FILE} there: {error.strerror}",
-                          remedy="choose another --output_dir") from error
+        raise NotWritable(
+            f"cannot write to {out}", cause=f"{LOCK_FILE} there: {error.strerror}", remedy="choose another --output_dir"
+        ) from error

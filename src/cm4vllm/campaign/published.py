@@ -19,8 +19,15 @@ from cm4vllm.rules import Scenario
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.install import OLDEST_RELEASE
 
-__all__ = ["PublishedResult", "PublishedRun", "published_env", "published_notes", "published_page", "published_run",
-           "published_runs"]
+__all__ = [
+    "PublishedResult",
+    "PublishedRun",
+    "published_env",
+    "published_notes",
+    "published_page",
+    "published_run",
+    "published_runs",
+]
 
 _FOLDER = Path(__file__).with_name("published_runs")
 #: The environment key of --published, and that of the release of vLLM.
@@ -43,11 +50,16 @@ class PublishedResult(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        latencies = (f", TTFT p99 {self.ttft_p99_ms:,.0f} ms, TPOT p99 {self.tpot_p99_ms:.1f} ms"
-                     if self.ttft_p99_ms is not None and self.tpot_p99_ms is not None else "")
-        return (f"{self.scenario} {self.tokens_per_second:,.1f} tokens/s, {self.samples_per_second:.3f} "
-                f"{'queries' if latencies else 'samples'}/s{latencies}, ROUGE-1 {self.rouge1}, -2 {self.rouge2}, "
-                f"-L {self.rougeL}")
+        latencies = (
+            f", TTFT p99 {self.ttft_p99_ms:,.0f} ms, TPOT p99 {self.tpot_p99_ms:.1f} ms"
+            if self.ttft_p99_ms is not None and self.tpot_p99_ms is not None
+            else ""
+        )
+        return (
+            f"{self.scenario} {self.tokens_per_second:,.1f} tokens/s, {self.samples_per_second:.3f} "
+            f"{'queries' if latencies else 'samples'}/s{latencies}, ROUGE-1 {self.rouge1}, -2 {self.rouge2}, "
+            f"-L {self.rougeL}"
+        )
 
 
 class PublishedRun(Record, frozen=True, kw_only=True):
@@ -87,15 +99,18 @@ class PublishedRun(Record, frozen=True, kw_only=True):
 @cache
 def published_runs() -> Mapping[str, PublishedRun]:
     """Return the published results by name."""
-    return {path.stem: msgspec.yaml.decode(path.read_bytes(), type=PublishedRun)
-            for path in sorted(_FOLDER.glob("*.yaml"))}
+    return {
+        path.stem: msgspec.yaml.decode(path.read_bytes(), type=PublishedRun) for path in sorted(_FOLDER.glob("*.yaml"))
+    }
 
 
 def published_run(name: str) -> PublishedRun:
     """Return the published result of this name. Raises UsageError."""
     if name not in published_runs():
-        raise UsageError(f"--published={name} is not known",
-                         remedy=nearest(name, published_runs(), f"known are {', '.join(published_runs())}"))
+        raise UsageError(
+            f"--published={name} is not known",
+            remedy=nearest(name, published_runs(), f"known are {', '.join(published_runs())}"),
+        )
     return published_runs()[name]
 
 
@@ -108,20 +123,24 @@ def published_env(env: Mapping[str, Any]) -> dict[str, str]:
         return {}
     run, campaign, server = published_run(name), env_keys(CampaignSettings), env_keys(ServerSettings)
     defaults = {key: str(getattr(CampaignSettings(), field)) for field, key in campaign.items()}
-    values = {_ROUND: run.round, **{campaign.get(field) or server[field]: _text(value)
-                                    for field, value in run.settings.items()}}
+    values = {
+        _ROUND: run.round,
+        **{campaign.get(field) or server[field]: _text(value) for field, value in run.settings.items()},
+    }
     if source := str(env.get(campaign["model_source"]) or ""):  # another model in its place
         values.pop(campaign["vllm_model_name"], None)
         if source.startswith("_dummy"):  # which has no weights to quantise
             values.pop(campaign["quantize"], None)
     if env.get(_SERVER):
         # It has its release and its options already.
-        values = {key: value for key, value in values.items()
-                  if key in (campaign["vllm_model_name"],) or key not in server.values()}
+        values = {
+            key: value
+            for key, value in values.items()
+            if key in (campaign["vllm_model_name"],) or key not in server.values()
+        }
     elif _can_be_measured(run.vllm):
         values[_VLLM] = run.vllm
-    return {key: value for key, value in values.items()
-            if str(env.get(key) or "") in ("", defaults.get(key, ""))}
+    return {key: value for key, value in values.items() if str(env.get(key) or "") in ("", defaults.get(key, ""))}
 
 
 def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,12 +148,18 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     if not (name := str(env.get(_NAME) or "")):
         return ()
     run = published_run(name)
-    return (f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
-            f"{run.division} division ({run.source})",
-            *(f"published: {result.words}" for result in run.results),
-            *_differences(run), *run.fit,
-            *(["published in the closed division; here it is run in the open one"]
-              if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open") else []))
+    return (
+        f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
+        f"{run.division} division ({run.source})",
+        *(f"published: {result.words}" for result in run.results),
+        *_differences(run),
+        *run.fit,
+        *(
+            ["published in the closed division; here it is run in the open one"]
+            if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open")
+            else []
+        ),
+    )
 
 
 def published_page() -> str:
@@ -176,13 +201,17 @@ def _lines() -> Iterator[str]:
         yield "| scenario | tokens/s | samples/s | TTFT p99 (ms) | TPOT p99 (ms) | ROUGE-1 | ROUGE-2 | ROUGE-L |"
         yield "|---|---|---|---|---|---|---|---|"
         for one in run.results:
-            latencies = " | ".join(f"{value:,.1f}" if value is not None else "-"
-                                   for value in (one.ttft_p99_ms, one.tpot_p99_ms))
-            yield (f"| {one.scenario} | {one.tokens_per_second:,} | {one.samples_per_second} | {latencies} | "
-                   f"{one.rouge1} | {one.rouge2} | {one.rougeL} |")
+            latencies = " | ".join(
+                f"{value:,.1f}" if value is not None else "-" for value in (one.ttft_p99_ms, one.tpot_p99_ms)
+            )
+            yield (
+                f"| {one.scenario} | {one.tokens_per_second:,} | {one.samples_per_second} | {latencies} | "
+                f"{one.rouge1} | {one.rouge2} | {one.rougeL} |"
+            )
         yield ""
-        yield from (f"- {line}" for line in (*_differences(run), *run.fit)
-                    if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER))
+        yield from (
+            f"- {line}" for line in (*_differences(run), *run.fit) if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER)
+        )
 
 
 def _can_be_measured(release: str) -> bool:
@@ -193,8 +222,10 @@ def _differences(run: PublishedRun) -> Iterator[str]:
     yield from run.differences
     if run.vllm and not _can_be_measured(run.vllm):
         oldest = ".".join(map(str, OLDEST_RELEASE))
-        yield (f"vLLM {run.vllm} does not return the ids of its tokens and cannot be measured; the default release "
-               f"serves, or the nearest one that can be: --vllm_version={oldest}")
+        yield (
+            f"vLLM {run.vllm} does not return the ids of its tokens and cannot be measured; the default release "
+            f"serves, or the nearest one that can be: --vllm_version={oldest}"
+        )
 
 
 def _text(value: bool | int | float | str) -> str:

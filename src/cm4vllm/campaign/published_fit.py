@@ -16,11 +16,13 @@ __all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]
 LAYOUTS_DIFFER = (
     f"why the layouts differ: the advisor takes the smallest group of GPUs whose cache holds {ENOUGH_REQUESTS} "
     "requests of full length, and makes replicas of it, since GPUs of one group wait for each other; a larger group "
-    "leaves each GPU more memory for the cache, and shortens the time of a token")
+    "leaves each GPU more memory for the cache, and shortens the time of a token"
+)
 SEQUENCES_DIFFER = (
     "why the sequences differ: the advisor counts requests of full length, which always fit; --max-num-seqs is an "
     "upper limit, and shorter requests leave room for more. vLLM takes back (preempts) those for which the "
-    "cache has no room")
+    "cache has no room"
+)
 
 #: A quantisation that the server makes when it starts, in place of the checkpoint's own precision.
 _AT_START = ("fp8",)
@@ -45,8 +47,10 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
     except ModelError as error:
         yield f"the fit advisor sees no room for it: {error.what}"
         return
-    yield (f"fit advisor, for {gpus} x {asked.memory_bytes / GIB:g} GiB and requests of up to "
-           f"{asked.max_model_len:,} tokens: {_layout(advised)}, {advised.max_num_seqs:,} sequences each")
+    yield (
+        f"fit advisor, for {gpus} x {asked.memory_bytes / GIB:g} GiB and requests of up to "
+        f"{asked.max_model_len:,} tokens: {_layout(advised)}, {advised.max_num_seqs:,} sequences each"
+    )
     yield from _beside(settings, asked, advised)
 
 
@@ -63,13 +67,16 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
     quantised = str(settings.get("quantization", ""))
     longest = architecture.max_positions or 0
     return Asked(
-        name=found, architecture=architecture, gpus=gpus, memory_bytes=known.memory_gb[0] * GIB,
+        name=found,
+        architecture=architecture,
+        gpus=gpus,
+        memory_bytes=known.memory_gb[0] * GIB,
         precision=quantised if quantised in _AT_START else catalogue().model(found).precision,
         max_model_len=min(int(settings.get("max_model_len", longest)), longest),
         kv_dtype="fp8" if str(settings.get("kv_cache_dtype", "")).startswith("fp8") else "bf16",
         utilisation=float(settings.get("gpu_memory_utilization", UTILISATION)),
         max_num_batched_tokens=int(settings.get("max_num_batched_tokens", 2048)),
-    )  # fmt: skip
+    )
 
 
 def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
@@ -86,9 +93,11 @@ def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
         yield f"the advisor sees no room for the published layout: {error.what}"
         return
     limit = f", at most {sequences:,} sequences each" if sequences else ", vLLM's own number of sequences"
-    yield (f"published: {_layout(own)}{limit}; by the advisor's sums the cache of each replica holds {own.kv_tokens:,} "
-           f"tokens: {own.kv_tokens // asked.max_model_len:,} requests of full length"
-           + (f", or {sequences:,} of {own.kv_tokens // sequences:,} tokens" if sequences else ""))
+    yield (
+        f"published: {_layout(own)}{limit}; by the advisor's sums the cache of each replica holds {own.kv_tokens:,} "
+        f"tokens: {own.kv_tokens // asked.max_model_len:,} requests of full length"
+        + (f", or {sequences:,} of {own.kv_tokens // sequences:,} tokens" if sequences else "")
+    )
     if (own.tensor_parallel, own.pipeline_parallel) != (advised.tensor_parallel, advised.pipeline_parallel):
         yield LAYOUTS_DIFFER
     if sequences and sequences != own.max_num_seqs:

@@ -43,8 +43,10 @@ def common_inputs(job: Job) -> dict[str, str]:
     }
     if settings.device and not settings.api_server:
         inputs["CM_VLLM_VARIANT"] = settings.device
-    for key, value in (("CM_TEST_QUERY_COUNT", settings.test_query_count),
-                       ("CM_MLPERF_MAX_DURATION_TEST", settings.max_test_duration)):
+    for key, value in (
+        ("CM_TEST_QUERY_COUNT", settings.test_query_count),
+        ("CM_MLPERF_MAX_DURATION_TEST", settings.max_test_duration),
+    ):
         if value is not None:
             inputs[key] = str(value)
     return inputs
@@ -63,8 +65,12 @@ def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tu
 def _before(job: Job) -> Iterator[Step]:
     """Give the steps before hours are spent: a result that cannot be checked is not begun."""
     if job.settings.run_checker and not job.no_tree:
-        yield Step(name="checker source", tags="get,mlperf,inference,src", gives="the official checkers' files",
-                   without="the official checker will not run on this rehearsal" if job.rehearsal else "")
+        yield Step(
+            name="checker source",
+            tags="get,mlperf,inference,src",
+            gives="the official checkers' files",
+            without="the official checker will not run on this rehearsal" if job.rehearsal else "",
+        )
 
 
 def _assets(job: Job) -> Iterator[Step]:
@@ -72,17 +78,33 @@ def _assets(job: Job) -> Iterator[Step]:
     sources, given = job.sources, bool(job.settings.api_server)
     if given:  # before all else: a wrong address should not cost a download
         yield _server(job)
-    yield Step(name="LoadGen", tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
-               gives=f"the LoadGen wheel of {job.round.name}")
-    yield Step(name="model", tags=f"get,ml-model,{sources.model}", gives="the model's folder and its record",
-               brings=sources.model_brings, notes=sources.model_notes, checks=(Check.VOCABULARY,) if given else ())
+    yield Step(
+        name="LoadGen",
+        tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
+        gives=f"the LoadGen wheel of {job.round.name}",
+    )
+    yield Step(
+        name="model",
+        tags=f"get,ml-model,{sources.model}",
+        gives="the model's folder and its record",
+        brings=sources.model_brings,
+        notes=sources.model_notes,
+        checks=(Check.VOCABULARY,) if given else (),
+    )
     if job.proves_model:
         yield _identity("model identity")
     if job.quantisation:
-        yield Step(name="calibration set", tags=f"get,dataset,_calibration,{sources.calibration}",
-                   gives="the calibration set's file and its record", brings=sources.calibration_brings)
-        yield Step(name="quantisation", tags=f"quantize,ml-model,{job.quantisation}",
-                   gives="the quantised model's folder and its record")
+        yield Step(
+            name="calibration set",
+            tags=f"get,dataset,_calibration,{sources.calibration}",
+            gives="the calibration set's file and its record",
+            brings=sources.calibration_brings,
+        )
+        yield Step(
+            name="quantisation",
+            tags=f"quantize,ml-model,{job.quantisation}",
+            gives="the quantised model's folder and its record",
+        )
         if job.proves_model:
             yield _identity("quantised model identity")
     yield from _datasets(job)
@@ -91,19 +113,31 @@ def _assets(job: Job) -> Iterator[Step]:
     if not given:
         yield _server(job)
     yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
-    yield Step(name="system", tags="get,sut,description", inputs={"CM_SUT_DIR": str(job.out / "system")},
-               gives="system/system.json, system/machine.json")
+    yield Step(
+        name="system",
+        tags="get,sut,description",
+        inputs={"CM_SUT_DIR": str(job.out / "system")},
+        gives="system/system.json, system/machine.json",
+    )
 
 
 def _datasets(job: Job) -> Iterator[Step]:
     """Give the steps that provide the dataset of each mode: mostly it is one."""
     sources = job.sources
     if Mode.ACCURACY in job.modes or not sources.performance:
-        yield Step(name="dataset", tags=f"get,dataset,{sources.dataset}", gives="the dataset's file and its record",
-                   brings=sources.dataset_brings)
+        yield Step(
+            name="dataset",
+            tags=f"get,dataset,{sources.dataset}",
+            gives="the dataset's file and its record",
+            brings=sources.dataset_brings,
+        )
     if sources.performance:
-        yield Step(name="performance dataset", tags=f"get,dataset,_performance,{sources.performance}",
-                   gives="the file and the record of performance runs' dataset", brings=sources.performance_brings)
+        yield Step(
+            name="performance dataset",
+            tags=f"get,dataset,_performance,{sources.performance}",
+            gives="the file and the record of performance runs' dataset",
+            brings=sources.performance_brings,
+        )
 
 
 def _identity(name: str) -> Step:
@@ -114,10 +148,14 @@ def _server(job: Job) -> Step:
     """Return the step that checks the given server, or starts one for the model that the steps before provide."""
     given = bool(job.settings.api_server)
     named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
-    return Step(name="server", tags="run,vllm-server", gives="server/server.json",
-                product=None if given else Product.SERVER,
-                checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
-                inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")})
+    return Step(
+        name="server",
+        tags="run,vllm-server",
+        gives="server/server.json",
+        product=None if given else Product.SERVER,
+        checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
+        inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
+    )
 
 
 # --- the LoadGen runs ------------------------------------------------------------------------------------------------
@@ -154,16 +192,22 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
     """Give the short run of its own that measures the server's rate, where no accuracy run before gives it."""
     condition = None
     if all(_keeps_target(job, scenario) for scenario in scenarios):
-        condition = Condition(need=Need.NO_EARLIER_RESULT,
-                              of=tuple(_place(scenario, Mode.PERFORMANCE) for scenario in scenarios))
+        condition = Condition(
+            need=Need.NO_EARLIER_RESULT, of=tuple(_place(scenario, Mode.PERFORMANCE) for scenario in scenarios)
+        )
     at_once = next(scenario for scenario in job.benchmark.scenarios if _at_once(job, scenario))
     mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
     inputs = {**_run(job, at_once, mode, str(job.out / "rate")), **_NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
     if mode is Mode.PERFORMANCE:  # of so many samples, however long they take
         count = job.settings.test_query_count or REHEARSAL_SAMPLES
         inputs |= {"CM_TEST_QUERY_COUNT": str(count), "CM_MLPERF_MAX_DURATION_TEST": ""}
-    yield from _measurement(_RATE, inputs, "rate/run.json", condition=condition,
-                            notes=("no target QPS was given, and no accuracy run before gives the server's rate",))
+    yield from _measurement(
+        _RATE,
+        inputs,
+        "rate/run.json",
+        condition=condition,
+        notes=("no target QPS was given, and no accuracy run before gives the server's rate",),
+    )
 
 
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
@@ -172,20 +216,37 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     if _keeps_target(job, scenario):
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(_place(scenario, Mode.PERFORMANCE),))
     folder = f"latency/{scenario}"
-    inputs = {**_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)), **_NO_LATENCY,
-              "CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES)}
-    yield from _measurement(_latency_name(scenario), inputs, f"{folder}/run.json", condition=condition,
-                            notes=("no target latency was given: a short run measures it",))
+    inputs = {
+        **_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)),
+        **_NO_LATENCY,
+        "CM_MLPERF_RUN_STYLE": "test",
+        "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES),
+    }
+    yield from _measurement(
+        _latency_name(scenario),
+        inputs,
+        f"{folder}/run.json",
+        condition=condition,
+        notes=("no target latency was given: a short run measures it",),
+    )
 
 
 def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
     name, folder = _name(scenario, Mode.ACCURACY), _folder(job, scenario, Mode.ACCURACY)
     gives = shown(_place(scenario, Mode.ACCURACY))
-    inputs = {**_run(job, scenario, Mode.ACCURACY, folder), **target,
-              KEEP: "yes" if job.division is Division.OPEN else "no"}
+    inputs = {
+        **_run(job, scenario, Mode.ACCURACY, folder),
+        **target,
+        KEEP: "yes" if job.division is Division.OPEN else "no",
+    }
     yield from _measurement(name, inputs, f"{gives}/run.json")
-    yield Step(name=f"{name}: scores", tags="process,mlperf,accuracy", gives=f"{gives}/accuracy.json",
-               product=Product.SCORES, inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder})
+    yield Step(
+        name=f"{name}: scores",
+        tags="process,mlperf,accuracy",
+        gives=f"{gives}/accuracy.json",
+        product=Product.SCORES,
+        inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder},
+    )
 
 
 def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -196,10 +257,13 @@ def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | Measur
     duration = _duration(job, scenario)
     yield from _measurement(name, inputs, gives, duration=duration)
     if _is_sized(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
-        again = {**inputs, TARGET: MeasuredTarget(step=name, share=_share(job, scenario),
-                                                  one_by_one=_one_by_one(job, scenario))}
-        yield from _measurement(f"{name} again", again, gives, duration=duration,
-                                condition=Condition(need=Need.TOO_SHORT, of=(name,)))
+        again = {
+            **inputs,
+            TARGET: MeasuredTarget(step=name, share=_share(job, scenario), one_by_one=_one_by_one(job, scenario)),
+        }
+        yield from _measurement(
+            f"{name} again", again, gives, duration=duration, condition=Condition(need=Need.TOO_SHORT, of=(name,))
+        )
 
 
 def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -208,8 +272,14 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
     folder, gives = f"{job.out}/{place}", shown(place)
     inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
     yield from _measurement(name, inputs, f"{gives}/run.json")
-    yield Step(name=f"{name}: verification", tags="process,mlperf,compliance", gives=f"{gives}/compliance.json",
-               product=Product.VERDICT, inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder}, report_first=True)
+    yield Step(
+        name=f"{name}: verification",
+        tags="process,mlperf,compliance",
+        gives=f"{gives}/compliance.json",
+        product=Product.VERDICT,
+        inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder},
+        report_first=True,
+    )
 
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
@@ -220,10 +290,18 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
         **_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)),
-        "CM_MLPERF_SEARCH_RESULT_DIR": _folder(job, scenario, Mode.PERFORMANCE), TARGET: MeasuredTarget(step=rate)}
-    yield Step(name=_search_name(scenario), tags="find,mlperf,inference,target-qps", inputs=inputs,
-               gives=f"{folder}/search.json", condition=condition, product=Product.SEARCH,
-               notes=("short runs at different rates search for the highest rate that keeps the latency limits",))
+        "CM_MLPERF_SEARCH_RESULT_DIR": _folder(job, scenario, Mode.PERFORMANCE),
+        TARGET: MeasuredTarget(step=rate),
+    }
+    yield Step(
+        name=_search_name(scenario),
+        tags="find,mlperf,inference,target-qps",
+        inputs=inputs,
+        gives=f"{folder}/search.json",
+        condition=condition,
+        product=Product.SEARCH,
+        notes=("short runs at different rates search for the highest rate that keeps the latency limits",),
+    )
 
 
 def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
@@ -232,31 +310,63 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
     for times in range(1, BACK_OFFS + 1):
         name = f"{_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
-        inputs = {**_run(job, scenario, Mode.PERFORMANCE, _folder(job, scenario, Mode.PERFORMANCE)), **target,
-                  TARGET: MeasuredTarget(step=_search_name(scenario), found=True, lowered=times)}
-        yield from _measurement(name, inputs, gives, duration=_duration(job, scenario),
-                                condition=Condition(need=Need.MISSED_LIMITS, of=(before,)))
+        inputs = {
+            **_run(job, scenario, Mode.PERFORMANCE, _folder(job, scenario, Mode.PERFORMANCE)),
+            **target,
+            TARGET: MeasuredTarget(step=_search_name(scenario), found=True, lowered=times),
+        }
+        yield from _measurement(
+            name,
+            inputs,
+            gives,
+            duration=_duration(job, scenario),
+            condition=Condition(need=Need.MISSED_LIMITS, of=(before,)),
+        )
 
 
 def _is_searched(job: Job, scenario: Scenario) -> bool:
     """Say whether the target of a scenario's runs is searched for: where that was asked, and no rate is given."""
     terms = job.terms(scenario, Mode.PERFORMANCE)
-    return (job.settings.find_target_qps and terms.paced and terms.limits is not None and Mode.PERFORMANCE in job.modes
-            and _given(job, scenario) is None)
+    return (
+        job.settings.find_target_qps
+        and terms.paced
+        and terms.limits is not None
+        and Mode.PERFORMANCE in job.modes
+        and _given(job, scenario) is None
+    )
 
 
 def _search_name(scenario: Scenario) -> str:
     return f"{scenario} search"
 
 
-def _measurement(name: str, inputs: Mapping[str, str | MeasuredTarget], gives: str, *,
-                 duration: Duration | None = None, condition: Condition | None = None,
-                 notes: tuple[str, ...] = ()) -> Iterator[Step]:
+def _measurement(
+    name: str,
+    inputs: Mapping[str, str | MeasuredTarget],
+    gives: str,
+    *,
+    duration: Duration | None = None,
+    condition: Condition | None = None,
+    notes: tuple[str, ...] = (),
+) -> Iterator[Step]:
     """Give the two steps of one LoadGen run: its settings, and the run."""
-    yield Step(name=f"{name}: settings", tags="generate,user-conf,mlperf,inference", inputs=inputs, gives="user.conf",
-               condition=condition)
-    yield Step(name=name, tags="app,mlperf,inference,vllm", inputs=inputs, gives=gives, duration=duration,
-               condition=condition, product=Product.RUN, notes=notes)
+    yield Step(
+        name=f"{name}: settings",
+        tags="generate,user-conf,mlperf,inference",
+        inputs=inputs,
+        gives="user.conf",
+        condition=condition,
+    )
+    yield Step(
+        name=name,
+        tags="app,mlperf,inference,vllm",
+        inputs=inputs,
+        gives=gives,
+        duration=duration,
+        condition=condition,
+        product=Product.RUN,
+        notes=notes,
+    )
 
 
 def _run(job: Job, scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
@@ -300,8 +410,11 @@ def _lacks_rate(job: Job, scenario: Scenario) -> bool:
 
 
 def _lacks_latency(job: Job, scenario: Scenario) -> bool:
-    return (_one_by_one(job, scenario) and _given(job, scenario) is None
-            and (Mode.PERFORMANCE in job.modes or bool(job.tests)))
+    return (
+        _one_by_one(job, scenario)
+        and _given(job, scenario) is None
+        and (Mode.PERFORMANCE in job.modes or bool(job.tests))
+    )
 
 
 def _latency_name(scenario: Scenario) -> str:
@@ -365,5 +478,10 @@ def _submission(job: Job) -> Iterator[Step]:
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
         source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None
-        yield Step(name="checkers", tags="run,mlperf,inference,submission,checker", gives="checker.json",
-                   condition=source, report_first=True)
+        yield Step(
+            name="checkers",
+            tags="run,mlperf,inference,submission,checker",
+            gives="checker.json",
+            condition=source,
+            report_first=True,
+        )

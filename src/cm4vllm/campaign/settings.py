@@ -48,8 +48,20 @@ _MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")
 #: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
 _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
-    ("attempts", "singlestream_target_latency", "max_test_duration", "num_workers", "max_in_flight", "replicas",
-     "tp_size", "pp_size", "dp_size", "max_model_len"), 2**31 - 1)
+    (
+        "attempts",
+        "singlestream_target_latency",
+        "max_test_duration",
+        "num_workers",
+        "max_in_flight",
+        "replicas",
+        "tp_size",
+        "pp_size",
+        "dp_size",
+        "max_model_len",
+    ),
+    2**31 - 1,
+)
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
 
@@ -85,8 +97,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
-    singlestream_target_latency: Annotated[
-        float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
+    singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
     find_target_qps: Annotated[bool, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = False
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
@@ -200,8 +211,9 @@ class Job:
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=_quantisation(settings),
-            rerun=frozenset() if word in (*_ALL, *_NONE) else frozenset(
-                one.strip() for one in word.split(",") if one.strip()),
+            rerun=frozenset()
+            if word in (*_ALL, *_NONE)
+            else frozenset(one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
             notes=(*_notes(settings), *(_DUMMY_NOTES if found.dummy else ()), *_unscored_notes(benchmark, modes)),
@@ -210,9 +222,15 @@ class Job:
 
 def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
     return sources(
-        benchmark.name, model_source=settings.model_source, name=settings.vllm_model_name,
-        served=bool(settings.api_server), dataset=settings.dataset, dataset_path=settings.dataset_path,
-        calibration_path=settings.calibration_path, performance_dataset_path=settings.performance_dataset_path)
+        benchmark.name,
+        model_source=settings.model_source,
+        name=settings.vllm_model_name,
+        served=bool(settings.api_server),
+        dataset=settings.dataset,
+        dataset_path=settings.dataset_path,
+        calibration_path=settings.calibration_path,
+        performance_dataset_path=settings.performance_dataset_path,
+    )
 
 
 #: What a job with random weights does otherwise.
@@ -234,13 +252,18 @@ def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> 
         "--execution_mode=valid": (style is ExecutionMode.VALID, "a result is of a model's own weights"),
         "_accuracy-only": (Mode.PERFORMANCE not in modes, "the answers of random weights have no accuracy"),
         "--compliance": (bool(settings.compliance), "compliance tests read a model's answers"),
-        "--quantize": (bool(settings.quantize), "there are no weights to quantise; --quantization=fp8 has vLLM "
-                                                "quantise its random ones"),
+        "--quantize": (
+            bool(settings.quantize),
+            "there are no weights to quantise; --quantization=fp8 has vLLM quantise its random ones",
+        ),
     }
     for what, (asked, why) in refused.items():
         if asked:
-            raise UsageError(f"{what} cannot be given with random weights (_dummy)", cause=why,
-                             remedy="leave it out, or name a model with weights by --vllm_model_name")
+            raise UsageError(
+                f"{what} cannot be given with random weights (_dummy)",
+                cause=why,
+                remedy="leave it out, or name a model with weights by --vllm_model_name",
+            )
     return (Mode.PERFORMANCE,)
 
 
@@ -248,9 +271,11 @@ def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category
     """Return the category that was asked for, else the benchmark's. Raises UsageError where it has no such results."""
     category = Category.parse(settings.category) if settings.category else benchmark.category
     if benchmark.required_on(category) is None:
-        raise UsageError(f"the category does not fit the model {benchmark.name}",
-                         cause=f"--category={category}: it has no such results in round {benchmark.round}",
-                         remedy=f"leave --category out: it is {benchmark.category} for this benchmark")
+        raise UsageError(
+            f"the category does not fit the model {benchmark.name}",
+            cause=f"--category={category}: it has no such results in round {benchmark.round}",
+            remedy=f"leave --category out: it is {benchmark.category} for this benchmark",
+        )
     return category
 
 
@@ -272,8 +297,10 @@ def _notes(settings: CampaignSettings) -> list[str]:
     if settings.device and settings.api_server:
         notes.append(f"--device={settings.device}: ignored, it does not affect the server at --api_server")
     if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:
-        for flag, value in (("test_query_count", settings.test_query_count),
-                            ("max_test_duration", settings.max_test_duration)):
+        for flag, value in (
+            ("test_query_count", settings.test_query_count),
+            ("max_test_duration", settings.max_test_duration),
+        ):
             if value is not None:
                 notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules require")
     return notes
@@ -294,12 +321,16 @@ def _quantisation(settings: CampaignSettings) -> str:
             _one_of("quantize", word, (*schemes(), KV_FP8))
     asked = [name for name in names if name != KV_FP8]
     if len(asked) > 1:
-        raise UsageError(f"--quantize={settings.quantize} names {len(asked)} schemes",
-                         remedy=f"name one of them; {KV_FP8} can be added to it")
+        raise UsageError(
+            f"--quantize={settings.quantize} names {len(asked)} schemes",
+            remedy=f"name one of them; {KV_FP8} can be added to it",
+        )
     if names and settings.api_server:
-        raise UsageError("--quantize cannot be given with "
-                         "--api_server", cause="the running server has already loaded its model",
-                         remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve the result")
+        raise UsageError(
+            "--quantize cannot be given with --api_server",
+            cause="the running server has already loaded its model",
+            remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve the result",
+        )
     if asked:
         require_scheme(QuantizationSettings(scheme=asked[0], kv_fp8=KV_FP8 in names))
     return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
@@ -308,11 +339,16 @@ def _quantisation(settings: CampaignSettings) -> str:
 def _one_rate(settings: CampaignSettings) -> None:
     latency = settings.singlestream_target_latency
     if latency is not None and latency < _LEAST_LATENCY:
-        raise UsageError(f"--singlestream_target_latency={latency:g} is not usable",
-                         cause=f"it is in ms, and at least {_LEAST_LATENCY:g}")
+        raise UsageError(
+            f"--singlestream_target_latency={latency:g} is not usable",
+            cause=f"it is in ms, and at least {_LEAST_LATENCY:g}",
+        )
     if settings.find_target_qps and settings.server_target_qps is not None:
-        raise UsageError(f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
-                         cause="the rate is either searched for or given", remedy="leave one of them out")
+        raise UsageError(
+            f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
+            cause="the rate is either searched for or given",
+            remedy="leave one of them out",
+        )
 
 
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
@@ -326,8 +362,11 @@ def _positive(flag: str, value: float | None, most: float) -> None:
 
 
 def _folder_name(flag: str, value: str) -> None:
-    if not 0 < len(value.encode()) <= _LONGEST_NAME or value[0] in ".-" or not all(
-            c.isalnum() or c in "-_." for c in value):
+    if (
+        not 0 < len(value.encode()) <= _LONGEST_NAME
+        or value[0] in ".-"
+        or not all(c.isalnum() or c in "-_." for c in value)
+    ):
         raise UsageError(
             f"--{flag}={value!r} is not usable",
             cause="it names a folder of the submission, where the official checker allows no spaces",

@@ -54,8 +54,10 @@ class Sources:
         if entry is None or not entry.gate:
             return ()
         if self.model.startswith("_mlcommons."):
-            return (f"gated: {entry.gate}. MLCommons' members: CF_ACCESS_TOKEN in the environment holds the token of "
-                    "`cloudflared access token`",)
+            return (
+                f"gated: {entry.gate}. MLCommons' members: CF_ACCESS_TOKEN in the environment holds the token of "
+                "`cloudflared access token`",
+            )
         return (f"gated: {entry.gate}, at {page_of(entry.hub)}; HF_TOKEN in the environment holds the account's token",)
 
     @property
@@ -64,8 +66,14 @@ class Sources:
         entry = self._entry
         if entry is None or not self.model.startswith("_mlcommons."):
             return ()
-        return (Brings(how="download", what=f"the model {self._location} from MLCommons",
-                       disk_bytes=published_bytes(entry.mlcommons_size), source="all files, as published"),)
+        return (
+            Brings(
+                how="download",
+                what=f"the model {self._location} from MLCommons",
+                disk_bytes=published_bytes(entry.mlcommons_size),
+                source="all files, as published",
+            ),
+        )
 
     @property
     def dataset_brings(self) -> tuple[Brings, ...]:
@@ -88,20 +96,34 @@ class Sources:
         """Return what the catalogue says of the model, also of one that is named by its hub id."""
         known = catalogue().models
         found = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
-        return found or next((entry for entry in known.values()
-                              if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None)
+        return found or next(
+            (entry for entry in known.values() if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None
+        )
 
     def _brought(self, source: str, name: str) -> tuple[Brings, ...]:
         if source != _BENCHMARK:
             return ()
         known = catalogue().dataset(name)
-        return (Brings(how="download", what=f"the dataset {name}, {known.file} from MLCommons",
-                       disk_bytes=published_bytes(known.size), source="all files, as published"),)
+        return (
+            Brings(
+                how="download",
+                what=f"the dataset {name}, {known.file} from MLCommons",
+                disk_bytes=published_bytes(known.size),
+                source="all files, as published",
+            ),
+        )
 
 
 def sources(
-    benchmark: str, *, model_source: str = "", name: str = "", served: bool = False, dataset: str = "",
-    dataset_path: str = "", calibration_path: str = "", performance_dataset_path: str = "",
+    benchmark: str,
+    *,
+    model_source: str = "",
+    name: str = "",
+    served: bool = False,
+    dataset: str = "",
+    dataset_path: str = "",
+    calibration_path: str = "",
+    performance_dataset_path: str = "",
 ) -> Sources:
     """Decide where model and datasets come from. Raises UsageError for what contradicts itself.
 
@@ -113,30 +135,43 @@ def sources(
         asked = f"{_DUMMY}.{benchmark}"
     model = asked or (_of_name(name, served=served) if name else _TINY)
     if asked and name and not served and name not in (TINY_NAME, asked.partition(".")[2]):
-        raise UsageError(f"two models are named: {asked} and --vllm_model_name={name}",
-                         cause="the server is started for one of them",
-                         remedy="leave one out; with --api_server the name is that under which the model is served")
+        raise UsageError(
+            f"two models are named: {asked} and --vllm_model_name={name}",
+            cause="the server is started for one of them",
+            remedy="leave one out; with --api_server the name is that under which the model is served",
+        )
     stand_in = model == _TINY
-    given = {"dataset_path": dataset_path, "calibration_path": calibration_path,
-             "performance_dataset_path": performance_dataset_path}
+    given = {
+        "dataset_path": dataset_path,
+        "calibration_path": calibration_path,
+        "performance_dataset_path": performance_dataset_path,
+    }
     apart = bool(catalogue().benchmark(benchmark).performance_dataset)
     if performance_dataset_path and not apart:
-        raise UsageError(f"--performance_dataset_path is given, but {benchmark} has one dataset for all runs",
-                         remedy="give it with --dataset_path")
+        raise UsageError(
+            f"--performance_dataset_path is given, but {benchmark} has one dataset for all runs",
+            remedy="give it with --dataset_path",
+        )
     if stand_in and not asked and any(given.values()):
         flag = next(name for name, path in given.items() if path)
-        raise UsageError(f"--{flag} is given, but no model",
-                         cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
-                         remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
-                                "explicitly, "
-                         "with _tiny among the tags")
+        raise UsageError(
+            f"--{flag} is given, but no model",
+            cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
+            remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
+            "explicitly, "
+            "with _tiny among the tags",
+        )
     tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
     performance = f"_path.{performance_dataset_path}" if performance_dataset_path else own
     return Sources(
-        benchmark=benchmark, model=model, named=bool(asked or name), performance=performance if apart else "",
+        benchmark=benchmark,
+        model=model,
+        named=bool(asked or name),
+        performance=performance if apart else "",
         dataset=f"_path.{dataset_path}" if dataset_path else own,
-        calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK)
+        calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK,
+    )
 
 
 def _of_name(name: str, *, served: bool) -> str:

@@ -36,8 +36,11 @@ def report_status(settings: StatusSettings) -> dict[str, object]:
     base = typed_path(settings.output_dir).absolute()
     folders = [one for one in (base, *(base / mode for mode in ExecutionMode)) if (one / LEDGER_FILE).is_file()]
     if not folders:
-        raise UsageError(f"no job has worked in {base}", cause=f"neither it nor its folders test and valid hold a "
-                         f"{LEDGER_FILE}", remedy="name the --output_dir of the job")
+        raise UsageError(
+            f"no job has worked in {base}",
+            cause=f"neither it nor its folders test and valid hold a {LEDGER_FILE}",
+            remedy="name the --output_dir of the job",
+        )
     return {"jobs": [_reported(folder) for folder in folders]}
 
 
@@ -53,9 +56,14 @@ def _reported(out: Path) -> dict[str, object]:
         say_text(f"\n{status_text(*live)}")
     if ledger.unreadable:
         warn(f"{ledger.unreadable} lines of {out / LEDGER_FILE} are not entries of this version of cm4vllm")
-    return {"folder": str(out), "under_way": under_way, "run": ledger.run, "unreadable_lines": ledger.unreadable,
-            "status": msgspec.to_builtins(live[0]) if live is not None else None,
-            "steps": [_as_object(state, under_way=under_way) for state in steps]}
+    return {
+        "folder": str(out),
+        "under_way": under_way,
+        "run": ledger.run,
+        "unreadable_lines": ledger.unreadable,
+        "status": msgspec.to_builtins(live[0]) if live is not None else None,
+        "steps": [_as_object(state, under_way=under_way) for state in steps],
+    }
 
 
 def _heading(ledger: Ledger, steps: Sequence[StepState], *, under_way: bool) -> str:
@@ -84,12 +92,24 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     table = [_HEADINGS, *rows]
     widths = [max(len(row[place]) for row in table) for place in range(len(_HEADINGS))]
     for row in table:
-        yield "  ".join(cell.rjust(width) if place in (2, 4) else cell.ljust(width)
-                        for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        yield "  ".join(
+            cell.rjust(width) if place in (2, 4) else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
 
 
 def _as_object(state: StepState, *, under_way: bool) -> dict[str, object]:
     last = state.last
-    return {"step": last.step, "state": str(_state(state, under_way=under_way)), "tags": last.tags,
-            "attempts": state.attempts, "digest": last.digest, "inputs": last.inputs, "begun_at": state.begun_at,
-            "at": last.at, "took_s": last.took_s, "why": last.why, "left": last.left}
+    return {
+        "step": last.step,
+        "state": str(_state(state, under_way=under_way)),
+        "tags": last.tags,
+        "attempts": state.attempts,
+        "digest": last.digest,
+        "inputs": last.inputs,
+        "begun_at": state.begun_at,
+        "at": last.at,
+        "took_s": last.took_s,
+        "why": last.why,
+        "left": last.left,
+    }

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.records import RunRecord
 
-__all__ = ["LATENCY_QUERIES", "LATENCY_SHARE", "OFFLINE_MARGIN", "REHEARSAL_MARGIN", "SERVER_SHARE", "TargetQps",
-           "measured_rate", "target_of"]
+__all__ = [
+    "LATENCY_QUERIES",
+    "LATENCY_SHARE",
+    "OFFLINE_MARGIN",
+    "REHEARSAL_MARGIN",
+    "SERVER_SHARE",
+    "TargetQps",
+    "measured_rate",
+    "target_of",
+]
 
 #: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
 #: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a
@@ -51,8 +59,11 @@ def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bo
 
     The words name a latency where queries come one by one.
     """
-    source = (f"{1 / share:.3g} x the mean latency of {step}, {1000 / rate:,.4g} ms" if one_by_one else
-              f"{share} x the {rate} of {step}")
+    source = (
+        f"{1 / share:.3g} x the mean latency of {step}, {1000 / rate:,.4g} ms"
+        if one_by_one
+        else f"{share} x the {rate} of {step}"
+    )
     return TargetQps(_rounded(rate * share), source)
 
 

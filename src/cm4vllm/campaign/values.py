@@ -94,8 +94,10 @@ class Values:
         result = read_performance(self._folder(name))
         if result.duration >= result.min_duration:
             return False
-        say(f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
-            "server was faster than in the run before. It is repeated, sized by the rate just measured")
+        say(
+            f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
+            "server was faster than in the run before. It is repeated, sized by the rate just measured"
+        )
         return True
 
     def missed_limits(self, name: str) -> bool:
@@ -103,8 +105,10 @@ class Values:
         result = read_performance(self._folder(name))
         if result.valid or result.duration < result.min_duration:
             return False
-        say(f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
-            "the next lower rate that the search can distinguish from it")
+        say(
+            f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
+            "the next lower rate that the search can distinguish from it"
+        )
         return True
 
     def has_no_earlier_result(self, place: str) -> bool:

@@ -20,8 +20,9 @@ _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.)
 #: A value that is a path as a whole, with any characters.
 _LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -).)*", re.DOTALL)
 #: A URL up to its path.
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)",
-                  re.IGNORECASE)
+_URL = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)", re.IGNORECASE
+)
 #: Variables that mean something to every shell, and those that a reader has set already.
 _TAKEN = frozenset({"PATH", "HOME", "USER", "PWD", "OLDPWD", "SHELL", "TMPDIR", "LANG", "IFS", "UID", "TAGS", "INPUT"})
 
@@ -32,7 +33,7 @@ def stored_command(words: Sequence[str], secrets: Vault | None = None) -> str:
 
 
 def published_command(
-    command: str, names: Mapping[str, str] | None = None, hosts: Collection[str] = (), secrets: Vault | None = None,
+    command: str, names: Mapping[str, str] | None = None, hosts: Collection[str] = (), secrets: Vault | None = None
 ) -> str:
     """Return a stored command for a published page, one flag a line. A text that no shell can read stays as it is."""
     try:
@@ -43,7 +44,9 @@ def published_command(
 
 
 def published_words(
-    words: Sequence[str], names: Mapping[str, str] | None = None, hosts: Collection[str] = (),
+    words: Sequence[str],
+    names: Mapping[str, str] | None = None,
+    hosts: Collection[str] = (),
     secrets: Vault | None = None,
 ) -> list[str]:
     """Return the words of a command with variables for secrets, for paths of this machine and for `hosts`.
@@ -52,23 +55,27 @@ def published_words(
     """
     namer = _Namer(names or {}, {host.lower() for host in hosts})
     shown = redacted_words(words, secrets)
-    return [namer.named(word, before if before.startswith("--") and "=" not in before else "")
-            for before, word in zip(["", *shown], shown, strict=False)]
+    return [
+        namer.named(word, before if before.startswith("--") and "=" not in before else "")
+        for before, word in zip(["", *shown], shown, strict=False)
+    ]
 
 
 class _Namer:
     """Gives variables to paths and servers; the same path has the same variable in the whole command."""
 
     def __init__(self, names: Mapping[str, str], hosts: Collection[str]) -> None:
-        self._folders = sorted(((folder.rstrip("/"), f"${{{name}:?}}") for folder, name in names.items()
-                                if folder.strip("/")), key=lambda one: -len(one[0]))
+        self._folders = sorted(
+            ((folder.rstrip("/"), f"${{{name}:?}}") for folder, name in names.items() if folder.strip("/")),
+            key=lambda one: -len(one[0]),
+        )
         self._hosts = hosts
         self._given: dict[str, str] = {}
 
     def named(self, word: str, before: str) -> str:
         """Return a word with its variables; `before` is the flag that stands before it, and whose value it may be."""
         found = re.match(r"(-{0,2}[\w.+,-]+)=", word)
-        flag, value = (found[1], word[found.end():]) if found else (before, word)
+        flag, value = (found[1], word[found.end() :]) if found else (before, word)
         value = _URL.sub(lambda url: self._server(flag, url), value)
         if _host_of(value) in self._hosts:  # HOST:PORT, as a Ray cluster is named
             value = self._variable(flag, value)
@@ -87,7 +94,7 @@ class _Namer:
             return path
         for folder, stands in self._folders:
             if path == folder or path.startswith(f"{folder}/"):
-                return stands + path[len(folder):]
+                return stands + path[len(folder) :]
         variation = re.search(r"_(\w+)\.$", before)
         return self._variable(variation[1] if variation else flag or "FILE", path)
 
@@ -97,8 +104,11 @@ class _Namer:
         plain = variable(name)[2:-3]
         plain = f"GIVEN_{plain}" if plain in _TAKEN else plain
         taken = {*self._given.values(), *(stands for _, stands in self._folders)}
-        free = (chosen for count in itertools.count(1)
-                if (chosen := f"${{{plain}{f'_{count}' if count > 1 else ''}:?}}") not in taken)
+        free = (
+            chosen
+            for count in itertools.count(1)
+            if (chosen := f"${{{plain}{f'_{count}' if count > 1 else ''}:?}}") not in taken
+        )
         return self._given.setdefault(value, next(free))
 
 
@@ -127,7 +137,7 @@ def shell_line(words: Sequence[str], env: Mapping[str, str] | None = None) -> st
 def shell_word(word: str) -> str:
     """Quote a word for a shell, which is to replace the variables ${NAME:?} in it and nothing else."""
     flag = re.match(r"-{1,2}[\w.+-]+=", word)
-    start, value = (flag[0], word[flag.end():]) if flag else ("", word)
+    start, value = (flag[0], word[flag.end() :]) if flag else ("", word)
     if not PLACEHOLDER.search(value):
         return f"{start}{shlex.quote(value)}" if value or not start else start
     if "!" in value:  # an interactive shell would replace that between double quotes

@@ -30,14 +30,29 @@ def site_packages(environment: Path) -> Path:
 
 
 def pip(
-    python: Path, words: Sequence[str], log: Path | None = None,
+    python: Path,
+    words: Sequence[str],
+    log: Path | None = None,
     action: Literal["install", "uninstall", "freeze"] = "install",
 ) -> Completed:
     """Have our pip work on the environment of `python`; what it prints goes to `log` too."""
     # Not compiled: of thousands of modules few are ever imported.
     more = {"install": ["--no-compile", "--progress-bar=off"], "uninstall": ["--yes"], "freeze": []}[action]
-    return run([sys.executable, "-m", "pip", f"--python={python}", action, "--disable-pip-version-check", "--no-input",
-                *more, *words], log=log, env={"PYTHONPATH": ""})
+    return run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            f"--python={python}",
+            action,
+            "--disable-pip-version-check",
+            "--no-input",
+            *more,
+            *words,
+        ],
+        log=log,
+        env={"PYTHONPATH": ""},
+    )
 
 
 def install_torch(python: Path, torch: str, log: Path, index_words: Sequence[str] = (), own_index: str = "") -> None:
@@ -48,8 +63,9 @@ def install_torch(python: Path, torch: str, log: Path, index_words: Sequence[str
     """
     words = ["--no-deps", torch, *index_words]
     if not pip(python, words, log).ok:
-        checked(pip(python, [*words, "--extra-index-url", TORCH_CPU_INDEX], log), f"{torch} cannot be installed",
-                own_index)
+        checked(
+            pip(python, [*words, "--extra-index-url", TORCH_CPU_INDEX], log), f"{torch} cannot be installed", own_index
+        )
 
 
 def checked(done: Completed, what: str, own_index: str = "") -> Completed:
@@ -62,5 +78,6 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
     said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     given = " or ".join(filter(None, (own_index, "`pip config`")))
     hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
-    raise InstallError(what, cause="\n".join(said) or done.tail(12),
-                       remedy=f"{hint}the command: {shlex.join(done.argv)}")
+    raise InstallError(
+        what, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
+    )

@@ -75,8 +75,9 @@ class CmError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, cause: str = "", remedy: str = "",
-                 state: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, what: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.cause = cause
@@ -243,8 +244,12 @@ def _meant(word: str, known: Sequence[str]) -> list[str]:
         return [plain[close[0]]]
     if len(given) < _BEGINNING:
         return []
-    near = [choice for choice in plain if choice.startswith(given)
-            or difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)]
+    near = [
+        choice
+        for choice in plain
+        if choice.startswith(given)
+        or difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)
+    ]
     near.sort(key=lambda choice: (not choice.startswith(given), len(choice), choice))
     return [plain[choice] for choice in near[:_NAMED]]
 
@@ -268,22 +273,26 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
-                f"cannot {action} {path}", cause=f"no space left on the disk that is mounted at {_mount_point(path)}",
-                remedy=f"free space there, or choose {other}"
+                f"cannot {action} {path}",
+                cause=f"no space left on the disk that is mounted at {_mount_point(path)}",
+                remedy=f"free space there, or choose {other}",
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NotWritable(
-                f"cannot {action} {path}", cause=str(error.strerror),
-                remedy=f"change its permissions, or choose {other}"
+                f"cannot {action} {path}",
+                cause=str(error.strerror),
+                remedy=f"change its permissions, or choose {other}",
             ) from error
         if error.errno == errno.ENOENT:
             raise NotWritable(
-                f"cannot {action} {path}", cause=f"{error.filename or path} does not exist and cannot be created",
-                remedy=f"check that no other program removes it during the run, or choose {other}"
+                f"cannot {action} {path}",
+                cause=f"{error.filename or path} does not exist and cannot be created",
+                remedy=f"check that no other program removes it during the run, or choose {other}",
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(
-                f"cannot {action} {path}", cause=f"{error.filename or path} is a file, not a folder",
-                remedy=f"choose {other}"
+                f"cannot {action} {path}",
+                cause=f"{error.filename or path} is a file, not a folder",
+                remedy=f"choose {other}",
             ) from error
         raise

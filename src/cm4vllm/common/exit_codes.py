@@ -30,8 +30,9 @@ _KIND = re.compile(r"^ +(\w+) +(\d+) +(.+)$", re.MULTILINE)
 def exit_codes() -> list[tuple[int, str, str]]:
     """Return code, kind and meaning of each way in which a command ends, by code."""
     kinds = [(int(code), f"`{name}`", text) for name, code, text in _KIND.findall(errors.__doc__ or "")]
-    signals = [(128 + number, f"SIG{name}", f"the run was stopped by SIG{name}") for number, name in (
-        (1, "HUP"), (15, "TERM"))]
+    signals = [
+        (128 + number, f"SIG{name}", f"the run was stopped by SIG{name}") for number, name in ((1, "HUP"), (15, "TERM"))
+    ]
     return sorted([(0, "", "done"), *kinds, *signals])
 
 

@@ -50,8 +50,11 @@ def typed_path(text: str | os.PathLike[str]) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{text} is not a path", cause=f"the home folder of {Path(text).parts[0]} is not known",
-                         remedy="give the whole path") from error
+        raise UsageError(
+            f"{text} is not a path",
+            cause=f"the home folder of {Path(text).parts[0]} is not known",
+            remedy="give the whole path",
+        ) from error
 
 
 def given_path(text: str) -> Path:
@@ -61,8 +64,11 @@ def given_path(text: str) -> Path:
     """
     path = typed_path(text)
     if not path.is_absolute():
-        raise UsageError(f"{text} is a relative path", cause="a cached recipe runs in its own folder",
-                         remedy=f"give the whole path, as /folder/{path.name}")
+        raise UsageError(
+            f"{text} is a relative path",
+            cause="a cached recipe runs in its own folder",
+            remedy=f"give the whole path, as /folder/{path.name}",
+        )
     return path
 
 
@@ -127,8 +133,11 @@ def staged_folder(target: Path) -> Iterator[Path]:
     failed = target.with_name(f"{target.name}.failed")
     with translated_os_errors("prepare", target):
         if not _removed(staging):
-            raise NotWritable(f"cannot prepare {target}", cause=f"{staging} is left of an earlier run, and this user "
-                              "may not remove all of it", remedy="remove it, or choose another folder")
+            raise NotWritable(
+                f"cannot prepare {target}",
+                cause=f"{staging} is left of an earlier run, and this user may not remove all of it",
+                remedy="remove it, or choose another folder",
+            )
         staging.mkdir(parents=True)
     made = _inode(staging)
     try:
@@ -178,8 +187,11 @@ def _inode(folder: Path) -> int:
 
 
 def _vanished(target: Path, staging: Path) -> NotWritable:
-    return NotWritable(f"cannot finish {target}", cause=f"{staging} was removed while it was being written",
-                       remedy="run it again, and check that no other program deletes files there during the run")
+    return NotWritable(
+        f"cannot finish {target}",
+        cause=f"{staging} was removed while it was being written",
+        remedy="run it again, and check that no other program deletes files there during the run",
+    )
 
 
 def sha256_of(path: Path) -> str:
@@ -205,8 +217,11 @@ def working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory was removed", cause="the current folder of the shell no longer exists",
-                         remedy="change to a folder that exists, for example: cd ~") from None
+        raise UsageError(
+            "the working directory was removed",
+            cause="the current folder of the shell no longer exists",
+            remedy="change to a folder that exists, for example: cd ~",
+        ) from None
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
@@ -215,9 +230,7 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def require_space(
-    folder: str | os.PathLike[str], needed_bytes: int, purpose: str, elsewhere: str = "",
-) -> None:
+def require_space(folder: str | os.PathLike[str], needed_bytes: int, purpose: str, elsewhere: str = "") -> None:
     """Raise DiskFull unless the file system of `folder` has `needed_bytes` free for `purpose`.
 
     `elsewhere` is what the user sets to have another folder.
@@ -265,11 +278,15 @@ def require_writable(folder: Path) -> None:
         kind = "a link that leads to no folder" if there.is_symlink() else "a file, not a folder"
         raise NotWritable(f"cannot write to {folder}", cause=f"{there} is {kind}", remedy=elsewhere)
     if not os.access(there, os.W_OK | os.X_OK):
-        raise NotWritable(f"cannot write to {folder}", cause=f"no permission to write to {there}",
-                          remedy=f"{elsewhere}, or change its permissions")
+        raise NotWritable(
+            f"cannot write to {folder}",
+            cause=f"no permission to write to {there}",
+            remedy=f"{elsewhere}, or change its permissions",
+        )
     if not os.statvfs(there).f_blocks:  # as in /proc, where no folder or file can be made
-        raise NotWritable(f"cannot write to {folder}", cause=f"{there} is on a file system that cannot store files",
-                          remedy=elsewhere)
+        raise NotWritable(
+            f"cannot write to {folder}", cause=f"{there} is on a file system that cannot store files", remedy=elsewhere
+        )
 
 
 def _umask() -> int:

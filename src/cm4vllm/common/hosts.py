@@ -35,7 +35,7 @@ def address_spellings(address: str) -> set[str]:
     if _MAC.fullmatch(plain):
         parts = re.split("[:-]", plain)
         bare = "".join(parts)
-        return {":".join(parts), "-".join(parts), bare, ".".join(bare[at:at + 4] for at in range(0, len(bare), 4))}
+        return {":".join(parts), "-".join(parts), bare, ".".join(bare[at : at + 4] for at in range(0, len(bare), 4))}
     try:
         found = ipaddress.ip_address(plain)
     except ValueError:

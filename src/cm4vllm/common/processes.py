@@ -36,8 +36,12 @@ class Completed:
 
 
 def run(
-    argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
-    log: Path | None = None, timeout_s: float | None = None,
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    timeout_s: float | None = None,
 ) -> Completed:
     """Run a command to its end, without a shell and without standard input, and keep what it prints.
 
@@ -56,14 +60,16 @@ def run(
     return Completed(tuple(words), status, last_lines(log, 200))
 
 
-def _ended(words: Sequence[str], cwd: Path | None, env: Mapping[str, str], output: int | IO[bytes],
-           timeout_s: float | None) -> tuple[int, bytes]:
+def _ended(
+    words: Sequence[str], cwd: Path | None, env: Mapping[str, str], output: int | IO[bytes], timeout_s: float | None
+) -> tuple[int, bytes]:
     """Run a command to its end; where this is left before, by a signal or after `timeout_s`, all that it started ends.
 
     It has a process group of its own: pip with --python, for one, works in a child, which would outlive it.
     """
-    with subprocess.Popen(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                          process_group=0) as process:
+    with subprocess.Popen(
+        words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
+    ) as process:
         try:
             printed, _ = process.communicate(timeout=timeout_s)
         except BaseException:

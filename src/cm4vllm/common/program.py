@@ -22,9 +22,26 @@ _PACKAGE = "cm4vllm"
 #: The parts of an installed package that are the repository's top level; the rest is src/cm4vllm.
 _TOP = ("cmr.yaml", "requirements.txt", "automation", "script")
 #: The parts of a checkout without git and without a list of files.
-_PARTS = ("cmr.yaml", "pyproject.toml", "mkdocs.yml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md",
-          "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "requirements.txt", "requirements-test.txt", "automation",
-          "script", "src", "docs", "tests", "benchmarks")
+_PARTS = (
+    "cmr.yaml",
+    "pyproject.toml",
+    "mkdocs.yml",
+    "Makefile",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "requirements.txt",
+    "requirements-test.txt",
+    "automation",
+    "script",
+    "src",
+    "docs",
+    "tests",
+    "benchmarks",
+)
 
 
 @dataclass(frozen=True)
@@ -74,8 +91,11 @@ def program_files() -> list[ProgramFile]:
     root = _root()
     files = _of_git(root) or _of_manifest(root) or _of_package(root) or _of_folder(root)
     if not any(file.name == "cmr.yaml" for file in files):
-        raise CmError(f"the files of the program in {root} cannot be listed", cause="the list has no cmr.yaml",
-                      remedy="run it from a git checkout, or install it with pip")
+        raise CmError(
+            f"the files of the program in {root} cannot be listed",
+            cause="the list has no cmr.yaml",
+            remedy="run it from a git checkout, or install it with pip",
+        )
     return sorted(files, key=lambda file: file.name)
 
 
@@ -100,13 +120,19 @@ def _of_git(root: Path) -> list[ProgramFile]:
         return []
     changes = _git(root, "diff", "-z", "--name-only", "--no-ext-diff", "HEAD")
     changed = set((listed if changes is None else changes).split("\0"))  # without a commit nothing is published
-    return [ProgramFile(name, root / name, name not in changed) for name in listed.split("\0")
-            if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)]
+    return [
+        ProgramFile(name, root / name, name not in changed)
+        for name in listed.split("\0")
+        if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)
+    ]
 
 
 def _of_manifest(root: Path) -> list[ProgramFile]:
-    return [ProgramFile(name, root / name, _digest(root / name) == digest) for digest, name in _listed(root)
-            if (root / name).is_file()]
+    return [
+        ProgramFile(name, root / name, _digest(root / name) == digest)
+        for digest, name in _listed(root)
+        if (root / name).is_file()
+    ]
 
 
 def _is_unchanged(root: Path) -> bool:

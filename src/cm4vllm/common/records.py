@@ -61,15 +61,20 @@ def read_record(path: Path, cls: type[R]) -> R:
         raise _unreadable(path, cls, str(error)) from error
     schema = fields.pop(_SCHEMA, None)
     if schema not in (None, cls.SCHEMA):
-        raise OtherSchema(f"{path} is a {cls.__name__} of another version of cm4vllm",
-                          cause=f"its schema is {schema}, this version reads {cls.SCHEMA}", remedy=_AGAIN)
+        raise OtherSchema(
+            f"{path} is a {cls.__name__} of another version of cm4vllm",
+            cause=f"its schema is {schema}, this version reads {cls.SCHEMA}",
+            remedy=_AGAIN,
+        )
     try:
         return msgspec.convert(fields, cls, str_keys=True)
     except (ValueError, RecursionError) as error:
         if schema is None:
-            raise OtherSchema(f"{path} is not a {cls.__name__} of this version of cm4vllm",
-                              cause=f"it names no schema (older versions did not), and {error}",
-                              remedy=_AGAIN) from error
+            raise OtherSchema(
+                f"{path} is not a {cls.__name__} of this version of cm4vllm",
+                cause=f"it names no schema (older versions did not), and {error}",
+                remedy=_AGAIN,
+            ) from error
         raise _unreadable(path, cls, str(error)) from error
 
 
@@ -77,8 +82,9 @@ _AGAIN = "read it with the version that wrote it; or remove it and let the step 
 
 
 def _unreadable(path: Path, cls: type[Record], cause: str) -> CmError:
-    return CmError(f"{path} is not a {cls.__name__}", cause=cause,
-                   remedy="remove it and let the step that writes it run again")
+    return CmError(
+        f"{path} is not a {cls.__name__}", cause=cause, remedy="remove it and let the step that writes it run again"
+    )
 
 
 def now() -> str:

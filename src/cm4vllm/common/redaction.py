@@ -46,12 +46,30 @@ def _keys() -> re.Pattern[str]:
         r"\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}|\bnvapi-[\w-]{20,}"
         r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
         r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{5,}"
-        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?", re.DOTALL)
+        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
+        re.DOTALL,
+    )
 
 
 #: One of these is in whatever _keys matches.
-_BEGINNINGS = ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "nvapi-", "sk-", "AKIA", "ASIA",
-               "xox", "AIza", "eyJ", "PRIVATE KEY-----")
+_BEGINNINGS = (
+    "hf_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "nvapi-",
+    "sk-",
+    "AKIA",
+    "ASIA",
+    "xox",
+    "AIza",
+    "eyJ",
+    "PRIVATE KEY-----",
+)
 
 
 @cache
@@ -64,14 +82,19 @@ def _in_url() -> re.Pattern[str]:
     return re.compile(
         r"(?<=://)(?!(?:\$\{[A-Z0-9_]+:\?\}:?)+@|\(secret\)@)(?:"
         r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']+)"
-        r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)", re.IGNORECASE)
+        r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)",
+        re.IGNORECASE,
+    )
 
 
 @cache
 def _in_query() -> re.Pattern[str]:
     """Match a signature or key in the query of a URL; group 1 is its name, group 2 its value."""
-    return re.compile(r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
-                      r"([^&\s\"'#]+)", re.IGNORECASE)
+    return re.compile(
+        r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
+        r"([^&\s\"'#]+)",
+        re.IGNORECASE,
+    )
 
 
 def _secrets_of_urls(text: str) -> list[str]:
@@ -89,8 +112,11 @@ def _secrets_of_urls(text: str) -> list[str]:
 @cache
 def _in_header() -> re.Pattern[str]:
     """Match a header that proves who asks: its name, what is between, the scheme, the secret."""
-    return re.compile(r"\b((?:proxy-)?authorization|x-api-key|api-key|cookie)([\"']?\s*[:=]\s*[\"']?)"
-                      r"((?:bearer|basic|token)\s+)?(?!\$\{|(?:bearer|basic|token)\s)([^\s\"',;]{6,})", re.IGNORECASE)
+    return re.compile(
+        r"\b((?:proxy-)?authorization|x-api-key|api-key|cookie)([\"']?\s*[:=]\s*[\"']?)"
+        r"((?:bearer|basic|token)\s+)?(?!\$\{|(?:bearer|basic|token)\s)([^\s\"',;]{6,})",
+        re.IGNORECASE,
+    )
 
 
 @cache
@@ -190,8 +216,11 @@ class Vault:
     def holds(self, value: Any) -> bool:
         """Tell whether a value contains a secret, at any depth."""
         if isinstance(value, str):
-            return (any(secret in value for secret in self._names) or _holds_key(value)
-                    or ("://" in value and bool(_in_url().search(value))))
+            return (
+                any(secret in value for secret in self._names)
+                or _holds_key(value)
+                or ("://" in value and bool(_in_url().search(value)))
+            )
         if isinstance(value, Mapping):
             return any(self.holds(key) or self.holds(item) for key, item in value.items())
         return isinstance(value, (list, tuple)) and any(self.holds(item) for item in value)
@@ -202,8 +231,9 @@ class Vault:
         `by_name` False leaves what is only named like a secret: of a list of packages, `google-auth` is none.
         """
         if isinstance(value, Mapping):
-            return {self.clean(str(name)): self.cleaned(item, str(name), by_name=by_name)
-                    for name, item in value.items()}
+            return {
+                self.clean(str(name)): self.cleaned(item, str(name), by_name=by_name) for name, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.cleaned(item, key, by_name=by_name) for item in value]
         if isinstance(value, str):
@@ -300,8 +330,10 @@ _SCHEMES = ("bearer", "basic", "token")
 @cache
 def _pair() -> re.Pattern[str]:
     """Match a name with its value in a word that holds JSON or an assignment: "hf_token": "X", hf_token=X."""
-    return re.compile(r"(?<![\w$.-])(?<!\$\{)(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
-                      r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+))")
+    return re.compile(
+        r"(?<![\w$.-])(?<!\$\{)(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
+        r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+))"
+    )
 
 
 class _Words:
@@ -355,7 +387,8 @@ class _Words:
         if ":" not in text and "=" not in text:
             return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
         text = _in_header().sub(
-            lambda found: f"{found[1]}{found[2]}{found[3] or ''}{self._hidden(found[1], found[4])}", text)
+            lambda found: f"{found[1]}{found[2]}{found[3] or ''}{self._hidden(found[1], found[4])}", text
+        )
         text = self._pairs(text)
         if "://" in text:
             self.found += [(name or "SECRET", secret) for secret in _secrets_of_urls(text)]
@@ -369,7 +402,7 @@ class _Words:
             if self._is_secret(found["name"]) and not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
                 done, place = done + text[place:start] + self._hidden(found["name"], value), end
             else:  # what follows may have a name of its own: https://host/?token=X
-                done, place = done + text[place:found.end("name")], found.end("name")
+                done, place = done + text[place : found.end("name")], found.end("name")
         return done + text[place:]
 
 

@@ -9,25 +9,91 @@ __all__ = ["is_secret_name", "variable_name"]
 
 # Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
 _SECRET_ENDS = (
-    "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "SSHPASS", "CREDENTIAL",
-    "CREDENTIALS", "COOKIE", "AUTHORIZATION", "CONNECTION_STRING", "WEBHOOK", "WEBHOOK_URL", "APIKEY",
-    "API_KEYS", *(f"{kind}_KEY_ID" for kind in (
-      "ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")),
-    "_KEY", "_PASS", "_PWD", "_PAT", "_AUTH", "_AUTH_CONFIG", "_BEARER", "_JWT", "_SAS", "_OTP", "COOKIES",
+    "TOKEN",
+    "SECRET",
+    "SECRETS",
+    "PASSWORD",
+    "PASSWORDS",
+    "PASSWD",
+    "PASSPHRASE",
+    "SSHPASS",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "COOKIE",
+    "AUTHORIZATION",
+    "CONNECTION_STRING",
+    "WEBHOOK",
+    "WEBHOOK_URL",
+    "APIKEY",
+    "API_KEYS",
+    *(
+        f"{kind}_KEY_ID"
+        for kind in ("ACCESS", "PRIVATE", "SECRET", "ACCOUNT", "STORAGE", "SIGNING", "ENCRYPTION", "LICENSE")
+    ),
+    "_KEY",
+    "_PASS",
+    "_PWD",
+    "_PAT",
+    "_AUTH",
+    "_AUTH_CONFIG",
+    "_BEARER",
+    "_JWT",
+    "_SAS",
+    "_OTP",
+    "COOKIES",
     *(f"_{kind}_TOKENS" for kind in ("AUTH", "ACCESS", "API", "HF")),
-)  # fmt: skip
+)
 #: What says so wherever it stands in a name (DB_PASSWORD_PROD, MYSECRETKEY), unless the name ends like that of a place
 #: where a secret is kept, or of what is said about it (API_KEY_ENV, PASSWORD_FILE). Digits at the end are left out.
-_SECRET_WORDS = re.compile(r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY"
-                           r"|_TOKEN_(?:PROD|DEV|TEST|STAGING|OLD|NEW|READ|WRITE|ADMIN|B|BASE|V)$")
-_OF_A_SECRET = ("_FILE", "_PATH", "_DIR", "_FOLDER", "_ENV", "_NAME", "_VARIABLE", "_KEYS", "_NAMES", "_COUNT",
-                "_LENGTH", "_HELPER", "_STORE", "_ID", "_TYPE", "_FLAGS")
+_SECRET_WORDS = re.compile(
+    r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY"
+    r"|_TOKEN_(?:PROD|DEV|TEST|STAGING|OLD|NEW|READ|WRITE|ADMIN|B|BASE|V)$"
+)
+_OF_A_SECRET = (
+    "_FILE",
+    "_PATH",
+    "_DIR",
+    "_FOLDER",
+    "_ENV",
+    "_NAME",
+    "_VARIABLE",
+    "_KEYS",
+    "_NAMES",
+    "_COUNT",
+    "_LENGTH",
+    "_HELPER",
+    "_STORE",
+    "_ID",
+    "_TYPE",
+    "_FLAGS",
+)
 #: Names that end so and are none: the shell's present folder, and keys that sort, select or are public.
-_NO_SECRETS = ("KEY", "PWD", *(f"_{kind}_KEY" for kind in (
-    "CACHE", "SORT", "PUBLIC", "PRIMARY", "FOREIGN", "GROUP", "HOT", "DICT", "JSON", "INDEX", "MAP", "RECORD")))
+_NO_SECRETS = (
+    "KEY",
+    "PWD",
+    *(
+        f"_{kind}_KEY"
+        for kind in (
+            "CACHE",
+            "SORT",
+            "PUBLIC",
+            "PRIMARY",
+            "FOREIGN",
+            "GROUP",
+            "HOT",
+            "DICT",
+            "JSON",
+            "INDEX",
+            "MAP",
+            "RECORD",
+        )
+    ),
+)
 #: Tokens of a vocabulary, and times per token.
-_TOKENS_OF_TEXT = tuple(f"{kind}_TOKEN" for kind in (
-    "EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "FIRST", "OUTPUT", "PER", "NEXT"))
+_TOKENS_OF_TEXT = tuple(
+    f"{kind}_TOKEN"
+    for kind in ("EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "FIRST", "OUTPUT", "PER", "NEXT")
+)
 
 
 @cache

@@ -24,8 +24,10 @@ class Key:
 def env_keys(cls: type[Any]) -> Mapping[str, str]:
     """Return the environment key of each field of `cls` that has one, in the order of the fields."""
     hints = get_type_hints(cls, include_extras=True)
-    named = {field: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Key)]
-             for field, hint in hints.items()}
+    named = {
+        field: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Key)]
+        for field, hint in hints.items()
+    }
     return {field: keys[0].name for field, keys in named.items() if keys}
 
 
@@ -48,8 +50,9 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
         try:
             msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{keys[field]}={value!r} is not usable",
-                             cause=_expected(hints[field]) or str(error)) from error
+            raise UsageError(
+                f"{keys[field]}={value!r} is not usable", cause=_expected(hints[field]) or str(error)
+            ) from error
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:

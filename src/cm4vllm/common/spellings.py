@@ -16,9 +16,20 @@ def spellings(text: str) -> set[str]:
     from urllib.parse import quote, quote_plus
 
     page, raw = html.escape(text), _bytes(text)
-    return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(raw, safe=""), quote(raw), quote_plus(raw), text.replace("'", "'\"'\"'"), text.replace('"', '""'),
-            page, html.escape(text, quote=False), page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")}
+    return {
+        text,
+        repr(text)[1:-1],
+        json.dumps(text)[1:-1],
+        json.dumps(text, ensure_ascii=False)[1:-1],
+        quote(raw, safe=""),
+        quote(raw),
+        quote_plus(raw),
+        text.replace("'", "'\"'\"'"),
+        text.replace('"', '""'),
+        page,
+        html.escape(text, quote=False),
+        page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
+    }
 
 
 def _bytes(text: str) -> bytes:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["Milliseconds", "Quantity", "Queries", "Samples", "SamplesPerSecond", "Seconds", "TokensPerSecond",
-           "size_text"]
+__all__ = [
+    "Milliseconds",
+    "Quantity",
+    "Queries",
+    "Samples",
+    "SamplesPerSecond",
+    "Seconds",
+    "TokensPerSecond",
+    "size_text",
+]
 
 
 class Quantity(float):

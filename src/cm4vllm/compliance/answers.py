@@ -45,14 +45,20 @@ def read_answers(path: Path) -> list[LoggedAnswer]:
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RunFailed(f"{path} is not a whole accuracy log", cause=str(error),
-                        remedy="run the test again: --rerun") from error
+        raise RunFailed(
+            f"{path} is not a whole accuracy log", cause=str(error), remedy="run the test again: --rerun"
+        ) from error
 
 
 def _answer(entry: _Entry) -> LoggedAnswer:
     data, first = bytes.fromhex(entry.data), bytes.fromhex(entry.token_data)
-    return LoggedAnswer(sample=entry.qsl_idx, tokens=_tokens(data), first=_tokens(first), reported=entry.token_count,
-                        damaged=bool(len(data) % _INT_BYTES or len(first) % _INT_BYTES))
+    return LoggedAnswer(
+        sample=entry.qsl_idx,
+        tokens=_tokens(data),
+        first=_tokens(first),
+        reported=entry.token_count,
+        damaged=bool(len(data) % _INT_BYTES or len(first) % _INT_BYTES),
+    )
 
 
 def _tokens(data: bytes) -> tuple[int, ...]:

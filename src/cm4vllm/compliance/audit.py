@@ -47,9 +47,11 @@ def require_applied(log: DetailLog, test: Audit) -> None:
         wanted: object = _MODES[value] if key == "mode" else bool(value) if key in _FLAGS else value
         found = log.values.get(f"effective_{_LOGGED.get(key, key)}")
         if found != wanted:
-            raise RunFailed(f"{log.path} is not the log of a run of {test.name}",
-                            cause=f"LoadGen ran with {key} {found!r}, the test's audit.config has {wanted!r}",
-                            remedy="run the test again: --rerun")
+            raise RunFailed(
+                f"{log.path} is not the log of a run of {test.name}",
+                cause=f"LoadGen ran with {key} {found!r}, the test's audit.config has {wanted!r}",
+                remedy="run the test again: --rerun",
+            )
 
 
 def _threshold(key: str) -> str:

@@ -43,19 +43,21 @@ def report(found: Sequence[CheckResult]) -> str:
     return "\n".join([*lines, f"TEST06 verification {'complete' if complete else 'failed'}"]) + "\n"
 
 
-def _checked(name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str],
-             right: str) -> CheckResult:
+def _checked(
+    name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str], right: str
+) -> CheckResult:
     found = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
     if not found:
         return CheckResult(name=name, passed=True, found=f"all {len(answers)} answers {right}")
-    return CheckResult(name=name, passed=False,
-                       found=f"{len(found)} of {len(answers)} answers do not {right}; {found[0]}")
+    return CheckResult(
+        name=name, passed=False, found=f"{len(found)} of {len(answers)} answers do not {right}; {found[0]}"
+    )
 
 
 def _wrong_first_token(answer: LoggedAnswer) -> str:
     if not answer.first:
         return "no first token was reported"
-    begin = answer.tokens[:len(answer.first)]
+    begin = answer.tokens[: len(answer.first)]
     return "" if begin == answer.first else f"reported {list(answer.first)}, the answer begins with {list(begin)}"
 
 

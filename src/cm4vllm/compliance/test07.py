@@ -21,5 +21,7 @@ def checks(score: float | None, *, least: float) -> tuple[CheckResult, ...]:
 def report(found: tuple[CheckResult, ...], score: float | None, *, least: float) -> str:
     """Return the text of verify_accuracy.txt; the official checkers look for TEST PASS in it."""
     (check,) = found
-    return (f"'exact_match': {score}\nAccuracy threshold: {least}\n{check.name}: {check.passed}\n"
-            f"TEST {'PASS' if check.passed else 'FAIL'}\n")
+    return (
+        f"'exact_match': {score}\nAccuracy threshold: {least}\n{check.name}: {check.passed}\n"
+        f"TEST {'PASS' if check.passed else 'FAIL'}\n"
+    )

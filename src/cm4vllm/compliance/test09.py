@@ -25,16 +25,24 @@ def checks(answers: Sequence[LoggedAnswer], *, least: float, most: float, sample
     return (
         CheckResult(name=SHORT, passed=mean >= least, found=f"mean of {mean:.2f} tokens, at least {least} are asked"),
         CheckResult(name=LONG, passed=mean <= most, found=f"mean of {mean:.2f} tokens, at most {most} are allowed"),
-        CheckResult(name=WHOLE, passed=whole,
-                    found=f"{len(answers)} answers to {len(logged)} samples; the dataset has {samples}"),
+        CheckResult(
+            name=WHOLE,
+            passed=whole,
+            found=f"{len(answers)} answers to {len(logged)} samples; the dataset has {samples}",
+        ),
     )
 
 
 def report(found: Sequence[CheckResult], answers: Sequence[LoggedAnswer], *, least: float, most: float) -> str:
     """Return the text of verify_output_len.txt; the official checkers look for TEST PASS in it."""
     passed = all(check.passed for check in found)
-    lines = [f"Total samples: {len(answers)}", f"Mean output tokens: {_mean(answers):.2f}", f"Min threshold: {least}",
-             f"Max threshold: {most}", *(f"{check.name}: {check.passed}" for check in found)]
+    lines = [
+        f"Total samples: {len(answers)}",
+        f"Mean output tokens: {_mean(answers):.2f}",
+        f"Min threshold: {least}",
+        f"Max threshold: {most}",
+        *(f"{check.name}: {check.passed}" for check in found),
+    ]
     return "\n".join([*lines, f"TEST {'PASS' if passed else 'FAIL'}"]) + "\n"
 
 

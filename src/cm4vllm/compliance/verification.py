@@ -42,21 +42,34 @@ def verify_run(folder: Path) -> ComplianceRecord:
     run = read_record(folder / RUN_FILE, RunRecord)
     settings, log = run.settings, folder / ACCURACY_LOG
     if settings.compliance_test not in _TESTS:
-        raise UsageError(f"{folder} holds no run of a compliance test that can be verified",
-                         cause=f"known: {', '.join(_TESTS)}")
+        raise UsageError(
+            f"{folder} holds no run of a compliance test that can be verified", cause=f"known: {', '.join(_TESTS)}"
+        )
     digest = sha256_of(log) if log.is_file() else ""
     if digest != run.files[ACCURACY_LOG]:
-        raise RunFailed(f"{log} is not the log that the run wrote", cause="its SHA-256 differs from that in run.json",
-                        remedy="run the test again: --rerun")
+        raise RunFailed(
+            f"{log} is not the log that the run wrote",
+            cause="its SHA-256 differs from that in run.json",
+            remedy="run the test again: --rerun",
+        )
     test = audit(settings.compliance_test, settings.benchmark)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
     answers = read_answers(log)
     verified = _TESTS[test.name](answers, settings, test)
     record = ComplianceRecord(
-        notice=run.notice, test=test.name, round=settings.round, benchmark=settings.benchmark,
-        scenario=settings.scenario, passed=all(check.passed is not False for check in verified.checks),
-        checks=verified.checks, answers=len(answers), file=verified.file, log_sha256=digest, source=test.source,
-        shows_logs=verified.shows_logs)
+        notice=run.notice,
+        test=test.name,
+        round=settings.round,
+        benchmark=settings.benchmark,
+        scenario=settings.scenario,
+        passed=all(check.passed is not False for check in verified.checks),
+        checks=verified.checks,
+        answers=len(answers),
+        file=verified.file,
+        log_sha256=digest,
+        source=test.source,
+        shows_logs=verified.shows_logs,
+    )
     write_text(folder / verified.file, verified.text)
     write_record(folder / COMPLIANCE_FILE, record)
     say(f"{settings.title}: {'passed' if record.passed else 'FAILED: ' + '; '.join(record.failures)}")
@@ -66,9 +79,11 @@ def verify_run(folder: Path) -> ComplianceRecord:
 def require_passed(record: ComplianceRecord) -> None:
     """Raise InvalidResult for a test that failed."""
     if not record.passed:
-        raise InvalidResult(f"the compliance test {record.test} failed in {record.scenario}",
-                            cause="\n".join(record.failures),
-                            remedy="the server's answers or the model's files do not satisfy the test")
+        raise InvalidResult(
+            f"the compliance test {record.test} failed in {record.scenario}",
+            cause="\n".join(record.failures),
+            remedy="the server's answers or the model's files do not satisfy the test",
+        )
 
 
 def end_tokens(model: Path) -> frozenset[int]:
@@ -82,15 +97,21 @@ def end_tokens(model: Path) -> frozenset[int]:
             ids = found if isinstance(found, list) else [found]
             if ids and all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
                 return frozenset(ids)
-    raise ModelError("the end tokens of the model are not known", cause=f"no eos_token_id in the files of {model}",
-                     remedy="name the model with its files: --vllm_model_name")
+    raise ModelError(
+        "the end tokens of the model are not known",
+        cause=f"no eos_token_id in the files of {model}",
+        remedy="name the model with its files: --vllm_model_name",
+    )
 
 
 def _test06(answers: list[LoggedAnswer], settings: RunSettings, test: Audit) -> _Verified:
     _require_answers(answers, test.samples)
     if not settings.model.path:
-        raise ModelError("the end tokens of the model are not known", cause="its files are not on this machine",
-                         remedy="name the model with its files: --vllm_model_name")
+        raise ModelError(
+            "the end tokens of the model are not known",
+            cause="its files are not on this machine",
+            remedy="name the model with its files: --vllm_model_name",
+        )
     found = test06.checks(answers, eos=end_tokens(Path(settings.model.path)), first_token=settings.terms.first_token)
     return _Verified(test06.FILE, found, test06.report(found))
 
@@ -104,8 +125,11 @@ def _test09(answers: list[LoggedAnswer], settings: RunSettings, test: Audit) -> 
 
 def _require_answers(answers: list[LoggedAnswer], least: int) -> None:
     if len(answers) < least:
-        raise RunFailed("LoadGen logged too few answers of the compliance test",
-                        cause=f"{len(answers)} answers, {least} are asked", remedy="run the test again: --rerun")
+        raise RunFailed(
+            "LoadGen logged too few answers of the compliance test",
+            cause=f"{len(answers)} answers, {least} are asked",
+            remedy="run the test again: --rerun",
+        )
 
 
 _TESTS: Mapping[str, Callable[[list[LoggedAnswer], RunSettings, Audit], _Verified]] = {

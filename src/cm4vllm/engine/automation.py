@@ -55,6 +55,7 @@ def _report(cmind: Any, result: Result) -> Result:
 
 def _answering(action: Callable[[Any, Result], Result]) -> Callable[[Any, Result], Result]:
     """Turn what an action raises into the result that cmind expects: a message and an exit code."""
+
     @functools.wraps(action)
     def answered(automation: Any, i: Result) -> Result:
         try:
@@ -64,6 +65,7 @@ def _answering(action: Callable[[Any, Result], Result]) -> Callable[[Any, Result
         except Exception as error:
             known = _known(error, verbose=flag(i, "v", "verbose"))
             return {"return": known.exit_code, "error": str(known)}
+
     return answered
 
 
@@ -210,16 +212,22 @@ def _known(error: Exception, *, verbose: bool) -> CmError:
             return known
         except OSError:
             pass
-    return CmError(f"{type(error).__name__}: {error}", cause=f"at {frame.filename}:{frame.lineno}",
-                   remedy="this is a bug in cm4vllm: run again with -v and report the output")
+    return CmError(
+        f"{type(error).__name__}: {error}",
+        cause=f"at {frame.filename}:{frame.lineno}",
+        remedy="this is a bug in cm4vllm: run again with -v and report the output",
+    )
 
 
 def _require_result_file(cmind: Any) -> None:
     """Refuse a --save_to_json for which there is no folder: cmind writes it when all is done, and would fail then."""
     target, cmind.save_to_json = cmind.save_to_json, ""
     if target and not os.path.isdir(os.path.dirname(os.path.abspath(target))):
-        raise NotWritable(f"--save_to_json={target} cannot be written", cause="its folder does not exist",
-                          remedy="create the folder first")
+        raise NotWritable(
+            f"--save_to_json={target} cannot be written",
+            cause="its folder does not exist",
+            remedy="create the folder first",
+        )
     cmind.save_to_json = target
 
 

@@ -13,8 +13,16 @@ from cm4vllm.hardware.used_gpus import UsedGpu
 
 __all__ = ["accelerator_keys", "accelerator_notes", "serving"]
 
-_KEYS = ("model_name", "memory_capacity", "memory_configuration", "frequency", "host_interconnect", "interconnect",
-         "interconnect_topology", "on-chip_memories")
+_KEYS = (
+    "model_name",
+    "memory_capacity",
+    "memory_configuration",
+    "frequency",
+    "host_interconnect",
+    "interconnect",
+    "interconnect_topology",
+    "on-chip_memories",
+)
 #: A driver keeps up to some 9 % of the memory for itself where ECC is on (T4: 14.6 of 16 GB); less is another product.
 _LEAST_SHARE = 0.88
 
@@ -53,8 +61,16 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
     notes = []
     for words in (
         [f"ECC {'on' if gpu.ecc else 'off'}" for gpu in gpus if gpu.ecc is not None],
-        [f"power limit {gpu.power_limit_w:g} W" + (f" (default {gpu.power_default_w:g} W)" if gpu.power_default_w and
-         gpu.power_default_w != gpu.power_limit_w else "") for gpu in gpus if gpu.power_limit_w],
+        [
+            f"power limit {gpu.power_limit_w:g} W"
+            + (
+                f" (default {gpu.power_default_w:g} W)"
+                if gpu.power_default_w and gpu.power_default_w != gpu.power_limit_w
+                else ""
+            )
+            for gpu in gpus
+            if gpu.power_limit_w
+        ],
         [_form_factor(gpu) for gpu in gpus if _form_factor(gpu)],
         [f"given to the virtual machine by {gpu.virtualisation}" for gpu in gpus if gpu.virtualisation],
     ):
@@ -63,9 +79,13 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
     remarks = [f"GPU: {'; '.join(notes)}."] if notes else []
     if len({gpu.memory_bytes for gpu in gpus}) > 1:
         remarks.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
-    remarks += [f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the "
-                f"{gpu.name} "
-             f"is sold with ({row.source})." for gpu in gpus[:1] if (row := accelerator(gpu.name)) and not _fits(gpu)]
+    remarks += [
+        f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the "
+        f"{gpu.name} "
+        f"is sold with ({row.source})."
+        for gpu in gpus[:1]
+        if (row := accelerator(gpu.name)) and not _fits(gpu)
+    ]
     return remarks + _unconfirmed(gpus)
 
 
@@ -74,11 +94,21 @@ def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
     row = accelerator(gpus[0].name) if gpus else None
     if row is None:
         return []
-    words = {"memory_type": "kind of memory", "memory_gb": "memory as sold", "links": "kind of its links",
-             "links_gb_per_s": "their rate", "form_factor": "form factor"}
+    words = {
+        "memory_type": "kind of memory",
+        "memory_gb": "memory as sold",
+        "links": "kind of its links",
+        "links_gb_per_s": "their rate",
+        "form_factor": "form factor",
+    }
     linked = len(gpus) > 1 and all(gpu.links for gpu in gpus)
-    fields = row.unconfirmed(memory_type=row.memory_type, memory_gb=_fits(gpus[0]), links=linked and row.links,
-                             links_gb_per_s=linked and row.links_gb_per_s, form_factor=row.form_factor)
+    fields = row.unconfirmed(
+        memory_type=row.memory_type,
+        memory_gb=_fits(gpus[0]),
+        links=linked and row.links,
+        links_gb_per_s=linked and row.links_gb_per_s,
+        form_factor=row.form_factor,
+    )
     return [unconfirmed_note(gpus[0].name, [words[field] for field in fields], row.source)] if fields else []
 
 

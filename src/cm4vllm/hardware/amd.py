@@ -63,8 +63,10 @@ def _gpu(amdsmi: Any, handle: Any, uuid: str, peers: list[tuple[str, Any]]) -> G
     vram = asked(amdsmi.amdsmi_get_gpu_vram_info)
     pcie = (asked(amdsmi.amdsmi_get_pcie_info) or {}).get("pcie_static")
     cap = asked(amdsmi.amdsmi_get_power_cap_info)
-    clocks = {kind: of(asked(amdsmi.amdsmi_get_clock_info, getattr(amdsmi.AmdSmiClkType, kind)), "max_clk")
-              for kind in ("GFX", "MEM")}
+    clocks = {
+        kind: of(asked(amdsmi.amdsmi_get_clock_info, getattr(amdsmi.AmdSmiClkType, kind)), "max_clk")
+        for kind in ("GFX", "MEM")
+    }
     links = {other: of(asked(amdsmi.amdsmi_topo_get_link_type, peer), "type") for other, peer in peers if other != uuid}
     return GpuFacts(
         name=str(of(asked(amdsmi.amdsmi_get_gpu_asic_info), "market_name") or "AMD GPU"),

@@ -16,11 +16,17 @@ __all__ = ["detect_cpu"]
 
 #: Cores by implementer and part number of MIDR_EL1 (util-linux, sys-utils/lscpu-arm.c); x86 names itself.
 _ARM_CORES = {
-    ("0x41", "0xd0c"): "Arm Neoverse N1", ("0x41", "0xd49"): "Arm Neoverse N2", ("0x41", "0xd8e"): "Arm Neoverse N3",
-    ("0x41", "0xd40"): "Arm Neoverse V1", ("0x41", "0xd4f"): "Arm Neoverse V2", ("0x41", "0xd83"): "Arm Neoverse V3",
-    ("0x41", "0xd42"): "Arm Cortex-A78AE", ("0xc0", "0xac3"): "Ampere-1", ("0xc0", "0xac4"): "Ampere-1a",
+    ("0x41", "0xd0c"): "Arm Neoverse N1",
+    ("0x41", "0xd49"): "Arm Neoverse N2",
+    ("0x41", "0xd8e"): "Arm Neoverse N3",
+    ("0x41", "0xd40"): "Arm Neoverse V1",
+    ("0x41", "0xd4f"): "Arm Neoverse V2",
+    ("0x41", "0xd83"): "Arm Neoverse V3",
+    ("0x41", "0xd42"): "Arm Cortex-A78AE",
+    ("0xc0", "0xac3"): "Ampere-1",
+    ("0xc0", "0xac4"): "Ampere-1a",
     ("0x48", "0xd01"): "HiSilicon TaiShan v110",
-}  # fmt: skip
+}
 
 
 def detect_cpu(root: Path = Path("/")) -> CpuFacts:
@@ -68,8 +74,9 @@ def _model_name(info: dict[str, str]) -> str:
 def _topology(cpus: list[Path]) -> tuple[int, int, int]:
     """Return the numbers of sockets, cores and logical CPUs that are online."""
     sockets = {text(cpu / "topology/physical_package_id") for cpu in cpus}
-    siblings = {text(cpu / "topology/core_cpus_list") or text(cpu / "topology/thread_siblings_list") or cpu.name
-                for cpu in cpus}
+    siblings = {
+        text(cpu / "topology/core_cpus_list") or text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in cpus
+    }
     return len(sockets), len(siblings), len(cpus)
 
 

@@ -21,8 +21,7 @@ from cm4vllm.hardware.summary import modules
 from cm4vllm.hardware.units import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 
-__all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "hints",
-           "not_stated"]
+__all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "hints", "not_stated"]
 
 NOT_STATED = "not stated"
 #: Said where the submitter states no availability: the checker wants one of three words.
@@ -31,23 +30,54 @@ _NONE = "N/A"
 
 #: The 35 keys, in the order in which they are written.
 KEYS = (
-    "division", "submitter", "status", "system_type", "system_type_detail", "system_name", "number_of_nodes",
-    "host_processor_model_name", "host_processors_per_node", "host_processor_core_count", "host_processor_frequency",
-    "host_processor_caches", "host_processor_interconnect", "host_memory_capacity", "host_memory_configuration",
-    "host_storage_capacity", "host_storage_type", "host_networking", "host_networking_topology",
-    "host_network_card_count", "accelerators_per_node", "accelerator_model_name", "accelerator_memory_capacity",
-    "accelerator_memory_configuration", "accelerator_frequency", "accelerator_host_interconnect",
-    "accelerator_interconnect", "accelerator_interconnect_topology", "accelerator_on-chip_memories", "cooling",
-    "hw_notes", "framework", "operating_system", "other_software_stack", "sw_notes",
-)  # fmt: skip
+    "division",
+    "submitter",
+    "status",
+    "system_type",
+    "system_type_detail",
+    "system_name",
+    "number_of_nodes",
+    "host_processor_model_name",
+    "host_processors_per_node",
+    "host_processor_core_count",
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "host_memory_capacity",
+    "host_memory_configuration",
+    "host_storage_capacity",
+    "host_storage_type",
+    "host_networking",
+    "host_networking_topology",
+    "host_network_card_count",
+    "accelerators_per_node",
+    "accelerator_model_name",
+    "accelerator_memory_capacity",
+    "accelerator_memory_configuration",
+    "accelerator_frequency",
+    "accelerator_host_interconnect",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+    "accelerator_on-chip_memories",
+    "cooling",
+    "hw_notes",
+    "framework",
+    "operating_system",
+    "other_software_stack",
+    "sw_notes",
+)
 
 #: Remarks: empty where there is nothing to remark.
 FREE_TEXT = frozenset({"hw_notes", "sw_notes", "system_type_detail"})
 
 _MAY_BE_EMPTY = FREE_TEXT | {
-    "host_processor_frequency", "host_processor_caches", "host_processor_interconnect", "accelerator_frequency",
-    "accelerator_interconnect_topology", "accelerator_on-chip_memories",
-}  # fmt: skip
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "accelerator_frequency",
+    "accelerator_interconnect_topology",
+    "accelerator_on-chip_memories",
+}
 
 #: The packages named in other_software_stack, where the server has them.
 _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", "xformers", "compressed-tensors", "ray")
@@ -112,8 +142,11 @@ def hints(description: Mapping[str, str]) -> list[str]:
 def not_stated(description: Mapping[str, str]) -> list[str]:
     """Return the keys that the description does not state, in its order; remarks are optional."""
     open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
-    return [key for key in KEYS if key in open_status
-            or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)]
+    return [
+        key
+        for key in KEYS
+        if key in open_status or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)
+    ]
 
 
 def folder_name(description: Mapping[str, str]) -> str:
@@ -183,9 +216,11 @@ def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[st
             notes.append(f"Detected against the table of known hardware: {wrong}.")
             continue
         if wrong.key not in asked.confirmed:
-            raise UsageError(f"the system file contradicts what is known of the hardware: {wrong}",
-                             remedy=f"correct it; if the machine really differs, add `confirmed: [{wrong.key}]` to the "
-                             "file, and the description will say so")
+            raise UsageError(
+                f"the system file contradicts what is known of the hardware: {wrong}",
+                remedy=f"correct it; if the machine really differs, add `confirmed: [{wrong.key}]` to the "
+                "file, and the description will say so",
+            )
         notes.append(f"Stated by the submitter against the table of known hardware: {wrong}.")
     return notes
 
@@ -202,8 +237,12 @@ def _elsewhere(asked: SystemAsked) -> dict[str, str]:
     note = "The server runs on another machine than this description was made on; nothing of it was detected."
     if missing:
         note += f" The value of {' and '.join(missing)} is not stated and stands only for the checker."
-    return {"number_of_nodes": "1", "accelerators_per_node": "0", "hw_notes": note,
-            "other_software_stack": _software(asked.packages, None, ())}
+    return {
+        "number_of_nodes": "1",
+        "accelerators_per_node": "0",
+        "hw_notes": note,
+        "other_software_stack": _software(asked.packages, None, ()),
+    }
 
 
 def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequence[UsedGpu]) -> str:
@@ -218,9 +257,11 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
     host, cpu, there = facts.host, facts.cpu, len(facts.gpus)
     notes = [f"Machine: {host.product}."] if host.product else []
     if host.virtualised:
-        notes.append(f"Virtual machine: it is given {cpu.logical_cpus} virtual CPUs, shown as {cpu.sockets} x "
-                     f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "
-                     "memory and storage are what it is given too, not those of the physical host.")
+        notes.append(
+            f"Virtual machine: it is given {cpu.logical_cpus} virtual CPUs, shown as {cpu.sockets} x "
+            f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "
+            "memory and storage are what it is given too, not those of the physical host."
+        )
     if facts.memory.limit_bytes:
         notes.append(f"The program's control group may use {memory_size(facts.memory.limit_bytes)} of the memory.")
     used = len({part.gpu.uuid for part in parts})
@@ -239,8 +280,11 @@ def _unconfirmed(facts: MachineFacts) -> list[str]:
     if row is None:
         return []
     words = {"cores": "number of cores", "ghz": "frequencies", "interconnect": "interconnect"}
-    fields = row.unconfirmed(cores=facts.host.virtualised, ghz=row.ghz and not facts.cpu.max_mhz,
-                             interconnect=_interconnect(facts, row) not in ("", _NONE))
+    fields = row.unconfirmed(
+        cores=facts.host.virtualised,
+        ghz=row.ghz and not facts.cpu.max_mhz,
+        interconnect=_interconnect(facts, row) not in ("", _NONE),
+    )
     return [unconfirmed_note(row.name, [words[field] for field in fields], row.source)] if fields else []
 
 

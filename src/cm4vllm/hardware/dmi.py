@@ -15,8 +15,16 @@ from cm4vllm.hardware.records import MemoryModule
 __all__ = ["memory_has_ecc", "memory_modules"]
 
 _MEMORY_DEVICE = 17
-_KINDS = {0x18: "DDR3", 0x1A: "DDR4", 0x1E: "LPDDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5",
-          0x24: "HBM3"}
+_KINDS = {
+    0x18: "DDR3",
+    0x1A: "DDR4",
+    0x1E: "LPDDR4",
+    0x20: "HBM",
+    0x21: "HBM2",
+    0x22: "DDR5",
+    0x23: "LPDDR5",
+    0x24: "HBM3",
+}
 _UNKNOWN = (0, 0xFFFF)
 
 
@@ -27,8 +35,11 @@ def memory_modules(root: Path = Path("/")) -> list[MemoryModule]:
 
 def memory_has_ecc(root: Path = Path("/")) -> bool | None:
     """Say whether modules are wider than the data they hold, which is what carries ECC; None where it is not known."""
-    widths = [(struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
-              for data in _devices(root) if _size_bytes(data)]
+    widths = [
+        (struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
+        for data in _devices(root)
+        if _size_bytes(data)
+    ]
     known = [(total, width) for total, width in widths if total not in _UNKNOWN and width not in _UNKNOWN]
     return all(total > width for total, width in known) if known else None
 
@@ -64,5 +75,8 @@ def _size_bytes(data: bytes) -> int:
 def _module(data: bytes) -> MemoryModule:
     # The configured speed, at which the module runs, before the one that it could run at.
     speeds = [struct.unpack_from("<H", data, at)[0] for at in (0x20, 0x15) if len(data) >= at + 2]
-    return MemoryModule(size_bytes=_size_bytes(data), kind=_KINDS.get(data[0x12], ""),
-                        mega_transfers=next((int(speed) for speed in speeds if speed not in _UNKNOWN), None))
+    return MemoryModule(
+        size_bytes=_size_bytes(data),
+        kind=_KINDS.get(data[0x12], ""),
+        mega_transfers=next((int(speed) for speed in speeds if speed not in _UNKNOWN), None),
+    )

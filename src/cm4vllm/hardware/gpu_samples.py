@@ -56,13 +56,17 @@ def look_at_gpus(library: Any) -> list[GpuSample]:
 
 def _sample(library: Any, place: int) -> GpuSample:
     handle = library.nvmlDeviceGetHandleByIndex(place)
-    load, memory = (nvml.asked(library, question, handle)
-                    for question in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"))
+    load, memory = (
+        nvml.asked(library, question, handle)
+        for question in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo")
+    )
     power = nvml.asked(library, "nvmlDeviceGetPowerUsage", handle)
     name = library.nvmlDeviceGetName(handle)
     return GpuSample(
-        index=place, name=name.decode() if isinstance(name, bytes) else str(name),
-        utilisation=None if load is None else load.gpu / 100, power_w=None if power is None else power / 1000,
+        index=place,
+        name=name.decode() if isinstance(name, bytes) else str(name),
+        utilisation=None if load is None else load.gpu / 100,
+        power_w=None if power is None else power / 1000,
         memory_used_bytes=None if memory is None else int(memory.used),
         temperature_c=nvml.asked(library, "nvmlDeviceGetTemperature", handle, library.NVML_TEMPERATURE_GPU),
         sm_mhz=nvml.asked(library, "nvmlDeviceGetClockInfo", handle, library.NVML_CLOCK_SM),

@@ -12,14 +12,33 @@ from cm4vllm.hardware.records import HostFacts
 __all__ = ["detect_host", "is_virtual"]
 
 _HYPERVISORS = {
-    "qemu": "QEMU", "kvm": "KVM", "vmware": "VMware", "virtualbox": "VirtualBox", "innotek": "VirtualBox", "xen": "Xen",
-    "hvm domu": "Xen", "bochs": "Bochs", "parallels": "Parallels", "openstack": "OpenStack", "bhyve": "bhyve",
-    "google compute engine": "Google Compute Engine", "virtual machine": "Hyper-V",
-    "cloud hypervisor": "Cloud Hypervisor", "firecracker": "Firecracker", "amazon ec2": "Amazon EC2",
-}  # fmt: skip
+    "qemu": "QEMU",
+    "kvm": "KVM",
+    "vmware": "VMware",
+    "virtualbox": "VirtualBox",
+    "innotek": "VirtualBox",
+    "xen": "Xen",
+    "hvm domu": "Xen",
+    "bochs": "Bochs",
+    "parallels": "Parallels",
+    "openstack": "OpenStack",
+    "bhyve": "bhyve",
+    "google compute engine": "Google Compute Engine",
+    "virtual machine": "Hyper-V",
+    "cloud hypervisor": "Cloud Hypervisor",
+    "firecracker": "Firecracker",
+    "amazon ec2": "Amazon EC2",
+}
 #: What firmware says where no name was written into it.
-_NO_NAMES = ("to be filled", "default string", "system product name", "system manufacturer", "not specified", "none",
-             "o.e.m")
+_NO_NAMES = (
+    "to be filled",
+    "default string",
+    "system product name",
+    "system manufacturer",
+    "not specified",
+    "none",
+    "o.e.m",
+)
 
 
 def detect_host(root: Path = Path("/")) -> HostFacts:

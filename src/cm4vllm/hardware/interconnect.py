@@ -12,8 +12,11 @@ __all__ = ["interconnect"]
 _NONE = "N/A"
 #: The farthest way that two GPUs take over PCIe, the nearest first (`nvidia-smi topo -m`).
 _PATHS = {
-    "same board": "PCIe: on one board", "PIX": "PCIe: behind one switch", "PXB": "PCIe: behind several switches",
-    "PHB": "PCIe: through one host bridge", "NODE": "PCIe: within one NUMA node",
+    "same board": "PCIe: on one board",
+    "PIX": "PCIe: behind one switch",
+    "PXB": "PCIe: behind several switches",
+    "PHB": "PCIe: through one host bridge",
+    "NODE": "PCIe: within one NUMA node",
     "SYS": "PCIe: across NUMA nodes, through the processors' interconnect",
 }
 

@@ -18,8 +18,15 @@ import yaml
 
 from cm4vllm.common.records import Record
 
-__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor",
-    "unconfirmed_note"]
+__all__ = [
+    "Accelerator",
+    "Contradiction",
+    "Processor",
+    "accelerator",
+    "contradictions",
+    "processor",
+    "unconfirmed_note",
+]
 
 R = TypeVar("R", bound=Record)
 
@@ -150,8 +157,9 @@ def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contra
     count = str(description.get("host_processors_per_node", ""))
     if count.isdigit() and row.sockets and int(count) > row.sockets:
         known = f"a machine holds at most {row.sockets} of the {row.name}"
-        found.append(Contradiction("host_processors_per_node", count, known, row.source,
-                                   "sockets" not in row.confirmed))
+        found.append(
+            Contradiction("host_processors_per_node", count, known, row.source, "sockets" not in row.confirmed)
+        )
     said = str(description.get("host_processor_frequency", ""))
     stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
     if row.ghz and stated and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE):

@@ -9,15 +9,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.records import (
-    CpuFacts,
-    DiskFacts,
-    GpuFacts,
-    HostFacts,
-    MachineFacts,
-    MemoryFacts,
-    NetworkCard,
-)
+from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, MachineFacts, MemoryFacts, NetworkCard
 from cm4vllm.hardware.storage import detect_disks, root_bytes
 from cm4vllm.hardware.summary import modules
 from cm4vllm.hardware.units import disk_size, memory_size
@@ -27,9 +19,15 @@ __all__ = ["capacity_env", "cpu_env", "detect_machine", "gpu_env", "memory_env",
 
 def detect_machine(root: Path = Path("/")) -> MachineFacts:
     """Return all facts of this machine; `root` holds its /proc, /sys and /etc."""
-    return MachineFacts(host=detect_host(root), cpu=detect_cpu(root), memory=detect_memory(root),
-                        disks=detect_disks(root), root_bytes=root_bytes(root), network=detect_network(root),
-                        gpus=detect_gpus())
+    return MachineFacts(
+        host=detect_host(root),
+        cpu=detect_cpu(root),
+        memory=detect_memory(root),
+        disks=detect_disks(root),
+        root_bytes=root_bytes(root),
+        network=detect_network(root),
+        gpus=detect_gpus(),
+    )
 
 
 def cpu_env(cpu: CpuFacts, host: HostFacts) -> dict[str, str]:
@@ -60,34 +58,40 @@ def capacity_env() -> dict[str, str]:
 
 def memory_env(memory: MemoryFacts) -> dict[str, str]:
     """Return what the recipe detect-memory gives."""
-    return _known({
-        "CM_HOST_MEMORY_CAPACITY": memory_size(memory.total_bytes),
-        "CM_HOST_MEMORY_CAPACITY_BYTES": str(memory.total_bytes),
-        "CM_HOST_MEMORY_LIMIT": memory_size(memory.limit_bytes) if memory.limit_bytes else "",
-        "CM_HOST_MEMORY_MODULES": modules(memory),
-        "CM_HOST_MEMORY_ECC": _yes_no(memory.ecc),
-    })
+    return _known(
+        {
+            "CM_HOST_MEMORY_CAPACITY": memory_size(memory.total_bytes),
+            "CM_HOST_MEMORY_CAPACITY_BYTES": str(memory.total_bytes),
+            "CM_HOST_MEMORY_LIMIT": memory_size(memory.limit_bytes) if memory.limit_bytes else "",
+            "CM_HOST_MEMORY_MODULES": modules(memory),
+            "CM_HOST_MEMORY_ECC": _yes_no(memory.ecc),
+        }
+    )
 
 
 def storage_env(disks: list[DiskFacts], root_size: int) -> dict[str, str]:
     """Return what the recipe detect-storage gives; the root file system's size where no disk is shown."""
     total = sum(disk.size_bytes for disk in disks) or root_size
-    return _known({
-        "CM_HOST_DISK_CAPACITY": disk_size(total),
-        "CM_HOST_STORAGE_TYPE": ", ".join(dict.fromkeys(disk.kind for disk in disks)),
-        "CM_HOST_STORAGE_COUNT": str(len(disks)),
-    })
+    return _known(
+        {
+            "CM_HOST_DISK_CAPACITY": disk_size(total),
+            "CM_HOST_STORAGE_TYPE": ", ".join(dict.fromkeys(disk.kind for disk in disks)),
+            "CM_HOST_STORAGE_COUNT": str(len(disks)),
+        }
+    )
 
 
 def network_env(cards: list[NetworkCard]) -> dict[str, str]:
     """Return what the recipe detect-network gives: physical cards and their fastest rate, never an address."""
     physical = [card for card in cards if card.kind != "virtual"]
     rates = [card.megabits for card in physical if card.megabits]
-    return _known({
-        "CM_HOST_NETWORK_CARD_COUNT": str(len(physical)),
-        "CM_HOST_NETWORK_TYPE": ", ".join(dict.fromkeys(card.kind for card in cards)),
-        "CM_HOST_NETWORK_MBITS": str(max(rates)) if rates else "",
-    })
+    return _known(
+        {
+            "CM_HOST_NETWORK_CARD_COUNT": str(len(physical)),
+            "CM_HOST_NETWORK_TYPE": ", ".join(dict.fromkeys(card.kind for card in cards)),
+            "CM_HOST_NETWORK_MBITS": str(max(rates)) if rates else "",
+        }
+    )
 
 
 def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
@@ -97,14 +101,16 @@ def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
     if not gpus:
         return env
     first = gpus[0]
-    return env | _known({
-        "CM_HOST_GPU_VENDOR": first.vendor,
-        "CM_HOST_GPU_MODEL_NAME": first.name,
-        "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes),
-        "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes),
-        "CM_HOST_GPU_DRIVER_VERSION": first.driver,
-        "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
-    })
+    return env | _known(
+        {
+            "CM_HOST_GPU_VENDOR": first.vendor,
+            "CM_HOST_GPU_MODEL_NAME": first.name,
+            "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes),
+            "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes),
+            "CM_HOST_GPU_DRIVER_VERSION": first.driver,
+            "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
+        }
+    )
 
 
 def _yes_no(value: bool | None) -> str:

@@ -14,8 +14,10 @@ __all__ = ["detect_memory", "free_memory"]
 
 #: A control group's limit, what it uses of it, and the part of that which the kernel takes back when it is wanted:
 #: version 2, then version 1 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
-_GROUPS = (("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-           ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+_GROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def detect_memory(root: Path = Path("/")) -> MemoryFacts:
@@ -24,11 +26,22 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
     usable = _usable(root)
     installed = sum(module.size_bytes for module in modules)
     blocks = _blocks(root)
-    total, source = ((installed, "memory modules (DMI)") if installed else
-                     (blocks, "memory blocks (/sys)") if blocks else (usable, "MemTotal, less than what is installed"))
+    total, source = (
+        (installed, "memory modules (DMI)")
+        if installed
+        else (blocks, "memory blocks (/sys)")
+        if blocks
+        else (usable, "MemTotal, less than what is installed")
+    )
     limit = _limit(root)
-    return MemoryFacts(total_bytes=total, source=source, usable_bytes=usable, modules=modules,
-                       limit_bytes=limit if limit is not None and limit < usable else None, ecc=_ecc(root))
+    return MemoryFacts(
+        total_bytes=total,
+        source=source,
+        usable_bytes=usable,
+        modules=modules,
+        limit_bytes=limit if limit is not None and limit < usable else None,
+        ecc=_ecc(root),
+    )
 
 
 def free_memory(root: Path = Path("/")) -> int:

@@ -44,6 +44,7 @@ def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
 
 def _infiniband_rates(port: Path) -> list[int]:
     """Return the rates of the port's InfiniBand device in Mbit/s; the kernel writes '400 Gb/sec (4X NDR)'."""
-    rates = [re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate)) for rate in
-             (port / "device/infiniband").glob("*/ports/*/rate")]
+    rates = [
+        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate)) for rate in (port / "device/infiniband").glob("*/ports/*/rate")
+    ]
     return [round(float(rate.group(1)) * 1000) for rate in rates if rate]

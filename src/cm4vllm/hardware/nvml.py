@@ -58,8 +58,10 @@ def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
     cuda = asked(nvml, "nvmlSystemGetCudaDriverVersion")
     buses = {uuid: _bus(nvml, handle) for uuid, handle in zip(uuids, handles, strict=True)}
     peers = list(zip(uuids, handles, strict=True))
-    return [_gpu(nvml, handle, uuid, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", buses, peers)
-            for uuid, handle in peers]
+    return [
+        _gpu(nvml, handle, uuid, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", buses, peers)
+        for uuid, handle in peers
+    ]
 
 
 def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
@@ -76,16 +78,20 @@ def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
     return found
 
 
-def _gpu(nvml: Any, handle: Any, uuid: str, driver: str, cuda: str, buses: dict[str, str],
-         peers: list[tuple[str, Any]]) -> GpuFacts:
+def _gpu(
+    nvml: Any, handle: Any, uuid: str, driver: str, cuda: str, buses: dict[str, str], peers: list[tuple[str, Any]]
+) -> GpuFacts:
     def of_it(question: str, *more: Any) -> Any:
         return asked(nvml, question, handle, *more)
 
     capability = of_it("nvmlDeviceGetCudaComputeCapability")
     ecc, mig = of_it("nvmlDeviceGetEccMode"), of_it("nvmlDeviceGetMigMode")
     links = _links(nvml, handle, buses)
-    paths = {other: asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, peer)
-             for other, peer in peers if other != uuid}
+    paths = {
+        other: asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, peer)
+        for other, peer in peers
+        if other != uuid
+    }
     return GpuFacts(
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=uuid,
@@ -139,8 +145,13 @@ def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
         part = asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
         if part is not None:
             name = _text(nvml.nvmlDeviceGetName(part))
-            found.append(MigFacts(uuid=_text(nvml.nvmlDeviceGetUUID(part)), profile=name.rpartition("MIG ")[2],
-                                  memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(part).total)))
+            found.append(
+                MigFacts(
+                    uuid=_text(nvml.nvmlDeviceGetUUID(part)),
+                    profile=name.rpartition("MIG ")[2],
+                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(part).total),
+                )
+            )
     return found
 
 

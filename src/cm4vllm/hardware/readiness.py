@@ -88,14 +88,20 @@ def _ports(root: Path) -> Iterator[Finding]:
     if len(words) == 2 and all(map(str.isdecimal, words)):
         first, last = map(int, words)
         if last - first + 1 < LEAST_PORTS:
-            yield Finding(f"{max(0, last - first + 1):,} local ports", "each request in flight has its own connection",
-                          "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'")
+            yield Finding(
+                f"{max(0, last - first + 1):,} local ports",
+                "each request in flight has its own connection",
+                "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
+            )
 
 
 def _files(hard: int) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
-        yield Finding(f"a process may open {hard:,} files", "each request in flight has its own connection",
-                      f"raise the limit of this shell, as root: ulimit -Hn {LEAST_FILES}")
+        yield Finding(
+            f"a process may open {hard:,} files",
+            "each request in flight has its own connection",
+            f"raise the limit of this shell, as root: ulimit -Hn {LEAST_FILES}",
+        )
 
 
 def _clock(root: Path) -> Iterator[Finding]:
@@ -103,32 +109,51 @@ def _clock(root: Path) -> Iterator[Finding]:
     if source not in _SLOW_CLOCKS:
         return
     others = [one for one in text(root / _CLOCKS / "available_clocksource").split() if one not in _SLOW_CLOCKS]
-    mend = (f"echo {shlex.quote(others[0])} | sudo tee /{_CLOCKS}/current_clocksource" if others else
-            "no faster one is available: see why with: sudo dmesg | grep -i clocksource")
+    mend = (
+        f"echo {shlex.quote(others[0])} | sudo tee /{_CLOCKS}/current_clocksource"
+        if others
+        else "no faster one is available: see why with: sudo dmesg | grep -i clocksource"
+    )
     yield Finding(f"the clock source is {source}", "to read it takes about 1 µs, and each token reads it", mend)
 
 
 def _governor(root: Path) -> Iterator[Finding]:
-    found = sorted({name for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-                    if (name := text(path))})
+    found = sorted(
+        {
+            name
+            for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+            if (name := text(path))
+        }
+    )
     if any(name != "performance" for name in found):
-        yield Finding(f"the CPU governor is {', '.join(found)}", "processors slow down between queries, and a first "
-                      "token waits until they are fast again",
-                      "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+        yield Finding(
+            f"the CPU governor is {', '.join(found)}",
+            "processors slow down between queries, and a first token waits until they are fast again",
+            "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+        )
 
 
 def _swap(root: Path) -> Iterator[Finding]:
-    memory = {name: int(value.split()[0]) * 1024 for name, value in fields(text(root / "proc/meminfo")).items()
-              if value.split()[:1] and value.split()[0].isdecimal()}
+    memory = {
+        name: int(value.split()[0]) * 1024
+        for name, value in fields(text(root / "proc/meminfo")).items()
+        if value.split()[:1] and value.split()[0].isdecimal()
+    }
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     if used >= LEAST_SWAPPED:
-        yield Finding(f"{used / 2**30:.1f} GiB are swapped out", "memory of server or client may come from disk",
-                      "take it back, where there is room: sudo swapoff -a")
+        yield Finding(
+            f"{used / 2**30:.1f} GiB are swapped out",
+            "memory of server or client may come from disk",
+            "take it back, where there is room: sudo swapoff -a",
+        )
 
 
 def _load(load: LoadSample | None) -> Iterator[Finding]:
     if load is None or load.busy <= OTHERS:
         return
     most = f", most of it {load.name} ({load.pid}) with {load.share:.0%}" if load.share > OTHERS / 2 else ""
-    yield Finding(f"{load.busy:.0%} of the processors are in use{most}", "server and client lack them",
-                  "end what is not needed; see it with: top -o %CPU")
+    yield Finding(
+        f"{load.busy:.0%} of the processors are in use{most}",
+        "server and client lack them",
+        "end what is not needed; see it with: top -o %CPU",
+    )

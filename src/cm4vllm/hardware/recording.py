@@ -72,8 +72,9 @@ class Replay:
             return getattr(self._nvml, name)
 
         def call(*args: Any) -> Any:
-            answer = self._answers.get(f"{name}({', '.join(str(arg) for arg in args)})",
-                                       {"error": self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+            answer = self._answers.get(
+                f"{name}({', '.join(str(arg) for arg in args)})", {"error": self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+            )
             if isinstance(answer, dict) and "error" in answer:
                 raise self._nvml.NVMLError(answer["error"])
             if isinstance(answer, dict) and "handle" in answer:

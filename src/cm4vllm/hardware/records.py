@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["CpuFacts", "DiskFacts", "GpuFacts", "HostFacts", "MachineFacts", "MemoryFacts", "MemoryModule", "MigFacts",
-           "NetworkCard"]
+__all__ = [
+    "CpuFacts",
+    "DiskFacts",
+    "GpuFacts",
+    "HostFacts",
+    "MachineFacts",
+    "MemoryFacts",
+    "MemoryModule",
+    "MigFacts",
+    "NetworkCard",
+]
 
 
 class HostFacts(Record, frozen=True, kw_only=True):

@@ -19,11 +19,20 @@ _NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd", "mtd"
 def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
     """Return the fixed disks under `root`; none where none is shown, as in many containers."""
     virtual = bool(is_virtual(root))
-    disks = [disk for disk in sorted((root / "sys/block").glob("*"))
-             if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"]
-    return [DiskFacts(size_bytes=size * _SECTOR_BYTES, kind=_kind(disk, virtual=virtual),
-                      model=" ".join(text(disk / "device/model").split()))
-            for disk in disks if (size := number(disk / "size"))]
+    disks = [
+        disk
+        for disk in sorted((root / "sys/block").glob("*"))
+        if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"
+    ]
+    return [
+        DiskFacts(
+            size_bytes=size * _SECTOR_BYTES,
+            kind=_kind(disk, virtual=virtual),
+            model=" ".join(text(disk / "device/model").split()),
+        )
+        for disk in disks
+        if (size := number(disk / "size"))
+    ]
 
 
 def root_bytes(root: Path = Path("/")) -> int:

@@ -20,8 +20,15 @@ STATUSES = ("available", "preview", "rdi")
 
 #: Keys that the command line gives, and by which input.
 _FROM_FLAGS = {"submitter": "--submitter", "division": "--division", "system_type": "--category"}
-_COUNTS = frozenset({"number_of_nodes", "host_processors_per_node", "host_processor_core_count",
-                     "host_network_card_count", "accelerators_per_node"})
+_COUNTS = frozenset(
+    {
+        "number_of_nodes",
+        "host_processors_per_node",
+        "host_processor_core_count",
+        "host_network_card_count",
+        "accelerators_per_node",
+    }
+)
 
 #: What each key means, for the template.
 _MEANINGS = {
@@ -78,8 +85,11 @@ def read_system_file(path: Path) -> SystemFile:
         with opened(path) as file:
             content = yaml.safe_load(file.read().decode())
     except OSError as error:
-        raise UsageError(f"cannot read the system file {path}", cause=str(error.strerror),
-                         remedy="the template beside the results, system/system.template.yaml, is a start") from error
+        raise UsageError(
+            f"cannot read the system file {path}",
+            cause=str(error.strerror),
+            remedy="the template beside the results, system/system.template.yaml, is a start",
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
     if content is None:
@@ -95,12 +105,15 @@ def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
-        raise UsageError(f"confirmed in the system file {path} is {value!r}",
-                         remedy="it lists keys: confirmed: [host_processor_core_count]")
+        raise UsageError(
+            f"confirmed in the system file {path} is {value!r}",
+            remedy="it lists keys: confirmed: [host_processor_core_count]",
+        )
     for key in value:
         if key not in KEYS:
-            raise UsageError(f"confirmed in the system file {path} names an unknown key {key}",
-                             remedy=nearest(key, KEYS))
+            raise UsageError(
+                f"confirmed in the system file {path} names an unknown key {key}", remedy=nearest(key, KEYS)
+            )
     return tuple(value)
 
 
@@ -120,14 +133,19 @@ def _value(path: Path, key: str, value: Any) -> str:
         raise UsageError(f"{where} is {value!r}", remedy='it is text; a number needs its unit: "1980 MHz"')
     text = " ".join(value.replace('"', "'").split())  # the checkers write CSV without escaping quotation marks
     if key == "status" and text.lower() not in STATUSES:
-        raise UsageError(f"{where} is {value!r}", remedy=f"{nearest(text.lower(), STATUSES)} It is one of "
-                         f"{', '.join(STATUSES)}")
+        raise UsageError(
+            f"{where} is {value!r}", remedy=f"{nearest(text.lower(), STATUSES)} It is one of {', '.join(STATUSES)}"
+        )
     if text.lower().strip(".?") in _NO_ANSWERS:
-        raise UsageError(f"{where} is {value!r}",
-                         remedy="leave it empty where it is not known; N/A means that the system has none")
+        raise UsageError(
+            f"{where} is {value!r}", remedy="leave it empty where it is not known; N/A means that the system has none"
+        )
     if _IPV4.search(text) or _MAC.search(text):
-        raise UsageError(f"{where} names an address", cause="the description is published with the results",
-                         remedy="leave addresses out")
+        raise UsageError(
+            f"{where} names an address",
+            cause="the description is published with the results",
+            remedy="leave addresses out",
+        )
     return text.lower() if key == "status" else text
 
 

@@ -17,9 +17,12 @@ TIMES = " (times)"
 Throttling = Mapping[str, float]
 
 #: nvmlPerfPolicyType_t: the reasons for lower clocks that say something about the machine.
-_POLICIES = {"NVML_PERF_POLICY_POWER": "its power limit", "NVML_PERF_POLICY_THERMAL": "its temperature",
-             "NVML_PERF_POLICY_BOARD_LIMIT": "its board's limit",
-             "NVML_PERF_POLICY_RELIABILITY": "its reliability limit"}
+_POLICIES = {
+    "NVML_PERF_POLICY_POWER": "its power limit",
+    "NVML_PERF_POLICY_THERMAL": "its temperature",
+    "NVML_PERF_POLICY_BOARD_LIMIT": "its board's limit",
+    "NVML_PERF_POLICY_RELIABILITY": "its reliability limit",
+}
 #: Seconds, and times, below which it is noise.
 _LEAST_S, _LEAST_TIMES = 0.5, 1
 
@@ -36,8 +39,11 @@ def throttling(root: Path = Path("/")) -> dict[str, float]:
 def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
     """Return what was slowed down between two readings, and for how many seconds, or how often."""
     found = {name: after[name] - before[name] for name in after if name in before}
-    return {name: round(value, 3) for name, value in found.items()
-            if value >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)}
+    return {
+        name: round(value, 3)
+        for name, value in found.items()
+        if value >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)
+    }
 
 
 def _processors(root: Path) -> dict[str, float]:

@@ -36,9 +36,11 @@ def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None, order: str = "")
         return whole
     words = [word.strip() for word in visible.split(",")]
     if any(word.isdigit() for word in words) and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise CmError(f"it is not known which GPUs CUDA_VISIBLE_DEVICES={visible} means",
-                      cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first",
-                      remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs")
+        raise CmError(
+            f"it is not known which GPUs CUDA_VISIBLE_DEVICES={visible} means",
+            cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first",
+            remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs",
+        )
     found: list[UsedGpu] = []
     for word in words:
         named = _named(word, whole)
@@ -52,7 +54,9 @@ def _named(word: str, whole: list[UsedGpu]) -> UsedGpu | None:
     if word.isdigit():
         return whole[int(word)] if int(word) < len(whole) else None
     if word.startswith("MIG-"):  # MIG-<UUID>; before driver 470 MIG-<GPU's UUID>/<GPU instance>/<compute instance>
-        return next((UsedGpu(used.gpu, part) for used in whole for part in used.gpu.mig_devices
-                     if part.uuid.startswith(word)), None)
+        return next(
+            (UsedGpu(used.gpu, part) for used in whole for part in used.gpu.mig_devices if part.uuid.startswith(word)),
+            None,
+        )
     matching = [used for used in whole if word and used.gpu.uuid.lower().startswith(word.lower())]
     return matching[0] if len(matching) == 1 else None

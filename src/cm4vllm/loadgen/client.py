@@ -105,10 +105,18 @@ class Client:
     """
 
     def __init__(
-        self, addresses: Sequence[Address], sink: Sink, *, limits: AnswerLimits, stream_interval: int,
+        self,
+        addresses: Sequence[Address],
+        sink: Sink,
+        *,
+        limits: AnswerLimits,
+        stream_interval: int,
         max_in_flight: int | None = None,
-        api: Api = Api.COMPLETIONS, stall_s: float | None = None, sent: Callable[[int], None] | None = None,
-        spare: int = 0, texts: Texts | None = None,
+        api: Api = Api.COMPLETIONS,
+        stall_s: float | None = None,
+        sent: Callable[[int], None] | None = None,
+        spare: int = 0,
+        texts: Texts | None = None,
     ) -> None:
         self.counts = Counts()
         self.texts = texts
@@ -343,8 +351,12 @@ class Client:
             return "nothing"
         if now - self._last_progress[1] >= self._stall_s:
             # Comments that keep a connection alive are no progress. Reading all streams takes too long for each check.
-            work = counts.completed + counts.failed + counts.completion_tokens + sum(
-                request.token_count() for request in list(self._open))
+            work = (
+                counts.completed
+                + counts.failed
+                + counts.completion_tokens
+                + sum(request.token_count() for request in list(self._open))
+            )
             if work == self._last_progress[0]:
                 return "no token"
             self._last_progress = (work, now)

@@ -24,8 +24,9 @@ def headroom(run: RunRecord) -> float | None:
     if check is None:
         return None
     asked = 1 - client.kept / client.completed if client.completed else 1.0
-    return times_the_load(check, run.settings, round(asked * client.completed),
-                          round(asked * client.completion_tokens), run.duration_s)
+    return times_the_load(
+        check, run.settings, round(asked * client.completed), round(asked * client.completion_tokens), run.duration_s
+    )
 
 
 def times_the_load(check: SelfCheck, settings: RunSettings, done: int, tokens: int, seconds: float) -> float | None:
@@ -46,8 +47,10 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     if room is None:
         yield "the client was not checked before the run"
     elif room < HEADROOM:
-        yield (f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
-               f"should be able to carry {HEADROOM} times as much")
+        yield (
+            f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
+            f"should be able to carry {HEADROOM} times as much"
+        )
     yield from _machine_doubts(run)
     limits = run.settings.terms.limits
     if limits is None or limits.ttft_ms is None:
@@ -55,16 +58,22 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     allowed = ADDED_TTFT * limits.ttft_ms
     check = run.client.self_check
     if check and check.added_ttft and check.added_ttft.p99_ms > allowed:
-        yield (f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
-               f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms")
+        yield (
+            f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
+            f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms"
+        )
     if run.client.at_once > run.client.completed / 2:
-        yield (f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: a "
-               "proxy in front of the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a "
-               "whole answer, and TPOT does not describe the server")
+        yield (
+            f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: a "
+            "proxy in front of the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a "
+            "whole answer, and TPOT does not describe the server"
+        )
     late = _late_ms(run.client)
     if late > allowed:
-        yield (f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "
-               f"TTFT limit of {limits.ttft_ms:g} ms")
+        yield (
+            f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "
+            f"TTFT limit of {limits.ttft_ms:g} ms"
+        )
 
 
 def _machine_doubts(run: RunRecord) -> Iterator[str]:
@@ -72,11 +81,15 @@ def _machine_doubts(run: RunRecord) -> Iterator[str]:
     if load is None or run.settings.mode is not Mode.PERFORMANCE:
         return
     if load.others is not None and load.others > OTHERS:
-        yield (f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
-               "which server and client did not have: end them and run again")
+        yield (
+            f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
+            "which server and client did not have: end them and run again"
+        )
     if load.stolen > STOLEN:
-        yield (f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines: "
-               "run on one that is not shared")
+        yield (
+            f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines: "
+            "run on one that is not shared"
+        )
     for what, amount in load.throttled.items():
         if "temperature" in what:
             yield f"{slowed(what, amount)}: the machine was too hot to run as fast as it can. See to its cooling"
@@ -91,5 +104,7 @@ def slowed(what: str, amount: float) -> str:
 
 def _late_ms(client: ClientRecord) -> float:
     """Return the greatest 99th percentile of the issue lags and the event loops' lags."""
-    return max((lag.p99_ms for process in client.processes for lag in (process.issue_lag, process.loop_lag) if lag),
-               default=0.0)
+    return max(
+        (lag.p99_ms for process in client.processes for lag in (process.issue_lag, process.loop_lag) if lag),
+        default=0.0,
+    )

@@ -41,8 +41,14 @@ class Address:
     `headers` are sent with each request beside those that the client needs.
     """
 
-    def __init__(self, endpoint: str, host: str, port: int, tls: ssl.SSLContext | None = None,
-                 headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         parts = urlsplit(endpoint)
         self.endpoint = endpoint
         self._socket = parts.path if parts.scheme == "unix" else ""
@@ -50,8 +56,9 @@ class Address:
         self._server_name = parts.hostname if tls else None
         self._prefix = "" if self._socket else parts.path
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._head = (f"Host: {host_header(endpoint)}\r\nContent-Type: application/json\r\nAccept: */*\r\n{more}"
-                      "Content-Length: ").encode()
+        self._head = (
+            f"Host: {host_header(endpoint)}\r\nContent-Type: application/json\r\nAccept: */*\r\n{more}Content-Length: "
+        ).encode()
 
     def head(self, path: str) -> bytes:
         """Return the request line and headers of a POST of JSON, up to the length of its body."""
@@ -63,8 +70,9 @@ class Address:
         if self._socket:
             await loop.create_unix_connection(lambda: connection, self._socket)
             return
-        await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls,
-                                     server_hostname=self._server_name)
+        await loop.create_connection(
+            lambda: connection, self._host, self._port, ssl=self._tls, server_hostname=self._server_name
+        )
 
 
 async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] = MappingProxyType({})) -> Address:

@@ -137,13 +137,15 @@ class DetailLog:
 
     def _value(self, key: str) -> Any:
         if key not in self.values:
-            raise RunFailed(f"{self.path} is not the log of a performance run that ended", cause=f"it has no {key}",
-                            remedy=_AGAIN)
+            raise RunFailed(
+                f"{self.path} is not the log of a performance run that ended", cause=f"it has no {key}", remedy=_AGAIN
+            )
         return self.values[key]
 
     def _refusal(self, key: str, value: object, wanted: str) -> RunFailed:
-        return RunFailed(f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}",
-                         remedy=_AGAIN)
+        return RunFailed(
+            f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}", remedy=_AGAIN
+        )
 
 
 def read_detail_log(path: Path) -> DetailLog:
@@ -185,7 +187,7 @@ def _entries(path: Path) -> Iterator[_Entry]:
                 if len(line) == _LONGEST_LINE:
                     raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")
                 if line.startswith(_PREFIX):
-                    yield _entry(path, number, line[len(_PREFIX):])
+                    yield _entry(path, number, line[len(_PREFIX) :])
                 elif _damaged(line):
                     raise _not_whole(path, f"line {number} is a part of an entry")
     except OSError as error:

@@ -11,8 +11,17 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-__all__ = ["CONFIDENCE", "PERCENTILE", "failing", "missing_queries", "most_over", "passes", "percentile",
-           "required_within", "wilson_interval"]
+__all__ = [
+    "CONFIDENCE",
+    "PERCENTILE",
+    "failing",
+    "missing_queries",
+    "most_over",
+    "passes",
+    "percentile",
+    "required_within",
+    "wilson_interval",
+]
 
 #: The percentile that the limits are set for (loadgen/mlperf.conf, *.Server.target_latency_percentile).
 PERCENTILE = 0.99

@@ -10,15 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cm4vllm.common.units import (
-    Milliseconds,
-    Quantity,
-    Queries,
-    Samples,
-    SamplesPerSecond,
-    Seconds,
-    TokensPerSecond,
-)
+from cm4vllm.common.units import Milliseconds, Quantity, Queries, Samples, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DetailLog
 
 __all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "undefined"]
@@ -65,7 +57,7 @@ _RULES = tuple(
         (r"result_time_to_output_token_(min|max|mean)", r"tpot_\1", Milliseconds, _NS),
         (r"early_stopping_latency_(ss|ms)", r"early_stopping_latency_\1", Milliseconds, _NS),
     )
-)  # fmt: skip
+)
 
 #: By which figure the results of a LoadGen scenario are compared, the first one that the log has
 #: (tools/submission/submission_checker/constants.py, RESULT_FIELD_NEW and RESULT_FIELD_BENCHMARK_OVERWRITE). With token
@@ -79,7 +71,7 @@ _METRICS = {
     ("SingleStream", False): ("early_stopping_latency_ss", "latency_p90"),
     ("MultiStream", True): ("query_latency_p99",),
     ("MultiStream", False): ("early_stopping_latency_ms", "query_latency_p99"),
-}  # fmt: skip
+}
 
 
 def figures(log: DetailLog) -> dict[str, LoggedFigure]:
@@ -93,8 +85,7 @@ def figures(log: DetailLog) -> dict[str, LoggedFigure]:
 
 def undefined(log: DetailLog) -> list[str]:
     """Return the keys of the figures for which LoadGen could compute no value."""
-    return [key for key in log.values
-            if log.is_undefined(key) and any(rule.key.fullmatch(key) for rule in _RULES)]
+    return [key for key in log.values if log.is_undefined(key) and any(rule.key.fullmatch(key) for rule in _RULES)]
 
 
 def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
@@ -114,8 +105,9 @@ def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
 
 def _short(name: str) -> str:
     """Write a percentile as the rules do: ttft_99.00_percentile is ttft_p99."""
-    return re.sub(r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if int(m[2]) else ""),
-                  name)
+    return re.sub(
+        r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if int(m[2]) else ""), name
+    )
 
 
 def _derived(log: DetailLog, found: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:

@@ -36,15 +36,23 @@ def settings_sha256(settings: RunSettings) -> str:
 
 
 def _stable(settings: RunSettings) -> RunSettings:
-    return replace(settings, target_qps_source="", server=_server(settings.server, settings.model.path),
-                   model=_model(settings.model), dataset=_dataset(settings.dataset))
+    return replace(
+        settings,
+        target_qps_source="",
+        server=_server(settings.server, settings.model.path),
+        model=_model(settings.model),
+        dataset=_dataset(settings.dataset),
+    )
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[str]:
     """Return in words where the settings of two runs differ, as far as it counts."""
     one, other = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
-    return [_difference(name, one.get(name), other.get(name)) for name in {**one, **other}
-            if one.get(name) != other.get(name)]
+    return [
+        _difference(name, one.get(name), other.get(name))
+        for name in {**one, **other}
+        if one.get(name) != other.get(name)
+    ]
 
 
 #: Values are quoted up to this length.
@@ -75,15 +83,24 @@ def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -
 
 def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
     known = _server(record, model_path)
-    return replace(known, members=[_as_planned(member, model_path) for member in known.members], dialect=None,
-                   unchecked=[], max_model_len=0, version="", software="", packages=record.packages)
+    return replace(
+        known,
+        members=[_as_planned(member, model_path) for member in known.members],
+        dialect=None,
+        unchecked=[],
+        max_model_len=0,
+        version="",
+        software="",
+        packages=record.packages,
+    )
 
 
 def at_present_places(record: RunRecord, settings: RunSettings) -> RunRecord:
     """Return the record of a kept run with the places that the same settings have now: those noted may be gone."""
     server = _at_present(record.settings.server, settings.server)
-    return replace(record, settings=replace(record.settings, model=settings.model, dataset=settings.dataset,
-                                            server=server))
+    return replace(
+        record, settings=replace(record.settings, model=settings.model, dataset=settings.dataset, server=server)
+    )
 
 
 def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
@@ -107,11 +124,17 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
         return known
     program, *words = server.argv or [""]
     return replace(
-        known, endpoint="", replicas=[], members=[_server(member, model_path) for member in server.members], log="",
-        supervisor_pid=None, started_at="", ready_after_s=None,
+        known,
+        endpoint="",
+        replicas=[],
+        members=[_server(member, model_path) for member in server.members],
+        log="",
+        supervisor_pid=None,
+        started_at="",
+        ready_after_s=None,
         argv=[Path(program).name, *(_content(word, model_path) for word in _without_address(words))],
         env=_environment(server.env, model_path),
-    )  # fmt: skip
+    )
 
 
 def _without_address(words: Iterable[str]) -> Iterator[str]:
@@ -123,8 +146,10 @@ def _without_address(words: Iterable[str]) -> Iterator[str]:
 
 
 def _environment(env: Mapping[str, str], model_path: str) -> dict[str, str]:
-    return {key: os.pathsep.join(_content(part, model_path) for part in value.split(os.pathsep))
-            for key, value in env.items()}
+    return {
+        key: os.pathsep.join(_content(part, model_path) for part in value.split(os.pathsep))
+        for key, value in env.items()
+    }
 
 
 def _content(word: str, model_path: str) -> str:

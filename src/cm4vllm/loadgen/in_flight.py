@@ -62,8 +62,21 @@ class InFlightRequest:
     such bytes can raise (UnicodeDecodeError, RecursionError, ValueError for a number of too many digits, ...).
     """
 
-    __slots__ = ("_body", "_client", "_reader", "_room", "abandoned", "connection", "first_token_at",
-                 "first_token_seen", "json", "key", "prompt_tokens", "retries", "server")
+    __slots__ = (
+        "_body",
+        "_client",
+        "_reader",
+        "_room",
+        "abandoned",
+        "connection",
+        "first_token_at",
+        "first_token_seen",
+        "json",
+        "key",
+        "prompt_tokens",
+        "retries",
+        "server",
+    )
 
     def __init__(self, client: Sender, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request

@@ -95,8 +95,14 @@ def pieces(path: Path) -> list[Piece]:
             continue
         begin = _begin(line)
         if (begin is not None or not line) and lines:
-            found.append(Piece(began_at=began, answers=len(lines), duration_s=seconds,
-                               sha256=hashlib.sha256(b"\n".join(lines)).hexdigest()))
+            found.append(
+                Piece(
+                    began_at=began,
+                    answers=len(lines),
+                    duration_s=seconds,
+                    sha256=hashlib.sha256(b"\n".join(lines)).hexdigest(),
+                )
+            )
             lines, seconds = [], 0.0
         began = begin.began if begin is not None else began
     return found
@@ -119,12 +125,21 @@ class AnswerWriter:
         """Append answers: sample, tokens, whether it ended at its greatest length. Raises DiskFull, NotWritable."""
         s = round(time.monotonic() - self._begin, 3)
         data = b"".join(
-            msgspec.json.encode(_Line(sample=sample, s=s, at_length=at_length, tokens=tokens.tolist(),
-                                      digest=_digest(sample, tokens, at_length))) + b"\n"
-            for sample, tokens, at_length in answers)
+            msgspec.json.encode(
+                _Line(
+                    sample=sample,
+                    s=s,
+                    at_length=at_length,
+                    tokens=tokens.tolist(),
+                    digest=_digest(sample, tokens, at_length),
+                )
+            )
+            + b"\n"
+            for sample, tokens, at_length in answers
+        )
         with translated_os_errors("write", self._path):
             while data:
-                data = data[os.write(self._handle, data):]
+                data = data[os.write(self._handle, data) :]
 
     def close(self) -> None:
         os.close(self._handle)
@@ -137,7 +152,7 @@ def _whole_bytes(path: Path) -> bytes:
             data = file.read()
     except FileNotFoundError:
         return b""
-    data = data[:data.rfind(b"\n") + 1]
+    data = data[: data.rfind(b"\n") + 1]
     return data if _begin(data.partition(b"\n")[0]) is not None else b""
 
 

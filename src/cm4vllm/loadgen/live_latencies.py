@@ -69,8 +69,16 @@ class Tally:
         if self.queries >= self._due:
             self._due, self._allowed = self.queries * _GROWTH, _most_over(self.queries)
         bound = self._at_rank(below, self.queries - 1 - self._allowed, upper=True) if self._allowed >= 0 else None
-        return LatencyStatus(name=self.name, queries=self.queries, p50_ms=p50, p99_ms=p99, limit_ms=self.limit_ms,
-                             over=self.over, missing=self._missing(), p99_at_most_ms=bound)
+        return LatencyStatus(
+            name=self.name,
+            queries=self.queries,
+            p50_ms=p50,
+            p99_ms=p99,
+            limit_ms=self.limit_ms,
+            over=self.over,
+            missing=self._missing(),
+            p99_at_most_ms=bound,
+        )
 
     def _missing(self) -> int:
         if self.over <= (1 - PERCENTILE) * self.queries:
@@ -101,12 +109,16 @@ class News:
     latency_ms: Floats
 
     def message(self) -> Latencies:
-        rows = zip(self.issued_s.tolist(), self.ttft_ms.tolist(), self.tpot_ms.tolist(), self.latency_ms.tolist(),
-                   strict=True)
-        return Latencies(elapsed_s=self.elapsed_s, issued=self.issued, overdue=self.overdue,
-                         oldest_open_s=self.oldest_open_s,
-                         answers=[Timed(at, ttft, None if math.isnan(tpot) else tpot, whole)
-                                  for at, ttft, tpot, whole in rows])
+        rows = zip(
+            self.issued_s.tolist(), self.ttft_ms.tolist(), self.tpot_ms.tolist(), self.latency_ms.tolist(), strict=True
+        )
+        return Latencies(
+            elapsed_s=self.elapsed_s,
+            issued=self.issued,
+            overdue=self.overdue,
+            oldest_open_s=self.oldest_open_s,
+            answers=[Timed(at, ttft, None if math.isnan(tpot) else tpot, whole) for at, ttft, tpot, whole in rows],
+        )
 
 
 class LiveLatencies:
@@ -167,10 +179,15 @@ class LiveLatencies:
             tally.add(values)
         late = (self._open["first"] == 0) & (now_ns - self._open["at"] > self._limit_ns)
         return News(
-            elapsed_s=(now_ns - self._begin_ns) / 1e9 if self._begin_ns else 0.0, issued=self._issued_count,
+            elapsed_s=(now_ns - self._begin_ns) / 1e9 if self._begin_ns else 0.0,
+            issued=self._issued_count,
             overdue=int(np.count_nonzero(late)),
             oldest_open_s=(int(self._open["at"].min()) - self._begin_ns) / 1e9 if len(self._open) else None,
-            issued_s=(begin - self._begin_ns) / 1e9, ttft_ms=ttft, tpot_ms=tpot, latency_ms=latency)
+            issued_s=(begin - self._begin_ns) / 1e9,
+            ttft_ms=ttft,
+            tpot_ms=tpot,
+            latency_ms=latency,
+        )
 
 
 def _places(waiting: Rows, events: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

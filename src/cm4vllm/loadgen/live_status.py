@@ -25,8 +25,10 @@ RATE_S = 10.0
 _PARTS, _STUDENT = 6, 2.571
 #: LoadGen writes what it generated, and its settings, within the first so many bytes of its log.
 _LOG_BYTES = 2**18
-_ENTRY = re.compile(r'"key": "(effective_min_duration_ms|effective_min_query_count|generated_query_count|'
-                    r'generated_samples_per_query|generated_query_duration)", "value": (\d+)')
+_ENTRY = re.compile(
+    r'"key": "(effective_min_duration_ms|effective_min_query_count|generated_query_count|'
+    r'generated_samples_per_query|generated_query_duration)", "value": (\d+)'
+)
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,29 @@ class LiveStatus:
             self._marks.append((news.elapsed_s, news.done))
             if len(self._marks) > 40 * _PARTS:  # thin them out: what counts is spread over the whole run
                 self._marks = [*self._marks[:-1:2], self._marks[-1]]
-        before = self._recent[0] if len(self._recent) > 1 else Progress(done=0, waiting=0, total=None, elapsed_s=0.0,
-                                                                        tokens=0)
+        before = (
+            self._recent[0]
+            if len(self._recent) > 1
+            else Progress(done=0, waiting=0, total=None, elapsed_s=0.0, tokens=0)
+        )
         took = news.elapsed_s - before.elapsed_s
         rate = (news.done - before.done) / took if took > 0 else 0.0  # samples/s
         total = news.total or (self._plan.samples if self._plan else None)
         self.status = RunStatus(
-            title=self._settings.title, elapsed_s=news.elapsed_s, done=news.done, total=total, in_flight=news.waiting,
-            tokens=news.tokens, samples_per_second=round(rate, 3),
+            title=self._settings.title,
+            elapsed_s=news.elapsed_s,
+            done=news.done,
+            total=total,
+            in_flight=news.waiting,
+            tokens=news.tokens,
+            samples_per_second=round(rate, 3),
             tokens_per_second=round((news.tokens - before.tokens) / took if took > 0 else 0.0, 1),
-            left=self._left(news, total, rate), latencies=news.latencies, server=self._server(),
-            client=self._client(news.elapsed_s, news), scores=self.scores)
+            left=self._left(news, total, rate),
+            latencies=news.latencies,
+            server=self._server(),
+            client=self._client(news.elapsed_s, news),
+            scores=self.scores,
+        )
         return self.status
 
     def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
@@ -109,25 +123,33 @@ class LiveStatus:
         mean = news.waiting / rate
         whole = next((one for one in news.latencies if one.name == "answer"), None)
         left = max(0.0, planned - news.elapsed_s)
-        return TimeLeft(seconds=round(left + mean, 1), low=round(left + mean / 2, 1),
-                        high=round(left + max(2 * mean, whole.p99_ms / 1000 if whole else 0.0), 1))
+        return TimeLeft(
+            seconds=round(left + mean, 1),
+            low=round(left + mean / 2, 1),
+            high=round(left + max(2 * mean, whole.p99_ms / 1000 if whole else 0.0), 1),
+        )
 
     def _server(self) -> ServerStatus | None:
         samples = self._watch.samples
         if not samples:
             return None
         first, last = samples[0], samples[-1]
-        return ServerStatus(running=last.running, waiting=last.waiting, kv_cache_usage=round(last.kv_cache_usage, 4),
-                            preemptions=last.preemptions - first.preemptions,
-                            cached_prompt_tokens=last.cached_prompt_tokens - first.cached_prompt_tokens)
+        return ServerStatus(
+            running=last.running,
+            waiting=last.waiting,
+            kv_cache_usage=round(last.kv_cache_usage, 4),
+            preemptions=last.preemptions - first.preemptions,
+            cached_prompt_tokens=last.cached_prompt_tokens - first.cached_prompt_tokens,
+        )
 
     def _client(self, elapsed_s: float, news: Progress | None) -> ClientStatus | None:
         check = self._check
         if check is None:
             return None
         room = times_the_load(check, self._settings, news.done, news.tokens, elapsed_s) if news else None
-        return ClientStatus(workers=check.workers, capacity_qps=check.capacity_qps,
-                            headroom=None if room is None else round(room, 2))
+        return ClientStatus(
+            workers=check.workers, capacity_qps=check.capacity_qps, headroom=None if room is None else round(room, 2)
+        )
 
 
 def time_left(marks: list[tuple[float, int]], todo: int, now_s: float) -> TimeLeft | None:

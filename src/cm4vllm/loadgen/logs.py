@@ -118,7 +118,8 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunFailed(
-            f"{path} is not a whole accuracy log", cause=str(error),
+            f"{path} is not a whole accuracy log",
+            cause=str(error),
             remedy="score it before it is truncated, or run the accuracy run again",
         ) from error
     _require_int32(path, entries, tokens)
@@ -141,8 +142,11 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
     elif any(len(ids) and ids.min() < 0 for ids in tokens):
         cause = "there are negative ones, which no tokenizer has"
     if cause:
-        raise RunFailed(f"the tokens in {path} are not 32-bit integers", cause=cause,
-                        remedy="write int32 tokens to LoadGen; a score of this log would count wrong tokens")
+        raise RunFailed(
+            f"the tokens in {path} are not 32-bit integers",
+            cause=cause,
+            remedy="write int32 tokens to LoadGen; a score of this log would count wrong tokens",
+        )
 
 
 def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
@@ -161,8 +165,7 @@ def _require_closed(path: Path) -> None:
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     if not end.endswith(b"]"):
-        raise RunFailed(f"{path} is not a whole accuracy log", cause="its list has no end",
-                        remedy=_AGAIN)
+        raise RunFailed(f"{path} is not a whole accuracy log", cause="its list has no end", remedy=_AGAIN)
 
 
 def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
@@ -179,8 +182,11 @@ def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
 
 def seeds(log: DetailLog) -> tuple[int, int, int]:
     """Return the seeds that LoadGen used: qsl, sample index, schedule."""
-    return (log.count("effective_qsl_rng_seed"), log.count("effective_sample_index_rng_seed"),
-            log.count("effective_schedule_rng_seed"))
+    return (
+        log.count("effective_qsl_rng_seed"),
+        log.count("effective_sample_index_rng_seed"),
+        log.count("effective_schedule_rng_seed"),
+    )
 
 
 def _result(log: DetailLog) -> PerformanceResult:
@@ -188,8 +194,9 @@ def _result(log: DetailLog) -> PerformanceResult:
 
     def value(name: str) -> Quantity:
         if name not in found:
-            raise RunFailed(f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}",
-                            remedy=_AGAIN)
+            raise RunFailed(
+                f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
+            )
         return found[name].value
 
     def latency(name: str) -> Milliseconds | None:
@@ -250,8 +257,11 @@ def _value(found: Mapping[str, LoggedFigure], name: str) -> str:
 def _early_stopping(log: DetailLog) -> str:
     """Return what LoadGen says on early stopping for TPOT and TTFT, or for the latency, on one line."""
     said = []
-    for key, subject in (("early_stopping_tpot_result", "TPOT: "), ("early_stopping_ttft_result", "TTFT: "),
-                         ("early_stopping_result", "")):
+    for key, subject in (
+        ("early_stopping_tpot_result", "TPOT: "),
+        ("early_stopping_ttft_result", "TTFT: "),
+        ("early_stopping_result", ""),
+    ):
         text = " ".join((log.text_or_none(key) or "").replace("*", " ").split())
         if text and "Run successful" not in text:
             said.append(f"{subject}{text.removeprefix('Run unsuccessful. ')}")

@@ -25,8 +25,10 @@ __all__ = ["LoopbackSettings", "main"]
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _PROMPT = re.compile(rb'"(?:prompt|token_ids)":\[([\d,]*)\]')
-_STREAM_HEAD = (b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-                b"transfer-encoding: chunked\r\n\r\n")
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 
 
 class LoopbackSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +113,10 @@ class _Talk(asyncio.Protocol):
 @lru_cache(maxsize=4096)
 def _whole(tokens: int, prompt_tokens: int) -> bytes:
     content = msgspec.json.encode({**_event(range(tokens), "stop"), "usage": _usage(tokens, prompt_tokens)})
-    return (b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b"
-            % (len(content), content))
+    return b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (
+        len(content),
+        content,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -130,8 +134,10 @@ def _chunks(tokens: int, interval: int, prompt_tokens: int) -> Sequence[bytes]:
 def _tokens_of(tokens: int, interval: int) -> Sequence[bytes]:
     groups = [range(1), *(range(begin, min(begin + interval, tokens)) for begin in range(1, tokens, interval))]
     reasons = [None] * (len(groups) - 1) + ["stop"]
-    return tuple(_chunk(b"data: %b\n\n" % msgspec.json.encode({**_event(group, reason), "usage": None}))
-                 for group, reason in zip(groups, reasons, strict=True))
+    return tuple(
+        _chunk(b"data: %b\n\n" % msgspec.json.encode({**_event(group, reason), "usage": None}))
+        for group, reason in zip(groups, reasons, strict=True)
+    )
 
 
 def _chunk(data: bytes) -> bytes:
@@ -140,11 +146,22 @@ def _chunk(data: bytes) -> bytes:
 
 def _event(tokens: Sequence[int], reason: str | None) -> dict[str, object]:
     return {
-        "id": "cmpl-8f14e45fceea167a5a36dedd4bea2543", "object": "text_completion", "created": 1700000000,
-        "model": "loopback", "choices": [{
-            "index": 0, "text": " token" * len(tokens), "logprobs": None, "finish_reason": reason, "stop_reason": None,
-            "token_ids": [100 + token % 900 for token in tokens], "prompt_logprobs": None, "prompt_token_ids": None,
-        }],
+        "id": "cmpl-8f14e45fceea167a5a36dedd4bea2543",
+        "object": "text_completion",
+        "created": 1700000000,
+        "model": "loopback",
+        "choices": [
+            {
+                "index": 0,
+                "text": " token" * len(tokens),
+                "logprobs": None,
+                "finish_reason": reason,
+                "stop_reason": None,
+                "token_ids": [100 + token % 900 for token in tokens],
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
     }
 
 

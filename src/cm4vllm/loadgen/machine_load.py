@@ -40,10 +40,13 @@ class MachineMeter:
         if before is None or after is None:
             return None
         return MachineLoad(
-            processors=os.cpu_count() or 1, wall_s=round(time.monotonic() - self._begin, 3),
-            busy_s=round(after[0] - before[0], 2), stolen_s=round(after[1] - before[1], 2),
+            processors=os.cpu_count() or 1,
+            wall_s=round(time.monotonic() - self._begin, 3),
+            busy_s=round(after[0] - before[0], 2),
+            stolen_s=round(after[1] - before[1], 2),
             own_s=round(max(0.0, self._own_s() - self._own), 2) if self._knows_server else None,
-            throttled=throttled(self._throttling, throttling()))
+            throttled=throttled(self._throttling, throttling()),
+        )
 
     def _own_s(self) -> float:
         mine = os.times()

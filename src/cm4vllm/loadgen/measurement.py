@@ -83,8 +83,14 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     settings = settings_of(inputs, audit_config)
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
-    record = run(settings, folder, pythonpath=inputs.pythonpath, alive=partial(death_reason, settings.server),
-                 on_answers=on_answers, keep_answers=inputs.keep_answers)
+    record = run(
+        settings,
+        folder,
+        pythonpath=inputs.pythonpath,
+        alive=partial(death_reason, settings.server),
+        on_answers=on_answers,
+        keep_answers=inputs.keep_answers,
+    )
     return record, folder / RUN_FILE
 
 
@@ -101,23 +107,37 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
             raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
         _conf(inputs, wanted, dataset),
-        model=read_record(Path(given(inputs.model_record, "model_record")), ModelRecord), dataset=dataset,
-        server=read_record(Path(given(inputs.server_record, "server_record")), ServerRecord), user_conf_text=text,
-        target_qps=_target(inputs, wanted), target_qps_source=inputs.target_qps_source,
-        max_in_flight=inputs.max_in_flight, stream_interval=inputs.stream_interval, num_workers=inputs.num_workers,
-        compliance_test=inputs.compliance_test, audit_config=audit_config,
+        model=read_record(Path(given(inputs.model_record, "model_record")), ModelRecord),
+        dataset=dataset,
+        server=read_record(Path(given(inputs.server_record, "server_record")), ServerRecord),
+        user_conf_text=text,
+        target_qps=_target(inputs, wanted),
+        target_qps_source=inputs.target_qps_source,
+        max_in_flight=inputs.max_in_flight,
+        stream_interval=inputs.stream_interval,
+        num_workers=inputs.num_workers,
+        compliance_test=inputs.compliance_test,
+        audit_config=audit_config,
     )
 
 
 def _terms(inputs: RunInputs) -> Terms:
-    return terms(round_terms(inputs.round).name, inputs.model, Scenario.parse(inputs.scenario), Mode.parse(inputs.mode),
-                 Division.parse(inputs.division))
+    return terms(
+        round_terms(inputs.round).name,
+        inputs.model,
+        Scenario.parse(inputs.scenario),
+        Mode.parse(inputs.mode),
+        Division.parse(inputs.division),
+    )
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:
     return user_conf(
-        wanted, ExecutionMode.parse(inputs.execution_mode), target_qps=_target(inputs, wanted),
-        test_query_count=inputs.test_query_count, max_test_duration_s=inputs.max_test_duration,
+        wanted,
+        ExecutionMode.parse(inputs.execution_mode),
+        target_qps=_target(inputs, wanted),
+        test_query_count=inputs.test_query_count,
+        max_test_duration_s=inputs.max_test_duration,
         dataset_samples=dataset.samples if dataset else None,
     )
 
@@ -127,9 +147,11 @@ def _target(inputs: RunInputs, wanted: Terms) -> float | None:
     if inputs.target_latency is None:
         return inputs.target_qps
     if not wanted.one_by_one:
-        raise UsageError(f"target_latency={inputs.target_latency:g} has no meaning in a {wanted.scenario} run",
-                         cause="only where each query follows the answer before it LoadGen expects a latency",
-                         remedy="leave it out; --target_qps of app,mlperf,inference,vllm says what such a run aims at")
+        raise UsageError(
+            f"target_latency={inputs.target_latency:g} has no meaning in a {wanted.scenario} run",
+            cause="only where each query follows the answer before it LoadGen expects a latency",
+            remedy="leave it out; --target_qps of app,mlperf,inference,vllm says what such a run aims at",
+        )
     if not inputs.target_latency > 0:
         raise UsageError(f"target_latency={inputs.target_latency:g} is not usable", cause="it must be greater than 0")
     return 1000 / inputs.target_latency
@@ -176,10 +198,16 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
 def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
     if record.settings_sha256 != settings_sha256(settings):
         changed = differences(record.settings, settings)
-        return f"its settings have changed: {'; '.join(changed[:_DIFFERENCES])}" if changed else (
-            "its record was made by a version that compared other settings")
-    changed = [name for name, digest in record.files.items()
-               if not (folder / name).is_file() or sha256_of(folder / name) != digest]
+        return (
+            f"its settings have changed: {'; '.join(changed[:_DIFFERENCES])}"
+            if changed
+            else ("its record was made by a version that compared other settings")
+        )
+    changed = [
+        name
+        for name, digest in record.files.items()
+        if not (folder / name).is_file() or sha256_of(folder / name) != digest
+    ]
     if changed:
         return f"files of it have been changed or removed: {', '.join(changed)}"
     if record.faults:

@@ -59,8 +59,15 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings_file, folder = Path(argv[1]), Path(argv[2])
     try:
-        _send(_run(read_record(settings_file, RunSettings), folder, show_answers="--answers" in argv[3:],
-                   show_latencies="--latencies" in argv[3:], keep=_kept_in(argv[3:])))
+        _send(
+            _run(
+                read_record(settings_file, RunSettings),
+                folder,
+                show_answers="--answers" in argv[3:],
+                show_latencies="--latencies" in argv[3:],
+                keep=_kept_in(argv[3:]),
+            )
+        )
     except CmError as error:
         _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
         return error.exit_code
@@ -72,8 +79,9 @@ def _kept_in(words: Sequence[str]) -> Path | None:
     return next((Path(word.removeprefix(_KEEP)) for word in words if word.startswith(_KEEP)), None)
 
 
-def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool,
-         keep: Path | None) -> Message:
+def _run(
+    settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool, keep: Path | None
+) -> Message:
     loadgen = _import_loadgen()
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
@@ -87,8 +95,16 @@ def _run(settings: RunSettings, folder: Path, *, show_answers: bool, show_latenc
     if checked:
         _send(Checked(check=checked, text=in_words(checked, settings)))
     workers = checked.workers if checked else settings.num_workers or 1
-    with SystemUnderTest(loadgen, settings, library, workers, send=_send, show_answers=show_answers,
-                         show_latencies=show_latencies, answers=keep) as system:
+    with SystemUnderTest(
+        loadgen,
+        settings,
+        library,
+        workers,
+        send=_send,
+        show_answers=show_answers,
+        show_latencies=show_latencies,
+        answers=keep,
+    ) as system:
         duration = _test(loadgen, test, folder, library, system)
     system.times.write(folder)
     client = replace(system.record(), self_check=checked)
@@ -104,15 +120,21 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
     if dialect is None:
         stops = _stops(settings, rows)
         asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
-        return SampleLibrary(prompts, lambda body: completion_body(asked[body[0]], body[1]),
-                             list(zip(stops, prompts, strict=True))), 0
+        return SampleLibrary(
+            prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
+        ), 0
     serialise = partial(text_completion_body, sampling, dialect)
     if dialect.prompts is Prompts.IDS:
         return SampleLibrary(prompts, serialise), 0
     texts, changed = prompt_texts(settings, rows)
     if changed:
-        _send(Note(text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
-                   "tokenizer reads their text", loud=True))
+        _send(
+            Note(
+                text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
+                "tokenizer reads their text",
+                loud=True,
+            )
+        )
     return SampleLibrary(prompts, serialise, texts), changed
 
 
@@ -142,8 +164,11 @@ def _import_loadgen() -> Any:
     try:
         import mlperf_loadgen
     except ImportError as error:
-        raise InstallError("LoadGen is not installed in this Python", cause=str(error),
-                           remedy="cm run script --tags=get,mlperf,inference,loadgen") from error
+        raise InstallError(
+            "LoadGen is not installed in this Python",
+            cause=str(error),
+            remedy="cm run script --tags=get,mlperf,inference,loadgen",
+        ) from error
     return mlperf_loadgen
 
 
@@ -161,13 +186,17 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
         _set_audit(test, audit(settings.compliance_test, settings.benchmark), settings)
     seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
     if seeds != terms.seeds:
-        raise InstallError(f"the LoadGen in use is not that of round {terms.round}",
-                           cause="its seeds differ, and the checker compares them",
-                           remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
+        raise InstallError(
+            f"the LoadGen in use is not that of round {terms.round}",
+            cause="its seeds differ, and the checker compares them",
+            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
+        )
     if not _measures(test, terms.limits):
-        raise RunFailed(f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
-                        cause="its mlperf.conf has other limits, or does not have the name",
-                        remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}")
+        raise RunFailed(
+            f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
+            cause="its mlperf.conf has other limits, or does not have the name",
+            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
+        )
     return test
 
 
@@ -198,8 +227,11 @@ def _measures(test: Any, limits: LatencyLimits | None) -> bool:
 
 def _versions() -> dict[str, str]:
     packages = ("mlcommons-loadgen", "uvloop", "httptools", "msgspec")
-    return {"python": platform.python_version(), "cm4vllm": __version__,
-            **{package: metadata.version(package) for package in packages}}
+    return {
+        "python": platform.python_version(),
+        "cm4vllm": __version__,
+        **{package: metadata.version(package) for package in packages},
+    }
 
 
 def _send(message: Message) -> None:

@@ -69,10 +69,14 @@ class ProcessMetrics:
         wall = time.monotonic() - self._begin
         gc.callbacks.remove(self._collected)
         return ProcessRecord(
-            name=self._name, cpu_s=round(time.process_time() - self._cpu, 3), wall_s=round(wall, 3),
+            name=self._name,
+            cpu_s=round(time.process_time() - self._cpu, 3),
+            wall_s=round(wall, 3),
             peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            gc_pauses=len(self._pauses), gc_longest_ms=round(max(self._pauses, default=0.0), 3),
-            loop_lag=spread(self._loop_lags), issue_lag=spread(self._issue_lags),
+            gc_pauses=len(self._pauses),
+            gc_longest_ms=round(max(self._pauses, default=0.0), 3),
+            loop_lag=spread(self._loop_lags),
+            issue_lag=spread(self._issue_lags),
         )
 
     def _collected(self, phase: str, _: dict[str, Any]) -> None:

@@ -93,9 +93,11 @@ class RunSettings(Record, frozen=True, kw_only=True):
     @property
     def notices(self) -> list[str]:
         """What every page and every record of the run must say of it."""
-        return [*([STAND_IN_NOTICE] if self.model.is_stand_in else []),
-                *([DUMMY_NOTICE] if self.model.is_dummy else []),
-                *([REHEARSAL_NOTICE] if self.rehearsal else [])]
+        return [
+            *([STAND_IN_NOTICE] if self.model.is_stand_in else []),
+            *([DUMMY_NOTICE] if self.model.is_dummy else []),
+            *([REHEARSAL_NOTICE] if self.rehearsal else []),
+        ]
 
     @property
     def notice(self) -> str:
@@ -320,6 +322,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
         reused = self.server_metrics.reused if self.server_metrics else ""
         cached = self.client.text.cached_prompt_tokens if self.client.text else 0
         if cached and not reused:
-            reused = (f"the server says that it took {cached:,} prompt tokens from a cache: nothing may be reused "
-                      "between queries")
+            reused = (
+                f"the server says that it took {cached:,} prompt tokens from a cache: nothing may be reused "
+                "between queries"
+            )
         return tuple(filter(None, (found, reused)))

@@ -29,8 +29,16 @@ class Reporter:
     tokens that were reported to LoadGen.
     """
 
-    def __init__(self, loadgen: Any, settings: RunSettings, failed_once: Callable[[str], None], times: SampleTimes, *,
-                 indices: dict[int, int] | None = None, writer: AnswerWriter | None = None) -> None:
+    def __init__(
+        self,
+        loadgen: Any,
+        settings: RunSettings,
+        failed_once: Callable[[str], None],
+        times: SampleTimes,
+        *,
+        indices: dict[int, int] | None = None,
+        writer: AnswerWriter | None = None,
+    ) -> None:
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         self._report_first = settings.terms.first_token
@@ -75,8 +83,10 @@ class Reporter:
             self.token_count += reported
             # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
             responses.append(
-                response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported) if address else
-                response(key, 0, 0, reported))
+                response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported)
+                if address
+                else response(key, 0, 0, reported)
+            )
         # Before LoadGen hears of them: where it loads the dataset in parts, it then gives their keys to other queries.
         kept = self._with_samples(answers)
         if self._writer is not None and new:
@@ -94,8 +104,11 @@ class Reporter:
         if indices is None:
             return []
         samples = [indices.pop(key) for key, *_ in answers]
-        return [(sample, array("i", ctypes.string_at(address, count * _INT_BYTES)), at_length)
-                for sample, (_, address, count, at_length) in zip(samples, answers, strict=True) if address]
+        return [
+            (sample, array("i", ctypes.string_at(address, count * _INT_BYTES)), at_length)
+            for sample, (_, address, count, at_length) in zip(samples, answers, strict=True)
+            if address
+        ]
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         """Complete the query empty, so that LoadGen can end; the run as a whole fails."""

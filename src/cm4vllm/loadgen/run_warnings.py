@@ -25,9 +25,11 @@ def _limited(run: RunRecord) -> Iterator[str]:
 def _preemptions(run: RunRecord) -> Iterator[str]:
     metrics = run.server_metrics
     if metrics is not None and metrics.preemptions:
-        yield (f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice: its KV cache "
-               f"was up to {metrics.kv_cache_usage_max:.0%} full. Give it a larger KV cache (--gpu_memory_utilization, "
-               "--kv_cache_space) or fewer sequences at a time (--max_num_seqs)")
+        yield (
+            f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice: its KV cache "
+            f"was up to {metrics.kv_cache_usage_max:.0%} full. Give it a larger KV cache (--gpu_memory_utilization, "
+            "--kv_cache_space) or fewer sequences at a time (--max_num_seqs)"
+        )
 
 
 def _finish_reasons(run: RunRecord) -> Iterator[str]:
@@ -42,7 +44,9 @@ def _finish_reasons(run: RunRecord) -> Iterator[str]:
     most = (target.upper or target.reference) / run.settings.max_tokens
     share = reasons.length / answers
     if share > most:
-        yield (f"{reasons.length:,} of {answers:,} answers ended at their greatest length of "
-               f"{run.settings.max_tokens:,} tokens (finish_reason length), more than the {most:.0%} that the "
-               f"benchmark's {target.reference:,.0f} tokens per sample allow: does the model know the tokens that end "
-               "an answer (generation_config.json)?")
+        yield (
+            f"{reasons.length:,} of {answers:,} answers ended at their greatest length of "
+            f"{run.settings.max_tokens:,} tokens (finish_reason length), more than the {most:.0%} that the "
+            f"benchmark's {target.reference:,.0f} tokens per sample allow: does the model know the tokens that end "
+            "an answer (generation_config.json)?"
+        )

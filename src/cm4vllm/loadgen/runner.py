@@ -76,8 +76,14 @@ class RunStopped(Exception):
 
 
 def run(
-    settings: RunSettings, folder: Path, *, pythonpath: str = "", alive: Alive | None = None,
-    on_answers: OnAnswers | None = None, on_latencies: OnLatencies | None = None, keep_answers: bool = False,
+    settings: RunSettings,
+    folder: Path,
+    *,
+    pythonpath: str = "",
+    alive: Alive | None = None,
+    on_answers: OnAnswers | None = None,
+    on_latencies: OnLatencies | None = None,
+    keep_answers: bool = False,
 ) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
@@ -101,10 +107,20 @@ def run(
         give_way(settings.server)
         try:
             meter = MachineMeter(settings.server)
-            with (gpus_sampled(staging / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
-                  sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch):
-                attended = _Attended(settings, alive or (lambda: None), watch, shown,
-                                     LiveStatus(settings, staging, watch), on_answers, on_latencies, keep)
+            with (
+                gpus_sampled(staging / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
+                sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
+            ):
+                attended = _Attended(
+                    settings,
+                    alive or (lambda: None),
+                    watch,
+                    shown,
+                    LiveStatus(settings, staging, watch),
+                    on_answers,
+                    on_latencies,
+                    keep,
+                )
                 outcome = _attend(attended, staging, pythonpath)
             client = outcome.client
             if isinstance(outcome, Failed):
@@ -116,9 +132,19 @@ def run(
             stopped.metrics = watch.summary()
             raise
         except CmError as error:
-            write_record(staging / FAILURE_FILE, FailureRecord(
-                settings=settings, started_at=started_at, ended_at=now(), what=error.what, cause=error.cause,
-                remedy=error.remedy, exit_code=error.exit_code, client=client))
+            write_record(
+                staging / FAILURE_FILE,
+                FailureRecord(
+                    settings=settings,
+                    started_at=started_at,
+                    ended_at=now(),
+                    what=error.what,
+                    cause=error.cause,
+                    remedy=error.remedy,
+                    exit_code=error.exit_code,
+                    client=client,
+                ),
+            )
             raise
         write_record(staging / RUN_FILE, record)
     if keep is not None:
@@ -169,10 +195,20 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
     console = folder / CONSOLE_LOG
     with console.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder),
-             *(["--answers"] if run.on_answers else []), *(["--latencies"] if run.on_latencies else []),
-             *([f"--keep={run.keep}"] if run.keep else [])],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment(pythonpath),
+            [
+                sys.executable,
+                "-m",
+                "cm4vllm.loadgen.process",
+                str(settings_file),
+                str(folder),
+                *(["--answers"] if run.on_answers else []),
+                *(["--latencies"] if run.on_latencies else []),
+                *([f"--keep={run.keep}"] if run.keep else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(pythonpath),
         )
         try:
             last = _follow(cast(IO[bytes], child.stdout), log.fileno(), run)
@@ -188,13 +224,20 @@ def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:
     reason = _end_of_server(run.alive) if settings.server.owned else None
     if reason is not None:
         died = _died(settings, reason)
-        return Failed(exit_code=died.exit_code, what=died.what, cause=died.cause, remedy=died.remedy,
-                      client=last.client if isinstance(last, Failed) else None)
+        return Failed(
+            exit_code=died.exit_code,
+            what=died.what,
+            cause=died.cause,
+            remedy=died.remedy,
+            client=last.client if isinstance(last, Failed) else None,
+        )
     if isinstance(last, Failed):
         return last
     first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
-    raise RunFailed(f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
-                    cause="\n".join(filter(None, (first, last_lines(console, 20)))))
+    raise RunFailed(
+        f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
+        cause="\n".join(filter(None, (first, last_lines(console, 20)))),
+    )
 
 
 def _end_of_server(alive: Alive) -> str | None:
@@ -262,32 +305,55 @@ def _show(message: Progress, run: _Attended) -> None:
     run.shown.facts = status
     total = f" of {status.total:,}" if status.total else ""
     rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
-    limits = [f"{one.name} p99 {one.p99_ms:,.0f} of {one.limit_ms:,.0f} ms" for one in status.latencies
-              if one.limit_ms is not None]
+    limits = [
+        f"{one.name} p99 {one.p99_ms:,.0f} of {one.limit_ms:,.0f} ms"
+        for one in status.latencies
+        if one.limit_ms is not None
+    ]
     run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *limits]))
 
 
 def _record(
-    settings: RunSettings, folder: Path, ended: Ended, started_at: str, metrics: ServerMetrics | None,
+    settings: RunSettings,
+    folder: Path,
+    ended: Ended,
+    started_at: str,
+    metrics: ServerMetrics | None,
     load: MachineLoad | None,
 ) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
-    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF, SAMPLES_FILE,
-            *([AUDIT_CONFIG] if settings.audit_config else [])]
+    logs = [
+        SUMMARY_LOG,
+        DETAIL_LOG,
+        ACCURACY_LOG,
+        USER_CONF,
+        SAMPLES_FILE,
+        *([AUDIT_CONFIG] if settings.audit_config else []),
+    ]
     missing = [name for name in logs if not (folder / name).is_file()]
     client = ended.client
     if missing or client.completed != client.requests:
-        raise RunFailed("the run ended, but it is not complete",
-                        cause=f"missing: {', '.join(missing)}" if missing else
-                        f"{client.completed} of {client.requests} requests were completed")
+        raise RunFailed(
+            "the run ended, but it is not complete",
+            cause=f"missing: {', '.join(missing)}"
+            if missing
+            else f"{client.completed} of {client.requests} requests were completed",
+        )
     require_whole(folder, settings.mode)
     require_agreement(settings, client.text)
     return RunRecord(
-        notice=settings.notice, settings=settings,
-        settings_sha256=settings_sha256(settings), started_at=started_at, ended_at=now(), duration_s=ended.duration_s,
-        loadgen_version=version, versions=ended.versions, client=client,
-        server_metrics=metrics, machine_load=load,
+        notice=settings.notice,
+        settings=settings,
+        settings_sha256=settings_sha256(settings),
+        started_at=started_at,
+        ended_at=now(),
+        duration_s=ended.duration_s,
+        loadgen_version=version,
+        versions=ended.versions,
+        client=client,
+        server_metrics=metrics,
+        machine_load=load,
         files={name: sha256_of(folder / name) for name in logs},
     )
 
@@ -306,9 +372,13 @@ def _error(failed: Failed) -> CmError:
 
 def _died(settings: RunSettings, reason: str) -> ServerDied:
     log = _log_of(settings.server, reason)
-    return ServerDied(f"the server ended during the {settings.title} run", cause=reason,
-                      remedy="; ".join(part for part in (advice(reason), f"its whole log: {log}" if log else
-                                                         "its log says why") if part))
+    return ServerDied(
+        f"the server ended during the {settings.title} run",
+        cause=reason,
+        remedy="; ".join(
+            part for part in (advice(reason), f"its whole log: {log}" if log else "its log says why") if part
+        ),
+    )
 
 
 def _stuck(settings: RunSettings, reason: str) -> ServerStuck:

@@ -28,8 +28,11 @@ def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:
     path = Path(dataset.path)
     rows = rows_of(path)
     if sha256_of(path) != dataset.sha256:
-        raise DatasetError(f"{path} has changed since its record was made", cause="its SHA-256 differs",
-                           remedy="read it again: cm run script --tags=get,dataset --renew")
+        raise DatasetError(
+            f"{path} has changed since its record was made",
+            cause="its SHA-256 differs",
+            remedy="read it again: cm run script --tags=get,dataset --renew",
+        )
     if len(rows) < count:
         raise DatasetError(f"{path} has {len(rows)} samples, the run needs {count}")
     return rows[:count]
@@ -43,8 +46,9 @@ class SampleLibrary:
     is serialised in the place of the prompts' token ids, where a request is made of more than these or of text.
     """
 
-    def __init__(self, prompts: Sequence[list[int]], serialise: Callable[[Any], bytes],
-                 bodies: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, prompts: Sequence[list[int]], serialise: Callable[[Any], bytes], bodies: Sequence[Any] | None = None
+    ) -> None:
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}
         self._prompts = prompts

@@ -30,8 +30,15 @@ __all__ = ["AT_LENGTH", "SAMPLES_FILE", "STOPPED", "SampleTimes", "client_values
 #: issue. Times are in ns since the first sample was issued; first_ns is -1 where no first token was seen, as in whole
 #: answers. `index` is that of the sample in the dataset, `end` one of STOPPED and AT_LENGTH.
 SAMPLES_FILE = "client_samples.npy"
-FIELDS = [("index", "<i4"), ("prompt_tokens", "<i4"), ("tokens", "<i4"), ("end", "u1"),
-          ("issued_ns", "<i8"), ("first_ns", "<i8"), ("last_ns", "<i8")]
+FIELDS = [
+    ("index", "<i4"),
+    ("prompt_tokens", "<i4"),
+    ("tokens", "<i4"),
+    ("end", "u1"),
+    ("issued_ns", "<i8"),
+    ("first_ns", "<i8"),
+    ("last_ns", "<i8"),
+]
 #: Why an answer ended: by a token, or at its greatest length.
 STOPPED, AT_LENGTH = 0, 1
 
@@ -97,8 +104,10 @@ class SampleTimes:
         order = np.argsort(issued["key"], kind="stable")
         ends = ended[np.argsort(ended["key"], kind="stable")]
         if not np.array_equal(issued["key"][order], ends["key"]):
-            raise RunFailed("the client's record of its samples is not complete",
-                            cause=f"{len(issued)} samples were issued, {len(ended)} ended")
+            raise RunFailed(
+                "the client's record of its samples is not complete",
+                cause=f"{len(issued)} samples were issued, {len(ended)} ended",
+            )
         rows = np.zeros(len(issued), FIELDS)
         begin = issued["at"][0] if len(issued) else 0
         rows["index"], rows["prompt_tokens"] = issued["index"], issued["prompt"]
@@ -152,7 +161,7 @@ class _Events:
         """Return the records as an array with these fields."""
         import numpy as np
 
-        data = b"".join([*self._pieces[:-1], memoryview(self._pieces[-1])[:self._at]])
+        data = b"".join([*self._pieces[:-1], memoryview(self._pieces[-1])[: self._at]])
         return np.frombuffer(data, np.dtype(fields))
 
 
@@ -169,11 +178,17 @@ def read_sample_times(folder: Path) -> Rows | None:
     try:
         rows: Rows = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise RunFailed(f"{path} is not the client's record of its samples", cause=str(error),
-                        remedy="remove the run's folder and run it again") from error
+        raise RunFailed(
+            f"{path} is not the client's record of its samples",
+            cause=str(error),
+            remedy="remove the run's folder and run it again",
+        ) from error
     if rows.dtype != np.dtype(FIELDS):
-        raise RunFailed(f"{path} is not the client's record of its samples", cause=f"its fields are {rows.dtype}",
-                        remedy="remove the run's folder and run it again")
+        raise RunFailed(
+            f"{path} is not the client's record of its samples",
+            cause=f"its fields are {rows.dtype}",
+            remedy="remove the run's folder and run it again",
+        )
     return rows
 
 

@@ -83,8 +83,11 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
     answers = LoopbackSettings(tokens=tokens, interval=interval, step_s=STREAM_S / chunks)
     tally = _Tally()
     with _loopback(answers) as (endpoint, server):
-        there = replace(settings, min_tokens=min(tokens, settings.min_tokens),
-                        server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS))
+        there = replace(
+            settings,
+            min_tokens=min(tokens, settings.min_tokens),
+            server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS),
+        )
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
@@ -95,13 +98,21 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
     if tally.error is not None:
         raise tally.error
     if tally.failures:
-        raise RunFailed("the client's self-check failed", cause=next(iter(client.failures)),
-                        remedy="it uses a test server on 127.0.0.1: read the run's console.log")
+        raise RunFailed(
+            "the client's self-check failed",
+            cause=next(iter(client.failures)),
+            remedy="it uses a test server on 127.0.0.1: read the run's console.log",
+        )
     name, share = meter.busiest
     return SelfCheck(
-        workers=workers, tokens=tokens, queries=tally.done, qps=round(qps, 3),
+        workers=workers,
+        tokens=tokens,
+        queries=tally.done,
+        qps=round(qps, 3),
         capacity_qps=round(qps if settings.terms.at_once else qps / max(share, LEAST_SHARE), 1),
-        busiest=name, busiest_share=round(share, 3), server_share=round(meter.server_share, 3),
+        busiest=name,
+        busiest_share=round(share, 3),
+        server_share=round(meter.server_share, 3),
         added_ttft=spread(tally.waits()),
     )
 
@@ -184,8 +195,10 @@ class _Tally:
         """Wait until `count` queries in all have ended. Raises RunFailed when that takes too long."""
         self._awaited = count
         if self.done < count and not self._reached.wait(TOO_LONG_S):
-            raise RunFailed("the client's self-check did not end",
-                            cause=f"{self.done} of {count} queries were answered in {TOO_LONG_S:g} s")
+            raise RunFailed(
+                "the client's self-check did not end",
+                cause=f"{self.done} of {count} queries were answered in {TOO_LONG_S:g} s",
+            )
         self._reached.clear()
         if self.error is not None:
             raise self.error
@@ -241,16 +254,23 @@ class _Meter:
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
     """Run the server in memory; give its endpoint and its process's number."""
-    process = subprocess.Popen([sys.executable, "-m", "cm4vllm.loadgen.loopback"], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, env=dict(os.environ))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cm4vllm.loadgen.loopback"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(os.environ),
+    )
     stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     try:
         stdin.write(msgspec.json.encode(settings) + b"\n")
         stdin.flush()
         port = stdout.readline().strip()
         if not port:
-            raise RunFailed("the client's self-check could not start its server", cause="it ended immediately",
-                            remedy="its output is in the run's console.log")
+            raise RunFailed(
+                "the client's self-check could not start its server",
+                cause="it ended immediately",
+                remedy="its output is in the run's console.log",
+            )
         yield f"http://127.0.0.1:{port.decode()}", process.pid
     finally:
         process.kill()

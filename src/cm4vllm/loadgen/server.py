@@ -40,8 +40,10 @@ class Server:
 
     def younger(self, oldest: float, most: int) -> int:
         """Count the connections that are idle only since `oldest`, up to `most`."""
-        return sum(connection.open and connection.idle_since >= oldest
-                   for connection in itertools.islice(reversed(self.idle), most))
+        return sum(
+            connection.open and connection.idle_since >= oldest
+            for connection in itertools.islice(reversed(self.idle), most)
+        )
 
     def drop_older(self, oldest: float) -> None:
         """Close the connections that are idle since before `oldest`, and forget those that are closed."""

@@ -32,10 +32,20 @@ SERVER_STREAM_INTERVAL = 16
 
 
 def run_settings(
-    conf: UserConf, *, model: ModelRecord, dataset: DatasetRecord,
-    server: ServerRecord, user_conf_text: str = "", target_qps_source: str = "", max_in_flight: int | None = None,
-    stream_interval: int | None = None, target_qps: float | None = None, num_workers: int | None = None,
-    self_check: bool = True, compliance_test: str = "", audit_config: str = "",
+    conf: UserConf,
+    *,
+    model: ModelRecord,
+    dataset: DatasetRecord,
+    server: ServerRecord,
+    user_conf_text: str = "",
+    target_qps_source: str = "",
+    max_in_flight: int | None = None,
+    stream_interval: int | None = None,
+    target_qps: float | None = None,
+    num_workers: int | None = None,
+    self_check: bool = True,
+    compliance_test: str = "",
+    audit_config: str = "",
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
@@ -53,23 +63,38 @@ def run_settings(
         raise ServerUnsuitable(
             f"{terms.benchmark} cannot be measured with a server that gives text alone",
             cause="some of its answers end at a text that is a part of them, and such servers leave that text out",
-            remedy="use a server that lists token ids, such as vLLM")
+            remedy="use a server that lists token ids, such as vLLM",
+        )
     if stream_interval > 1 and server.dialect is not None:
-        raise UsageError(f"stream_interval={stream_interval} is not usable with this server",
-                         cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
-                         remedy="leave it out")
+        raise UsageError(
+            f"stream_interval={stream_interval} is not usable with this server",
+            cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
+            remedy="leave it out",
+        )
     require_workers(num_workers)
     if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
-        raise UsageError(f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
-                         cause="LoadGen needs the time of the first token", remedy="use 1 or more")
+        raise UsageError(
+            f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
+            cause="LoadGen needs the time of the first token",
+            remedy="use 1 or more",
+        )
     settings = RunSettings(
-        rehearsal=conf.rehearsal, terms=terms, user_conf=user_conf_text or conf.text, samples=conf.samples,
+        rehearsal=conf.rehearsal,
+        terms=terms,
+        user_conf=user_conf_text or conf.text,
+        samples=conf.samples,
         **_lengths(terms, model),
         max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
-        stream_interval=stream_interval, num_workers=num_workers or 0, self_check=self_check,
-        target_qps=conf.target_qps or target_qps or 0.0, target_qps_source=target_qps_source,
-        model=model, dataset=dataset, server=server if terms.first_token else _at_full_speed(server),
-        compliance_test=compliance_test, audit_config=audit_config,
+        stream_interval=stream_interval,
+        num_workers=num_workers or 0,
+        self_check=self_check,
+        target_qps=conf.target_qps or target_qps or 0.0,
+        target_qps_source=target_qps_source,
+        model=model,
+        dataset=dataset,
+        server=server if terms.first_token else _at_full_speed(server),
+        compliance_test=compliance_test,
+        audit_config=audit_config,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
@@ -84,27 +109,38 @@ def _lengths(terms: Terms, model: ModelRecord) -> dict[str, int]:
         published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
         fixed = min(terms.generation.max_tokens, round(published or terms.generation.max_tokens))
         return {"max_tokens": fixed, "min_tokens": fixed}
-    return {"max_tokens": terms.generation.max_tokens,
-            "min_tokens": max(terms.generation.min_tokens, model.min_tokens)}
+    return {"max_tokens": terms.generation.max_tokens, "min_tokens": max(terms.generation.min_tokens, model.min_tokens)}
 
 
 def sampling_of(settings: RunSettings) -> Sampling:
     """Return how a run's requests have tokens drawn: the most likely one each time, or as the benchmark has it."""
-    sampling = Sampling(settings.server.model_name, settings.max_tokens, settings.min_tokens, settings.stream_interval,
-                        settings.server.api)
+    sampling = Sampling(
+        settings.server.model_name,
+        settings.max_tokens,
+        settings.min_tokens,
+        settings.stream_interval,
+        settings.server.api,
+    )
     generation = settings.terms.generation
     if generation.greedy:
         return sampling
-    return replace_fields(sampling, temperature=generation.temperature, seed=generation.seed,
-                          top_p=1 if generation.top_p is None else generation.top_p,
-                          top_k=-1 if generation.top_k is None else generation.top_k)
+    return replace_fields(
+        sampling,
+        temperature=generation.temperature,
+        seed=generation.seed,
+        top_p=1 if generation.top_p is None else generation.top_p,
+        top_k=-1 if generation.top_k is None else generation.top_k,
+    )
 
 
 def require_workers(count: int | None) -> None:
     """Refuse more client processes than a machine is asked to start; 0 and None have the self-check decide."""
     if count is not None and not 0 <= count <= MOST_WORKERS:
-        raise UsageError(f"--num_workers={count} is not usable", cause=f"it must be 1 to {MOST_WORKERS}",
-                         remedy="leave it out: the client's self-check finds how many are needed")
+        raise UsageError(
+            f"--num_workers={count} is not usable",
+            cause=f"it must be 1 to {MOST_WORKERS}",
+            remedy="leave it out: the client's self-check finds how many are needed",
+        )
 
 
 def _at_full_speed(server: ServerRecord) -> ServerRecord:

@@ -43,26 +43,36 @@ class SystemUnderTest:
     stopped and no part of the run can be used.
     """
 
-    def __init__(self, loadgen: Any, settings: RunSettings, library: SampleLibrary, workers: int, *,
-                 send: Callable[[Message], None], show_answers: bool = False, show_latencies: bool = False,
-                 answers: Path | None = None) -> None:
+    def __init__(
+        self,
+        loadgen: Any,
+        settings: RunSettings,
+        library: SampleLibrary,
+        workers: int,
+        *,
+        send: Callable[[Message], None],
+        show_answers: bool = False,
+        show_latencies: bool = False,
+        answers: Path | None = None,
+    ) -> None:
         self._settings = settings
         self._library = library
         self._send = send
         self.times = SampleTimes()
         terms = settings.terms
-        self._live = (LiveLatencies(self.times, terms.limits)
-                      if terms.first_token and settings.mode is Mode.PERFORMANCE else None)
+        self._live = (
+            LiveLatencies(self.times, terms.limits) if terms.first_token and settings.mode is Mode.PERFORMANCE else None
+        )
         self._shows_latencies = show_latencies
         self._shows_answers = show_answers
         self._kept = kept_answers(answers) if answers else {}
         self._writer = AnswerWriter(answers) if answers else None
         self._kept_counts = Counter[str]()
         self._indices: dict[int, int] | None = {} if show_answers or answers else None
-        self._reporter = Reporter(loadgen, settings, self._on_first_failure, self.times, indices=self._indices,
-                                  writer=self._writer)
-        self._workers = Workers(worker_settings(settings, workers), library.descriptor,
-                                self._reporter, self._end)
+        self._reporter = Reporter(
+            loadgen, settings, self._on_first_failure, self.times, indices=self._indices, writer=self._writer
+        )
+        self._workers = Workers(worker_settings(settings, workers), library.descriptor, self._reporter, self._end)
         self._issued = 0
         self._begin = time.monotonic()
         self._watching_s = 0.0
@@ -115,7 +125,8 @@ class SystemUnderTest:
         for sample in samples:
             answer = self._kept[sample.index]
             self._kept_counts.update(
-                answers=1, prompt=records[sample.index][2], completion=len(answer.tokens), length=answer.at_length)
+                answers=1, prompt=records[sample.index][2], completion=len(answer.tokens), length=answer.at_length
+            )
         if samples:
             self._reporter.given([(sample.id, self._kept[sample.index]) for sample in samples])
 
@@ -126,18 +137,26 @@ class SystemUnderTest:
         counts = [each.counts for each in stats]
         text = added_up([each.text for each in stats], prompt_tokens=sum(c.prompt_tokens for c in counts))
         return ClientRecord(
-            requests=self._issued, completed=self._reporter.completed_count, failed=self._reporter.failed_count,
-            retries=sum(c.retries for c in counts), kept=kept["answers"],
+            requests=self._issued,
+            completed=self._reporter.completed_count,
+            failed=self._reporter.failed_count,
+            retries=sum(c.retries for c in counts),
+            kept=kept["answers"],
             prompt_tokens=sum(c.prompt_tokens for c in counts) + kept["prompt"],
             completion_tokens=sum(c.completion_tokens for c in counts) + kept["completion"],
             finish_reasons=FinishReasons(
                 stop=sum(c.finish_reasons.stop for c in counts) + kept["answers"] - kept["length"],
-                length=sum(c.finish_reasons.length for c in counts) + kept["length"]),
+                length=sum(c.finish_reasons.length for c in counts) + kept["length"],
+            ),
             at_once=sum(c.at_once for c in counts),
-            reported_tokens=self._reporter.token_count, text=text, failures=dict(self._workers.failures),
+            reported_tokens=self._reporter.token_count,
+            text=text,
+            failures=dict(self._workers.failures),
             connections=sum(c.connections for c in counts),
-            processes=[replace(self._process, watching_s=round(self._watching_s, 4)),
-                       *(each.process for each in stats)],
+            processes=[
+                replace(self._process, watching_s=round(self._watching_s, 4)),
+                *(each.process for each in stats),
+            ],
         )
 
     def _send_progress(self) -> None:
@@ -148,11 +167,16 @@ class SystemUnderTest:
             # How many queries a paced performance run will issue only LoadGen knows.
             known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY
             done = reporter.completed_count + reporter.failed_count
-            self._send(Progress(
-                done=done, waiting=self._issued - done,
-                total=max(self._issued, self._settings.samples) if known else None,
-                elapsed_s=round(time.monotonic() - self._begin, 3) if self._issued else 0.0,
-                tokens=reporter.token_count, latencies=latencies))
+            self._send(
+                Progress(
+                    done=done,
+                    waiting=self._issued - done,
+                    total=max(self._issued, self._settings.samples) if known else None,
+                    elapsed_s=round(time.monotonic() - self._begin, 3) if self._issued else 0.0,
+                    tokens=reporter.token_count,
+                    latencies=latencies,
+                )
+            )
             self._watching_s = time.thread_time()
 
     def _latencies(self) -> tuple[LatencyStatus, ...]:
@@ -184,8 +208,15 @@ class SystemUnderTest:
                     self._workers.close()
                 self._process = self._metrics.record()
                 reason = error or self._failure()
-                self._send(Failed(exit_code=reason.exit_code, what=reason.what, cause=reason.cause,
-                                  remedy=reason.remedy, client=self.record()))
+                self._send(
+                    Failed(
+                        exit_code=reason.exit_code,
+                        what=reason.what,
+                        cause=reason.cause,
+                        remedy=reason.remedy,
+                        client=self.record(),
+                    )
+                )
             except BaseException:
                 traceback.print_exc()
                 raise

@@ -134,8 +134,11 @@ class _Parts:
     def answer(self, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect) -> TextAnswer:
         """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
         if self.reason not in ("stop", "length"):
-            raise AnswerError("the answer has no finish_reason" if self.reason is None else
-                              f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}")
+            raise AnswerError(
+                "the answer has no finish_reason"
+                if self.reason is None
+                else f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}"
+            )
         usage = (self.usage if dialect.usage else None) or _Usage()
         text, count = "".join(self.pieces), usage.completion_tokens
         if dialect.usage:
@@ -146,9 +149,7 @@ class _Parts:
         return TextAnswer(text, count, usage.prompt_tokens, cached, cast(FinishReason, self.reason))
 
 
-def _require_counts(
-    usage: _Usage, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect, *, cut: bool,
-) -> None:
+def _require_counts(usage: _Usage, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect, *, cut: bool) -> None:
     """Raise AnswerError for an answer that does not keep to what was asked for, as the server itself counts it."""
     count = usage.completion_tokens
     if count < 0:
@@ -158,8 +159,11 @@ def _require_counts(
     if dialect.prompts is Prompts.IDS and usage.prompt_tokens != prompt_tokens:
         raise AnswerError("the server counts other prompt tokens than were sent")
     if not limits.min_tokens <= count <= limits.max_tokens:
-        raise AnswerError("the answer has fewer tokens than min_tokens" if count < limits.min_tokens else
-                          "the answer has more tokens than max_tokens")
+        raise AnswerError(
+            "the answer has fewer tokens than min_tokens"
+            if count < limits.min_tokens
+            else "the answer has more tokens than max_tokens"
+        )
     if cut and count < limits.max_tokens and max(prompt_tokens, usage.prompt_tokens) + count < limits.max_model_len:
         raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
 

@@ -44,8 +44,9 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
     dialect = settings.server.dialect
     if dialect is None:
         return None
-    return TextSettings(dialect=dialect, tokenizer=str(tokenizer_file(settings.model.path)),
-                        every=settings.logs_answers)
+    return TextSettings(
+        dialect=dialect, tokenizer=str(tokenizer_file(settings.model.path)), every=settings.logs_answers
+    )
 
 
 class Texts:
@@ -86,8 +87,12 @@ class Texts:
         for answer in kept:
             self._compare(answer, len(self._ids(answer.text)))
         return TextCounts(
-            answers=self._compared, server_tokens=self._server_tokens, tokenizer_tokens=self._tokenizer_tokens,
-            apart=self._apart, server_prompt_tokens=self._prompt_tokens, cached_prompt_tokens=self._cached_tokens,
+            answers=self._compared,
+            server_tokens=self._server_tokens,
+            tokenizer_tokens=self._tokenizer_tokens,
+            apart=self._apart,
+            server_prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._cached_tokens,
         )
 
     def _ids(self, text: str) -> list[int]:
@@ -140,8 +145,8 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
 def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
     """Give the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
     added = tokenizer.encode("").ids
-    if added and ids[:len(added)] == added:
-        yield tokenizer.decode(ids[len(added):], skip_special_tokens=False)
+    if added and ids[: len(added)] == added:
+        yield tokenizer.decode(ids[len(added) :], skip_special_tokens=False)
     yield tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -149,8 +154,13 @@ def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int) -> Text
     """Return the sum of what workers counted, None where none did; they sent `prompt_tokens` in all."""
     total: TextCounts | None = None
     for one in filter(None, counts):
-        total = one if total is None else TextCounts(**{
-            name: getattr(total, name) + getattr(one, name) for name in TextCounts.__struct_fields__})
+        total = (
+            one
+            if total is None
+            else TextCounts(
+                **{name: getattr(total, name) + getattr(one, name) for name in TextCounts.__struct_fields__}
+            )
+        )
     return None if total is None else replace(total, prompt_tokens=prompt_tokens)
 
 

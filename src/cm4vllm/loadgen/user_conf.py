@@ -66,8 +66,13 @@ def expected_latency_ms(target_qps: float) -> float:
 
 
 def user_conf(
-    terms: Terms, execution: ExecutionMode, *, target_qps: float | None = None, test_query_count: int | None = None,
-    max_test_duration_s: float | None = None, dataset_samples: int | None = None,
+    terms: Terms,
+    execution: ExecutionMode,
+    *,
+    target_qps: float | None = None,
+    test_query_count: int | None = None,
+    max_test_duration_s: float | None = None,
+    dataset_samples: int | None = None,
 ) -> UserConf:
     """Return the settings of a run.
 
@@ -79,8 +84,12 @@ def user_conf(
     """
     if not terms.needs_rate:
         target_qps = None  # nothing depends on a rate
-    _require_positive(target_qps=target_qps, test_query_count=test_query_count, max_test_duration=max_test_duration_s,
-                      samples_of_the_dataset=dataset_samples)
+    _require_positive(
+        target_qps=target_qps,
+        test_query_count=test_query_count,
+        max_test_duration=max_test_duration_s,
+        samples_of_the_dataset=dataset_samples,
+    )
     if execution is ExecutionMode.VALID:
         if dataset_samples is not None and dataset_samples != terms.samples:
             raise DatasetError(
@@ -88,9 +97,15 @@ def user_conf(
                 remedy="use the benchmark's dataset, or rehearse with --execution_mode=test",
             )
         _require_qps(terms, target_qps)
-        return UserConf(terms, False, terms.samples, target_qps, terms.min_duration_ms,
-                        min_query_count=_least_samples(terms, target_qps),
-                        performance_sample_count=terms.user_conf.get("performance_sample_count_override"))
+        return UserConf(
+            terms,
+            False,
+            terms.samples,
+            target_qps,
+            terms.min_duration_ms,
+            min_query_count=_least_samples(terms, target_qps),
+            performance_sample_count=terms.user_conf.get("performance_sample_count_override"),
+        )
     at_hand = dataset_samples or terms.samples
     samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or terms.paced:
@@ -100,8 +115,15 @@ def user_conf(
         # LoadGen makes whole passes over the samples, one more where the number of queries is whole passes already.
         enough = queries if duration_s == 0 else max(LEAST_ONE_BY_ONE, int(duration_s * (target_qps or 0)))
         samples, queries = min(samples, enough), max(1, queries - 1)
-    return UserConf(terms, True, samples, target_qps, round(duration_s * 1000),
-                    min_query_count=queries, performance_sample_count=samples)
+    return UserConf(
+        terms,
+        True,
+        samples,
+        target_qps,
+        round(duration_s * 1000),
+        min_query_count=queries,
+        performance_sample_count=samples,
+    )
 
 
 def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
@@ -117,8 +139,10 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
     needed = samples * terms.samples * _SAMPLE_BYTES
     if samples % terms.samples or needed <= _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         return least
-    say(f"note: {terms.scenario}: LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
-        f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once")
+    say(
+        f"note: {terms.scenario}: LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
+        f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once"
+    )
     return samples + 1
 
 

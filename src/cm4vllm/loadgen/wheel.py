@@ -44,7 +44,8 @@ def provide(round_: RoundTerms, folder: Path) -> LoadGenWheel:
         done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
     if not done.ok:
         raise InstallError(
-            f"{requirement} cannot be installed", cause=done.tail(10),
+            f"{requirement} cannot be installed",
+            cause=done.tail(10),
             remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
         )
     _load(str(target), round_)

@@ -208,20 +208,29 @@ class _Parts:
         """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
         usage, count = self.usage or _Usage(), len(self.tokens)
         if self.reason not in ("stop", "length"):
-            raise AnswerError("the answer has no finish_reason" if self.reason is None else
-                              f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}")
+            raise AnswerError(
+                "the answer has no finish_reason"
+                if self.reason is None
+                else f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}"
+            )
         if usage.completion_tokens < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
         if not count:
-            raise AnswerError("the answer lists no token_ids, so its tokens cannot be known exactly"
-                              if usage.completion_tokens else "the answer has no tokens")
+            raise AnswerError(
+                "the answer lists no token_ids, so its tokens cannot be known exactly"
+                if usage.completion_tokens
+                else "the answer has no tokens"
+            )
         if count != usage.completion_tokens:
             raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
         if usage.prompt_tokens != prompt_tokens:
             raise AnswerError("the server counts other prompt tokens than were sent")
         if not limits.min_tokens <= count <= limits.max_tokens:
-            raise AnswerError("the answer has fewer tokens than min_tokens" if count < limits.min_tokens else
-                              "the answer has more tokens than max_tokens")
+            raise AnswerError(
+                "the answer has fewer tokens than min_tokens"
+                if count < limits.min_tokens
+                else "the answer has more tokens than max_tokens"
+            )
         if self.reason == "length" and count < limits.max_tokens and prompt_tokens + count < limits.max_model_len:
             raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
         return Answer(self.tokens, cast(FinishReason, self.reason))
@@ -305,7 +314,7 @@ class StreamReader:
     def _documents_of_plain_events(self, raw: bytes) -> list[_Document] | None:
         """Return what `raw` holds, decoded at once, where each line is an event as vLLM writes it; None otherwise."""
         done = raw.endswith(_DONE_LINE)
-        events = raw[6:-len(_DONE_LINE) if done else None].removesuffix(b"\n\n")
+        events = raw[6 : -len(_DONE_LINE) if done else None].removesuffix(b"\n\n")
         if self._done or not raw.startswith(b"data: {") or b"\r" in events:
             return None
         joined = events.replace(_BETWEEN, b",")

@@ -54,10 +54,17 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) ->
     metrics.measure_loop_lag(loop)
     # Where requests wait for others to end, as they are meant to, neither their lag nor a handshake counts.
     at_once = settings.max_in_flight is None
-    client = Client(addresses, _RecordSink(link, settings), limits=settings.limits, api=settings.api,
-                    stream_interval=settings.stream_interval, max_in_flight=settings.max_in_flight,
-                    sent=metrics.add_issue_lag if at_once else None,
-                    spare=SPARE if at_once else 0, texts=texts)
+    client = Client(
+        addresses,
+        _RecordSink(link, settings),
+        limits=settings.limits,
+        api=settings.api,
+        stream_interval=settings.stream_interval,
+        max_in_flight=settings.max_in_flight,
+        sent=metrics.add_issue_lag if at_once else None,
+        spare=SPARE if at_once else 0,
+        texts=texts,
+    )
     await client.prepare()
     await link.send_record(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
@@ -181,13 +188,22 @@ class _RecordSink:
         self._link.write(HEADER.pack(key, self._first, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
-        self._link.write(b"".join([
-            part for key, tokens, reason in completions for part in (
-                (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if reason == "length" else Kind.COUNTED, tokens),)
-                if isinstance(tokens, int) else
-                (HEADER.pack(key, Kind.DONE_AT_LENGTH if reason == "length" else Kind.DONE, len(tokens)),
-                 tokens.tobytes()))
-        ]))
+        self._link.write(
+            b"".join(
+                [
+                    part
+                    for key, tokens, reason in completions
+                    for part in (
+                        (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if reason == "length" else Kind.COUNTED, tokens),)
+                        if isinstance(tokens, int)
+                        else (
+                            HEADER.pack(key, Kind.DONE_AT_LENGTH if reason == "length" else Kind.DONE, len(tokens)),
+                            tokens.tobytes(),
+                        )
+                    )
+                ]
+            )
+        )
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         # What a server answers with may repeat the key.

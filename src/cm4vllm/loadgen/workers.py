@@ -72,9 +72,17 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     share = -(-settings.max_in_flight // workers) if settings.terms.at_once else None
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
-        WorkerSettings(name=f"worker {number + 1}", endpoints=_rotated(server.endpoints, number),
-                       ca_file=server.ca_file, access=server.access, api=server.api,
-                       stream_interval=settings.stream_interval, limits=limits, max_in_flight=share, text=text)
+        WorkerSettings(
+            name=f"worker {number + 1}",
+            endpoints=_rotated(server.endpoints, number),
+            ca_file=server.ca_file,
+            access=server.access,
+            api=server.api,
+            stream_interval=settings.stream_interval,
+            limits=limits,
+            max_in_flight=share,
+            text=text,
+        )
         for number in range(workers)
     ]
 
@@ -91,8 +99,9 @@ class Workers:
     itself.
     """
 
-    def __init__(self, settings: Sequence[WorkerSettings], memory: int, receiver: Receiver,
-                 broken: Callable[[CmError], None]) -> None:
+    def __init__(
+        self, settings: Sequence[WorkerSettings], memory: int, receiver: Receiver, broken: Callable[[CmError], None]
+    ) -> None:
         self.stats: list[Stats] = []
         self.failures: Counter[str] = Counter()
         self._receiver = receiver
@@ -158,8 +167,13 @@ class Workers:
             self._fail(error)
         except Exception as error:
             traceback.print_exc()
-            self._fail(RunFailed("the client cannot read the messages of its workers", cause=repr(error),
-                                 remedy="the run's console.log has the traceback"))
+            self._fail(
+                RunFailed(
+                    "the client cannot read the messages of its workers",
+                    cause=repr(error),
+                    remedy="the run's console.log has the traceback",
+                )
+            )
 
     def _read_all(self) -> None:
         by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
@@ -217,8 +231,9 @@ class Workers:
                 self._started.set()
         elif kind == Kind.UNREACHABLE:
             endpoint, reason = msgspec.json.decode(text)
-            self._error = ServerUnreachable(f"nothing answers at {endpoint}", cause=reason,
-                                            remedy="start the server, or correct --api_server")
+            self._error = ServerUnreachable(
+                f"nothing answers at {endpoint}", cause=reason, remedy="start the server, or correct --api_server"
+            )
             self._started.set()
         elif kind == Kind.STATS:
             self.stats.append(msgspec.json.decode(text, type=Stats))
@@ -228,9 +243,11 @@ class Workers:
         if worker.sent_stats or self._closing or self._error is not None:
             return
         status = worker.process.wait()
-        error = RunFailed(f"{worker.name} of the client ended unexpectedly: {exit_in_words(status)}",
-                          cause=f"{worker.issued - worker.ended} of its queries were open",
-                          remedy="its last output is in the run's console.log")
+        error = RunFailed(
+            f"{worker.name} of the client ended unexpectedly: {exit_in_words(status)}",
+            cause=f"{worker.issued - worker.ended} of its queries were open",
+            remedy="its last output is in the run's console.log",
+        )
         self._fail(error)
 
     def _fail(self, error: CmError) -> None:
@@ -255,7 +272,10 @@ class _Worker:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cm4vllm.loadgen.worker", str(theirs.fileno()), str(memory)],
-                stdin=subprocess.PIPE, stdout=2, pass_fds=(theirs.fileno(), memory), env=dict(os.environ),
+                stdin=subprocess.PIPE,
+                stdout=2,
+                pass_fds=(theirs.fileno(), memory),
+                env=dict(os.environ),
             )
         stdin = cast(IO[bytes], self.process.stdin)
         stdin.write(msgspec.json.encode(settings))
@@ -271,11 +291,11 @@ class _Worker:
 
     def receive(self) -> int:
         """Read what has come, behind what is left of a record; return the number of bytes. Raises OSError."""
-        left = bytes(self._buffer[self._begin:self._end])
+        left = bytes(self._buffer[self._begin : self._end])
         if len(left) == len(self._buffer):
             self._make_room(2 * len(left))
-        self._buffer[:len(left)] = left
-        came = self.socket.recv_into(self._buffer[len(left):])
+        self._buffer[: len(left)] = left
+        came = self.socket.recv_into(self._buffer[len(left) :])
         self._begin, self._end = 0, len(left) + came
         return came
 

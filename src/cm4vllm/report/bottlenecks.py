@@ -86,24 +86,33 @@ class _Seen:
     @property
     def phases(self) -> tuple[str, ...]:
         names = ("queue", self.queue), ("prefill", self.prefill), ("decode", self.decode)
-        return (f"of a request's {ms(self.total_ms)} ms in the server: " + ", ".join(
-            f"{name} {ms(timing.mean_ms)} ms ({percent(self.share(timing))})" for name, timing in names),)
+        return (
+            f"of a request's {ms(self.total_ms)} ms in the server: "
+            + ", ".join(f"{name} {ms(timing.mean_ms)} ms ({percent(self.share(timing))})" for name, timing in names),
+        )
 
     @property
     def requests(self) -> tuple[str, ...]:
         allowed = f" of {number(self.sequences)} sequences" if self.sequences else ""
-        return (f"up to {number(self.metrics.running_max)}{allowed} ran at a time, {rate(self.metrics.waiting_mean)} "
-                f"requests waited in the mean, {number(self.metrics.waiting_max)} at most",)
+        return (
+            f"up to {number(self.metrics.running_max)}{allowed} ran at a time, {rate(self.metrics.waiting_mean)} "
+            f"requests waited in the mean, {number(self.metrics.waiting_max)} at most",
+        )
 
     @property
     def cache(self) -> tuple[str, ...]:
-        return (f"the KV cache was {percent(self.metrics.kv_cache_usage_max)} full at most, with "
-                f"{number(self.metrics.preemptions)} preemptions",)
+        return (
+            f"the KV cache was {percent(self.metrics.kv_cache_usage_max)} full at most, with "
+            f"{number(self.metrics.preemptions)} preemptions",
+        )
 
     @property
     def limits(self) -> tuple[str, ...]:
-        return tuple(f"{one.name} p99 {ms(one.p99)} ms of {number(one.limit)} ms: {headroom(one.headroom)}"
-                     for one in self.latencies if one.limit is not None and one.headroom is not None)
+        return tuple(
+            f"{one.name} p99 {ms(one.p99)} ms of {number(one.limit)} ms: {headroom(one.headroom)}"
+            for one in self.latencies
+            if one.limit is not None and one.headroom is not None
+        )
 
 
 def why(part: Performance) -> Why | None:
@@ -141,11 +150,17 @@ def _client(seen: _Seen) -> _Found | None:
     if room is None or room >= HEADROOM:
         return None
     busiest = max(seen.run.client.processes, key=lambda one: one.cpu_share, default=None)
-    used = () if busiest is None else (
-        f"its busiest process, {busiest.name}, used {percent(busiest.cpu_share)} of a processor",)
-    return (Cause.CLIENT, "The client may have bound this run, not the server.",
-            "more client processes (--num_workers), or a host of its own for the client",
-            (f"the client can carry {times(room)} the load of this run; {HEADROOM} are needed", *used))
+    used = (
+        ()
+        if busiest is None
+        else (f"its busiest process, {busiest.name}, used {percent(busiest.cpu_share)} of a processor",)
+    )
+    return (
+        Cause.CLIENT,
+        "The client may have bound this run, not the server.",
+        "more client processes (--num_workers), or a host of its own for the client",
+        (f"the client can carry {times(room)} the load of this run; {HEADROOM} are needed", *used),
+    )
 
 
 def _kv_cache(seen: _Seen) -> _Found | None:
@@ -153,12 +168,18 @@ def _kv_cache(seen: _Seen) -> _Found | None:
     preempted = metrics.preemptions >= max(1.0, PREEMPTED * seen.queue.requests)
     if not preempted and not (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
         return None
-    larger = ("--kv_cache_space" if "VLLM_CPU_KVCACHE_SPACE" in seen.run.settings.server.env else
-              "--gpu_memory_utilization or --kv_cache_dtype=fp8")
-    return (Cause.KV_CACHE, "The KV cache bound this run: requests waited for room in it" +
-            (", and running ones were preempted and computed again." if preempted else "."),
-            f"a larger KV cache ({larger}), or fewer sequences at a time (--max_num_seqs)",
-            (*seen.cache, *seen.requests, *seen.phases))
+    larger = (
+        "--kv_cache_space"
+        if "VLLM_CPU_KVCACHE_SPACE" in seen.run.settings.server.env
+        else "--gpu_memory_utilization or --kv_cache_dtype=fp8"
+    )
+    return (
+        Cause.KV_CACHE,
+        "The KV cache bound this run: requests waited for room in it"
+        + (", and running ones were preempted and computed again." if preempted else "."),
+        f"a larger KV cache ({larger}), or fewer sequences at a time (--max_num_seqs)",
+        (*seen.cache, *seen.requests, *seen.phases),
+    )
 
 
 def _around_the_engine(seen: _Seen) -> _Found | None:
@@ -169,17 +190,28 @@ def _around_the_engine(seen: _Seen) -> _Found | None:
     engine = seen.queue.mean_ms + seen.prefill.mean_ms
     if ttft.mean < UNEXPLAINED * engine + UNEXPLAINED_MS:
         return None
-    late = max((lag.p99_ms for one in seen.run.client.processes for lag in (one.issue_lag, one.loop_lag) if lag),
-               default=0.0)
-    evidence = (f"TTFT is {ms(ttft.mean)} ms in the mean, of which {ms(engine)} ms are the engine's queue and prefill",
-                f"the client itself was late by {ms(late)} ms (99th percentile)", *seen.limits)
+    late = max(
+        (lag.p99_ms for one in seen.run.client.processes for lag in (one.issue_lag, one.loop_lag) if lag), default=0.0
+    )
+    evidence = (
+        f"TTFT is {ms(ttft.mean)} ms in the mean, of which {ms(engine)} ms are the engine's queue and prefill",
+        f"the client itself was late by {ms(late)} ms (99th percentile)",
+        *seen.limits,
+    )
     if late >= MOST * ttft.p99:
-        return (Cause.CLIENT, "The client bound this run: it was late by most of TTFT.",
-                "more client processes (--num_workers), or a host of its own for the client", evidence)
-    return (Cause.HOST, "Most of the time to the first token passed outside of the engine: in the server's HTTP "
-            "process, on the way to it, or waiting for a processor.",
-            "more processors for the server, a host of its own for the client, or a lower --server_target_qps",
-            evidence)
+        return (
+            Cause.CLIENT,
+            "The client bound this run: it was late by most of TTFT.",
+            "more client processes (--num_workers), or a host of its own for the client",
+            evidence,
+        )
+    return (
+        Cause.HOST,
+        "Most of the time to the first token passed outside of the engine: in the server's HTTP "
+        "process, on the way to it, or waiting for a processor.",
+        "more processors for the server, a host of its own for the client, or a lower --server_target_qps",
+        evidence,
+    )
 
 
 def _at_once(seen: _Seen) -> _Found | None:
@@ -188,20 +220,36 @@ def _at_once(seen: _Seen) -> _Found | None:
     if not working:
         return None
     if seen.prefill.mean_ms / working >= MOST:
-        return (Cause.PREFILL, "Reading the prompts (prefill) bound this run.",
-                "more tokens in a step (--max_num_batched_tokens)", (*seen.phases, *seen.requests))
+        return (
+            Cause.PREFILL,
+            "Reading the prompts (prefill) bound this run.",
+            "more tokens in a step (--max_num_batched_tokens)",
+            (*seen.phases, *seen.requests),
+        )
     if seen.decode.mean_ms / working < MOST_DECODING:
         return None
     most = seen.run.settings.max_in_flight
     if seen.metrics.running_max >= most and not seen.all_running and seen.metrics.waiting_mean < 1:
-        return (Cause.DECODE, "Decoding bound this run, with all the requests at work that the client sends at a time.",
-                f"more requests in flight than {number(most)} (--max_in_flight)", (*seen.phases, *seen.requests))
+        return (
+            Cause.DECODE,
+            "Decoding bound this run, with all the requests at work that the client sends at a time.",
+            f"more requests in flight than {number(most)} (--max_in_flight)",
+            (*seen.phases, *seen.requests),
+        )
     if seen.all_running and seen.metrics.kv_cache_usage_max < MOST:
-        return (Cause.DECODE, "Decoding bound this run, with every sequence that the server allows at work and most of "
-                "the KV cache free.", "more sequences at a time (--max_num_seqs)",
-                (*seen.phases, *seen.requests, *seen.cache))
-    return (Cause.DECODE, "Decoding bound this run: the time of a step, one token of each running request.",
-            "a faster step: --tp_size, or --quantization", (*seen.phases, *seen.requests, *seen.cache))
+        return (
+            Cause.DECODE,
+            "Decoding bound this run, with every sequence that the server allows at work and most of "
+            "the KV cache free.",
+            "more sequences at a time (--max_num_seqs)",
+            (*seen.phases, *seen.requests, *seen.cache),
+        )
+    return (
+        Cause.DECODE,
+        "Decoding bound this run: the time of a step, one token of each running request.",
+        "a faster step: --tp_size, or --quantization",
+        (*seen.phases, *seen.requests, *seen.cache),
+    )
 
 
 def _paced(seen: _Seen) -> _Found | None:
@@ -210,41 +258,68 @@ def _paced(seen: _Seen) -> _Found | None:
         return found
     if seen.share(seen.queue) >= MOST:
         if seen.all_running:
-            return (Cause.QUEUE, "Requests waited for a place: every sequence that the server allows was at work.",
-                    "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
-                    (*seen.phases, *seen.requests, *seen.limits))
-        return (Cause.QUEUE, "Requests waited in the server's queue: it was given more than it can serve.",
-                "a lower --server_target_qps", (*seen.phases, *seen.requests, *seen.limits))
+            return (
+                Cause.QUEUE,
+                "Requests waited for a place: every sequence that the server allows was at work.",
+                "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
+                (*seen.phases, *seen.requests, *seen.limits),
+            )
+        return (
+            Cause.QUEUE,
+            "Requests waited in the server's queue: it was given more than it can serve.",
+            "a lower --server_target_qps",
+            (*seen.phases, *seen.requests, *seen.limits),
+        )
     margins = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
     if not margins:
         return None
     if min(margins.values()) >= MOST and seen.metrics.waiting_mean < 1:
-        return (Cause.LOAD, "Nothing in the server bound this run: it was given less than it can serve.",
-                "a higher --server_target_qps", (*seen.limits, *seen.requests))
+        return (
+            Cause.LOAD,
+            "Nothing in the server bound this run: it was given less than it can serve.",
+            "a higher --server_target_qps",
+            (*seen.limits, *seen.requests),
+        )
     tightest = min(margins, key=lambda name: margins[name])
     if tightest == "TTFT" and seen.prefill.mean_ms > seen.queue.mean_ms:
-        return (Cause.PREFILL, "Reading the prompts (prefill) bound this run: TTFT is nearest to its limit, and "
-                "prefill is the greater part of it.",
-                "a lower --server_target_qps, or more tokens in a step (--max_num_batched_tokens)",
-                (*seen.limits, *seen.phases))
+        return (
+            Cause.PREFILL,
+            "Reading the prompts (prefill) bound this run: TTFT is nearest to its limit, and "
+            "prefill is the greater part of it.",
+            "a lower --server_target_qps, or more tokens in a step (--max_num_batched_tokens)",
+            (*seen.limits, *seen.phases),
+        )
     if tightest == "TPOT" and seen.share(seen.decode) >= MOST:
-        return (Cause.DECODE, "Decoding bound this run: TPOT is nearest to its limit, and most of a request's time is "
-                "decoding.", "fewer sequences at a time (--max_num_seqs), or a lower --server_target_qps",
-                (*seen.limits, *seen.phases, *seen.requests))
+        return (
+            Cause.DECODE,
+            "Decoding bound this run: TPOT is nearest to its limit, and most of a request's time is decoding.",
+            "fewer sequences at a time (--max_num_seqs), or a lower --server_target_qps",
+            (*seen.limits, *seen.phases, *seen.requests),
+        )
     return None
 
 
 def _one_by_one(seen: _Seen) -> _Found | None:
     """Say what a request spends its time with where there is never more than one."""
     if seen.share(seen.prefill) >= MOST:
-        return (Cause.PREFILL, "Reading the prompt (prefill) is most of the time of a request, and there is one at a "
-                "time.", "a faster prefill: --tp_size, or --quantization", seen.phases)
+        return (
+            Cause.PREFILL,
+            "Reading the prompt (prefill) is most of the time of a request, and there is one at a time.",
+            "a faster prefill: --tp_size, or --quantization",
+            seen.phases,
+        )
     if seen.share(seen.decode) >= MOST:
-        return (Cause.DECODE, "Decoding is most of the time of a request, and there is one at a time.",
-                "a faster step: --tp_size, or --quantization", seen.phases)
+        return (
+            Cause.DECODE,
+            "Decoding is most of the time of a request, and there is one at a time.",
+            "a faster step: --tp_size, or --quantization",
+            seen.phases,
+        )
     return None
 
 
 _JUDGES: Mapping[Arrivals, Callable[[_Seen], _Found | None]] = {
-    Arrivals.AT_ONCE: _at_once, Arrivals.POISSON: _paced, Arrivals.ONE_BY_ONE: _one_by_one,
+    Arrivals.AT_ONCE: _at_once,
+    Arrivals.POISSON: _paced,
+    Arrivals.ONE_BY_ONE: _one_by_one,
 }

@@ -39,8 +39,10 @@ def score_bar(score: Score) -> Bar | None:
         return None
     end = max(score.value, score.lower or 0, score.upper or 0) * 1.08 or 1
     return Bar(
-        value=_part(score.value, end), low=_part(score.lower or 0, end),
-        high=100 if score.upper is None else _part(score.upper, end), met=score.met,
+        value=_part(score.value, end),
+        low=_part(score.lower or 0, end),
+        high=100 if score.upper is None else _part(score.upper, end),
+        met=score.met,
     )
 
 

@@ -77,8 +77,11 @@ def settings_of(submission: Submission, result: Result) -> dict[Setting, str]:
     """Return the settings of a result, by group and name."""
     rows = [*_measured(result), *_system(submission, result)]
     if result.performance is not None:
-        rows += ((Group.CLIENT, f"LoadGen: {name}", value) for name, value in result.performance.settings.items()
-                 if not name.startswith(_NO_SETTINGS))
+        rows += (
+            (Group.CLIENT, f"LoadGen: {name}", value)
+            for name, value in result.performance.settings.items()
+            if not name.startswith(_NO_SETTINGS)
+        )
         rows.append((Group.CLIENT, "LoadGen", result.performance.loadgen_version))
         if result.performance.run is not None:
             rows += _recorded(result.performance.run)
@@ -101,10 +104,15 @@ def _system(submission: Submission, result: Result) -> Iterator[tuple[Group, str
 
 def _recorded(run: RunRecord) -> Iterator[tuple[Group, str, Any]]:
     one = run.settings
-    for name, value in (("rehearsal", "yes" if one.rehearsal else "no"), ("model's SHA-256", one.model.sha256),
-                        ("weight data types", one.model.weight_data_types),
-                        ("weight transformations", one.model.weight_transformations), ("dataset", one.dataset.name),
-                        ("dataset's SHA-256", one.dataset.sha256), ("samples", one.samples)):
+    for name, value in (
+        ("rehearsal", "yes" if one.rehearsal else "no"),
+        ("model's SHA-256", one.model.sha256),
+        ("weight data types", one.model.weight_data_types),
+        ("weight transformations", one.model.weight_transformations),
+        ("dataset", one.dataset.name),
+        ("dataset's SHA-256", one.dataset.sha256),
+        ("samples", one.samples),
+    ):
         yield Group.MEASURED, name, value
     yield Group.SERVER, "server", one.server.named
     yield Group.SERVER, "started by cm4vllm", "yes" if one.server.owned else "no"

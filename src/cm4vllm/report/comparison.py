@@ -103,17 +103,25 @@ class Comparison:
     def warnings(self) -> tuple[str, ...]:
         """What makes the results no results, or not comparable."""
         found = [f"{side.name}: {side.notice}" for side in self.sides if side.notice]
-        for name, words in (("model", "different models"), ("dataset's SHA-256", "different datasets"),
-                            ("round", "different rounds, whose rules may differ"),
-                            ("samples", "different numbers of samples")):
+        for name, words in (
+            ("model", "different models"),
+            ("dataset's SHA-256", "different datasets"),
+            ("round", "different rounds, whose rules may differ"),
+            ("samples", "different numbers of samples"),
+        ):
             if any(one.name == name for one in self.differences):
                 found.append(f"These results are of {words}.")
         for block in self.blocks:
             if block.other_loads:
-                found.append(f"{block.scenario}: LoadGen asked for {block.other_loads} samples/s. The throughput "
-                             "follows that, and the latencies are those of different loads.")
-            found += [f"{side.name}: {block.scenario} is INVALID: {reason}"
-                      for side, reasons in zip(block.sides, block.reasons, strict=True) for reason in reasons[:3]]
+                found.append(
+                    f"{block.scenario}: LoadGen asked for {block.other_loads} samples/s. The throughput "
+                    "follows that, and the latencies are those of different loads."
+                )
+            found += [
+                f"{side.name}: {block.scenario} is INVALID: {reason}"
+                for side, reasons in zip(block.sides, block.reasons, strict=True)
+                for reason in reasons[:3]
+            ]
         return tuple(found)
 
 
@@ -127,9 +135,11 @@ def compare(paths: Sequence[Path]) -> Comparison:
     keys = list(dict.fromkeys(key for side in sides for key in side.results))
     shared = [key for key in keys if sum(key in side.results for side in sides) > 1]
     if not shared:
-        raise UsageError("there is nothing to compare", cause="; ".join(
-            f"{side.path} has {', '.join(' '.join(key) for key in side.results)}" for side in sides),
-            remedy="give results of the same benchmark in the same scenario")
+        raise UsageError(
+            "there is nothing to compare",
+            cause="; ".join(f"{side.path} has {', '.join(' '.join(key) for key in side.results)}" for side in sides),
+            remedy="give results of the same benchmark in the same scenario",
+        )
     found, alike, unstated = differences(_settings(sides, shared))
     blocks = tuple(_block(sides, key) for key in shared)
     return Comparison(sides, tuple(found), alike, unstated, blocks)
@@ -151,16 +161,22 @@ def _sides(paths: Sequence[Path]) -> tuple[Side, ...]:
             for result in submission.results:
                 key = result.benchmark, result.scenario
                 parts.setdefault((result.system, result.model), {})[key] = result
-            found += [Side(chr(ord("A") + len(found) + place), path, submission, results)
-                      for place, results in enumerate(parts.values())]
+            found += [
+                Side(chr(ord("A") + len(found) + place), path, submission, results)
+                for place, results in enumerate(parts.values())
+            ]
     if len(found) < 2:
-        raise UsageError("there is one result alone, and nothing to compare it with",
-                         cause=", ".join(map(str, paths)), remedy="give a second folder with --input=A,B")
+        raise UsageError(
+            "there is one result alone, and nothing to compare it with",
+            cause=", ".join(map(str, paths)),
+            remedy="give a second folder with --input=A,B",
+        )
     if len(found) > MOST:
-        raise UsageError(f"{len(found)} results side by side are too many to read",
-                         cause=", ".join(side.title for side in found[:MOST]) + ", ...",
-                         remedy=f"give the folders of at most {MOST} systems or models, as "
-                         "TREE/open/NAME/results/SYSTEM")
+        raise UsageError(
+            f"{len(found)} results side by side are too many to read",
+            cause=", ".join(side.title for side in found[:MOST]) + ", ...",
+            remedy=f"give the folders of at most {MOST} systems or models, as TREE/open/NAME/results/SYSTEM",
+        )
     return tuple(found)
 
 
@@ -168,8 +184,15 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
     having = tuple(side for side in sides if key in side.results)
     parts = [side.results[key].performance for side in having]
     rows = [*_performance_rows(parts), *_accuracy_rows([side.results[key].accuracy for side in having])]
-    return Block(key[0], key[1], having, tuple(rows), tuple(part.valid if part else None for part in parts),
-                 tuple(part.reasons if part else () for part in parts), _other_loads(parts))
+    return Block(
+        key[0],
+        key[1],
+        having,
+        tuple(rows),
+        tuple(part.valid if part else None for part in parts),
+        tuple(part.reasons if part else () for part in parts),
+        _other_loads(parts),
+    )
 
 
 def _other_loads(parts: Sequence[Performance | None]) -> str:
@@ -180,15 +203,28 @@ def _other_loads(parts: Sequence[Performance | None]) -> str:
 def _performance_rows(parts: Sequence[Performance | None]) -> Iterator[Row]:
     rows = [read_sample_times(part.folder) if part is not None else None for part in parts]
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
-    wanted = (*metrics, "samples_per_second", "latency_p50", "latency_p90", "latency_p99", "ttft_mean", "ttft_p50",
-              "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p99")
+    wanted = (
+        *metrics,
+        "samples_per_second",
+        "latency_p50",
+        "latency_p90",
+        "latency_p99",
+        "ttft_mean",
+        "ttft_p50",
+        "ttft_p99",
+        "tpot_mean",
+        "tpot_p50",
+        "tpot_p99",
+    )
     for name in dict.fromkeys(wanted):
         figures = [part.figures.get(name) if part is not None else None for part in parts]
         one_query = any(part is not None and part.queries == 1 for part in parts)
         if sum(figure is not None for figure in figures) < 2 or (one_query and name.startswith("latency")):
             continue
-        made = [_estimate(part, figure, row, seed) for seed, (part, figure, row) in
-                enumerate(zip(parts, figures, rows, strict=True))]
+        made = [
+            _estimate(part, figure, row, seed)
+            for seed, (part, figure, row) in enumerate(zip(parts, figures, rows, strict=True))
+        ]
         yield _row(name.replace("_", " "), figures, [one for one, _ in made], [why for _, why in made])
 
 
@@ -197,20 +233,25 @@ def _accuracy_rows(parts: Sequence[Accuracy | None]) -> Iterator[Row]:
     for label in dict.fromkeys(label for scores in scored for label in scores):
         figures = [scores.get(label) for scores in scored]
         if label != "gen_num" and sum(figure is not None for figure in figures) > 1:
-            yield _row(label, figures, [None] * len(figures),
-                       ["one score of the whole dataset, without the scores of its samples"] * len(figures))
+            yield _row(
+                label,
+                figures,
+                [None] * len(figures),
+                ["one score of the whole dataset, without the scores of its samples"] * len(figures),
+            )
 
 
 def _scores(part: Accuracy) -> Iterable[tuple[str, Figure]]:
     if part.record is None:
         return part.figures.items()
     where = f"{part.log.rpartition('/')[0]}/accuracy.json"
-    return ((one.label, Figure(one.label, one.value, SCORE_UNITS.get(one.label, ""),
-                               Source(where, f"scores: {one.label}"))) for one in part.record.scores)
+    return (
+        (one.label, Figure(one.label, one.value, SCORE_UNITS.get(one.label, ""), Source(where, f"scores: {one.label}")))
+        for one in part.record.scores
+    )
 
 
-def _row(name: str, figures: Sequence[Figure | None], estimates: Sequence[Estimate | None],
-         whys: Sequence[str]) -> Row:
+def _row(name: str, figures: Sequence[Figure | None], estimates: Sequence[Estimate | None], whys: Sequence[str]) -> Row:
     base = next(place for place, figure in enumerate(figures) if figure is not None)
     unit = next(figure.unit for figure in figures if figure is not None)
     before = figures[base]
@@ -224,16 +265,28 @@ def _row(name: str, figures: Sequence[Figure | None], estimates: Sequence[Estima
     return Row(name, unit, better, tuple(cells))
 
 
-def _estimate(part: Performance | None, figure: Figure | None, rows: Rows | None,
-              seed: int) -> tuple[Estimate | None, str]:
+def _estimate(
+    part: Performance | None, figure: Figure | None, rows: Rows | None, seed: int
+) -> tuple[Estimate | None, str]:
     """Return a figure's interval, and why it has none."""
     if part is None or figure is None:
         return None, ""
     if rows is not None and len(rows):
         return uncertainty.from_samples(figure, rows, seed=seed)
     kind, share = uncertainty.split_name(figure.name)
-    known = {share: part.figures[f"{kind}_{words}"].value
-             for share, words in ((0, "min"), (0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.97, "p97"), (0.99, "p99"),
-                                  (0.999, "p99.9"), (1, "max")) if f"{kind}_{words}" in part.figures}
+    known = {
+        share: part.figures[f"{kind}_{words}"].value
+        for share, words in (
+            (0, "min"),
+            (0.5, "p50"),
+            (0.9, "p90"),
+            (0.95, "p95"),
+            (0.97, "p97"),
+            (0.99, "p99"),
+            (0.999, "p99.9"),
+            (1, "max"),
+        )
+        if f"{kind}_{words}" in part.figures
+    }
     found = uncertainty.from_percentiles(float(figure.value), known, part.samples, share) if share else None
     return found, "" if found else "one figure of one run, without its samples"

@@ -86,8 +86,13 @@ def verdict(row: Row, moved: Shift | None) -> str:
     side = "different"
     if row.better and moved.change:
         side = "better" if (moved.change > 0) == (row.better == "higher") else "worse"
-    return {Verdict.SAME: "the same figure", Verdict.REAL: f"{side}: real", Verdict.LIKELY: f"{side}: likely",
-            Verdict.WITHIN: "no difference shown", Verdict.UNKNOWN: "not known"}[moved.verdict]
+    return {
+        Verdict.SAME: "the same figure",
+        Verdict.REAL: f"{side}: real",
+        Verdict.LIKELY: f"{side}: likely",
+        Verdict.WITHIN: "no difference shown",
+        Verdict.UNKNOWN: "not known",
+    }[moved.verdict]
 
 
 def as_text(found: Comparison) -> Iterator[str]:
@@ -99,17 +104,28 @@ def as_text(found: Comparison) -> Iterator[str]:
     yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
     letters = [side.name for side in found.sides]
     if found.differences:
-        yield from aligned([("setting", *letters), *(
-            (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
-            for one in found.differences)])
+        yield from aligned(
+            [
+                ("setting", *letters),
+                *(
+                    (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
+                    for one in found.differences
+                ),
+            ]
+        )
     for block in found.blocks:
         yield ""
         yield f"{block.benchmark} {block.scenario}: " + ", ".join(
             f"{side.name} {'not measured' if valid is None else 'valid' if valid else 'INVALID'}"
-            for side, valid in zip(block.sides, block.valid, strict=True))
+            for side, valid in zip(block.sides, block.valid, strict=True)
+        )
         yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
-        unknown = dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells
-                                if cell.shift and cell.shift.verdict is Verdict.UNKNOWN)
+        unknown = dict.fromkeys(
+            cell.shift.why
+            for row in block.rows
+            for cell in row.cells
+            if cell.shift and cell.shift.verdict is Verdict.UNKNOWN
+        )
         yield from (f"not known: {why}" for why in unknown if why)
     yield ""
     yield from NOTES
@@ -121,12 +137,20 @@ def _only(found: Comparison, scenarios: Sequence[str]) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH - 4]} ..."
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 4]} ..."
 
 
 def _head(letters: Sequence[str]) -> tuple[str, ...]:
-    return ("figure", *(part for place, letter in enumerate(letters) for part in (
-        (letter, "interval") if place == 0 else (letter, "interval", f"{letter} against {letters[0]}", ""))))
+    return (
+        "figure",
+        *(
+            part
+            for place, letter in enumerate(letters)
+            for part in (
+                (letter, "interval") if place == 0 else (letter, "interval", f"{letter} against {letters[0]}", "")
+            )
+        ),
+    )
 
 
 def _line(row: Row) -> tuple[str, ...]:
@@ -141,44 +165,90 @@ def _line(row: Row) -> tuple[str, ...]:
 def as_object(found: Comparison) -> dict[str, Any]:
     """Return the comparison as plain objects; docs/report.md describes the fields."""
     return {
-        "sides": [{"name": side.name, "input": str(side.path), "model": side.first.model, "system": side.first.system,
-                   "notice": side.notice} for side in found.sides],
+        "sides": [
+            {
+                "name": side.name,
+                "input": str(side.path),
+                "model": side.first.model,
+                "system": side.first.system,
+                "notice": side.notice,
+            }
+            for side in found.sides
+        ],
         "warnings": list(found.warnings),
-        "settings": [{"group": str(one.group), "name": one.name, "values": list(one.values),
-                      "scenarios": list(one.scenarios)} for one in found.differences],
-        "settings_alike": found.alike, "settings_unstated": found.unstated, "confidence": uncertainty.LEVEL,
-        "results": [{"benchmark": block.benchmark, "scenario": block.scenario,
-                     "sides": [side.name for side in block.sides], "valid": list(block.valid),
-                     "reasons": [list(reasons) for reasons in block.reasons],
-                     "figures": [_figure(row) for row in block.rows]} for block in found.blocks],
+        "settings": [
+            {"group": str(one.group), "name": one.name, "values": list(one.values), "scenarios": list(one.scenarios)}
+            for one in found.differences
+        ],
+        "settings_alike": found.alike,
+        "settings_unstated": found.unstated,
+        "confidence": uncertainty.LEVEL,
+        "results": [
+            {
+                "benchmark": block.benchmark,
+                "scenario": block.scenario,
+                "sides": [side.name for side in block.sides],
+                "valid": list(block.valid),
+                "reasons": [list(reasons) for reasons in block.reasons],
+                "figures": [_figure(row) for row in block.rows],
+            }
+            for block in found.blocks
+        ],
     }
 
 
 def _figure(row: Row) -> dict[str, Any]:
-    return {"name": row.name, "unit": row.unit, "better": row.better, "values": [
-        None if cell.figure is None else {
-            "value": float(cell.figure.value), "file": cell.figure.source.file, "field": cell.figure.source.field,
-            "interval": [cell.estimate.low, cell.estimate.high] if cell.estimate else None,
-            "basis": str(cell.estimate.basis) if cell.estimate else None,
-            "change": cell.shift.change if cell.shift else None,
-            "change_interval": [cell.shift.low, cell.shift.high] if cell.shift and cell.shift.low is not None else None,
-            "verdict": str(cell.shift.verdict) if cell.shift else None,
-            "why_unknown": cell.shift.why if cell.shift else "",
-        } for cell in row.cells]}
+    return {
+        "name": row.name,
+        "unit": row.unit,
+        "better": row.better,
+        "values": [
+            None
+            if cell.figure is None
+            else {
+                "value": float(cell.figure.value),
+                "file": cell.figure.source.file,
+                "field": cell.figure.source.field,
+                "interval": [cell.estimate.low, cell.estimate.high] if cell.estimate else None,
+                "basis": str(cell.estimate.basis) if cell.estimate else None,
+                "change": cell.shift.change if cell.shift else None,
+                "change_interval": [cell.shift.low, cell.shift.high]
+                if cell.shift and cell.shift.low is not None
+                else None,
+                "verdict": str(cell.shift.verdict) if cell.shift else None,
+                "why_unknown": cell.shift.why if cell.shift else "",
+            }
+            for cell in row.cells
+        ],
+    }
 
 
 def as_page(found: Comparison) -> str:
     """Return the comparison as a page without scripts that loads nothing."""
     return _template().render(
-        c=found, notes=NOTES, value=value, interval=interval, change=change, verdict=verdict, w=wording,
-        only=_only, kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"}, level=uncertainty.LEVEL,
-        whys=lambda block: list(dict.fromkeys(
-            cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)))
+        c=found,
+        notes=NOTES,
+        value=value,
+        interval=interval,
+        change=change,
+        verdict=verdict,
+        w=wording,
+        only=_only,
+        kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"},
+        level=uncertainty.LEVEL,
+        whys=lambda block: list(
+            dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)
+        ),
+    )
 
 
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True)
+        loader=jinja2.PackageLoader("cm4vllm.report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.get_template("comparison.html.j2")

@@ -113,8 +113,9 @@ class Canvas:
     @classmethod
     def over(cls, xs: Sequence[float], ys: Sequence[float], *, from_zero: bool = False) -> Canvas:
         """Return one whose axes hold these values; y begins at zero."""
-        return cls(Axis.over(xs, _LEFT, WIDTH - _RIGHT, zero=from_zero),
-                   Axis.over(ys, HEIGHT - _BOTTOM, _TOP, zero=True))
+        return cls(
+            Axis.over(xs, _LEFT, WIDTH - _RIGHT, zero=from_zero), Axis.over(ys, HEIGHT - _BOTTOM, _TOP, zero=True)
+        )
 
     def axes(self, x_unit: str, y_unit: str) -> None:
         """Draw both axes with round numbers and their units; that of y only where it has a unit."""
@@ -138,9 +139,19 @@ class Canvas:
             if count:
                 left, right = self.x.at(low), self.x.at(high)
                 top = min(self.y.at(count), bottom - 2)
-                self.shapes.append(Shape("rect", {
-                    "class": "bar-1", "x": left, "y": top, "width": round(max(right - left - 0.7, 0.8), 1),
-                    "height": round(bottom - top, 1)}, hint=hint))
+                self.shapes.append(
+                    Shape(
+                        "rect",
+                        {
+                            "class": "bar-1",
+                            "x": left,
+                            "y": top,
+                            "width": round(max(right - left - 0.7, 0.8), 1),
+                            "height": round(bottom - top, 1),
+                        },
+                        hint=hint,
+                    )
+                )
 
     def line(self, points: Iterable[tuple[float, float]], kind: str, *, scale: Axis | None = None) -> None:
         """Draw a line through points; `scale` is the axis of their y where it is another one."""
@@ -181,8 +192,9 @@ class Canvas:
         self.shapes.append(Shape("text", {"class": kind, "x": _plain(x), "y": _plain(y)}, text))
 
 
-def bar_rows(rows: Sequence[tuple[str, Sequence[tuple[float, str, str]], str]], end: float, *,
-             height: int = 34) -> tuple[tuple[Shape, ...], int]:
+def bar_rows(
+    rows: Sequence[tuple[str, Sequence[tuple[float, str, str]], str]], end: float, *, height: int = 34
+) -> tuple[tuple[Shape, ...], int]:
     """Return level bars, one a row: its name above, its parts (length, class, hint) side by side, words at its end.
 
     `end` is the length of the widest row. The second value is the height of the picture.
@@ -196,8 +208,13 @@ def bar_rows(rows: Sequence[tuple[str, Sequence[tuple[float, str, str]], str]], 
         for length, kind, hint in parts:
             width = max(length * scale, 1.5) if length > 0 else 0.0
             if width:
-                shapes.append(Shape("rect", {"class": kind, "x": round(x, 1), "y": top + 13,
-                                             "width": round(width, 1), "height": 11}, hint=hint))
+                shapes.append(
+                    Shape(
+                        "rect",
+                        {"class": kind, "x": round(x, 1), "y": top + 13, "width": round(width, 1), "height": 11},
+                        hint=hint,
+                    )
+                )
             x += width
     return tuple(shapes), 12 + len(rows) * height
 

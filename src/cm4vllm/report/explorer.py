@@ -35,11 +35,18 @@ def report_published(root: Path, page: Path, own: Path | None = None) -> dict[st
     write_text(page, explorer_page(found, stand))
     for one in stand:
         say(one.words)
-    say(f"results: {len(found.rows)}; submitters: {found.read + found.kept}, of which {found.read} were read now and "
-        f"{found.kept} are kept from an earlier run")
+    say(
+        f"results: {len(found.rows)}; submitters: {found.read + found.kept}, of which {found.read} were read now and "
+        f"{found.kept} are kept from an earlier run"
+    )
     say(f"page: {page}")
-    return {"page": str(page), "results": len(found.rows), "read": found.read, "kept": found.kept,
-            "places": [one.words for one in stand]}
+    return {
+        "page": str(page),
+        "results": len(found.rows),
+        "read": found.read,
+        "kept": found.kept,
+        "places": [one.words for one in stand],
+    }
 
 
 def index_folder() -> Path:
@@ -58,10 +65,21 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
     own = [one.own for one in stand]
     rows = sorted([*found.rows, *own], key=_order)
     return _template().render(
-        rows=rows, own=own, stand=stand, script=Markup(script), script_hash=f"sha256-{digest}", w=wording,  # noqa: S704  our own file
+        rows=rows,
+        own=own,
+        stand=stand,
+        script=Markup(script),  # noqa: S704 - our own script, read from the package
+        script_hash=f"sha256-{digest}",
+        w=wording,
         rounds=_counted([row.round or "round unknown" for row in found.rows]),
-        submitters=len({row.submitter for row in found.rows}), powered=any(row.power_w for row in rows),
-        outlier=found.outlier, errors=_errors, units=_units, factor=f"{index.OUTLIER:g}", least=index.OF_AT_LEAST)
+        submitters=len({row.submitter for row in found.rows}),
+        powered=any(row.power_w for row in rows),
+        outlier=found.outlier,
+        errors=_errors,
+        units=_units,
+        factor=f"{index.OUTLIER:g}",
+        least=index.OF_AT_LEAST,
+    )
 
 
 def _order(row: IndexRow) -> tuple[Any, ...]:
@@ -77,13 +95,20 @@ def _units(row: IndexRow) -> str:
 
 
 def _errors(row: IndexRow) -> str:
-    return ", ".join(f"{code.partition(' ')[2]}{f' x{count}' if count > 1 else ''}"
-                     for code, count in row.codes.items() if code.startswith(Severity.ERROR))
+    return ", ".join(
+        f"{code.partition(' ')[2]}{f' x{count}' if count > 1 else ''}"
+        for code, count in row.codes.items()
+        if code.startswith(Severity.ERROR)
+    )
 
 
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True)
+        loader=jinja2.PackageLoader("cm4vllm.report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.get_template("explorer.html.j2")

@@ -109,27 +109,66 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
 def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
     """Return a report's figures, each with its source; the page is rendered from the same model."""
     return SummaryRecord(
-        notice=report.notice, headline=headline(report, published=published), round=report.round,
-        division=str(report.division or ""), submitter=report.submitter_stated,
-        availability=report.system.get("status", ""), system=report.system_title, system_description=report.system,
-        model=report.model.name, model_sha256=report.model.sha256, benchmark=report.benchmark.name,
-        dataset=report.dataset.name, dataset_sha256=report.dataset.sha256, server=report.server.named,
-        loadgen=report.run.loadgen_version, command=report.campaign.command if report.campaign else "",
+        notice=report.notice,
+        headline=headline(report, published=published),
+        round=report.round,
+        division=str(report.division or ""),
+        submitter=report.submitter_stated,
+        availability=report.system.get("status", ""),
+        system=report.system_title,
+        system_description=report.system,
+        model=report.model.name,
+        model_sha256=report.model.sha256,
+        benchmark=report.benchmark.name,
+        dataset=report.dataset.name,
+        dataset_sha256=report.dataset.sha256,
+        server=report.server.named,
+        loadgen=report.run.loadgen_version,
+        command=report.campaign.command if report.campaign else "",
         results=tuple(_result(result) for result in report.results),
         not_measured=tuple(str(scenario) for scenario in missing_scenarios(report)),
-        findings=tuple(SummaryFinding(subject=found.subject, kind=found.kind, text=found.text)
-                       for found in findings(report, published=published)),
+        findings=tuple(
+            SummaryFinding(subject=found.subject, kind=found.kind, text=found.text)
+            for found in findings(report, published=published)
+        ),
     )
 
 
 #: The columns of summary.csv.
 CSV_COLUMNS = (
-    "notice", "round", "division", "submitter", "availability", "system", "nodes", "accelerator",
-    "accelerators_per_node", "processor", "framework", "model", "benchmark", "scenario", "valid", "reasons", "metric",
-    "result", "unit", "samples_per_second", "tokens_per_second", "target_qps", "ttft_p99_ms", "ttft_limit_ms",
-    "tpot_p99_ms", "tpot_limit_ms", "duration_s", "samples", "accuracy", "accuracy_target", "accuracy_met",
+    "notice",
+    "round",
+    "division",
+    "submitter",
+    "availability",
+    "system",
+    "nodes",
+    "accelerator",
+    "accelerators_per_node",
+    "processor",
+    "framework",
+    "model",
+    "benchmark",
+    "scenario",
+    "valid",
+    "reasons",
+    "metric",
+    "result",
+    "unit",
+    "samples_per_second",
+    "tokens_per_second",
+    "target_qps",
+    "ttft_p99_ms",
+    "ttft_limit_ms",
+    "tpot_p99_ms",
+    "tpot_limit_ms",
+    "duration_s",
+    "samples",
+    "accuracy",
+    "accuracy_target",
+    "accuracy_met",
     "bound_by",
-)  # fmt: skip
+)
 
 
 def summary_csv(report: Report) -> str:
@@ -149,19 +188,31 @@ def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
     latencies = {one.name: one for one in result.latencies}
     judged = [score.met for score in result.accuracy if score.met is not None]
     row: dict[str, Any] = {
-        "notice": record.notice, "round": record.round, "division": record.division, "submitter": record.submitter,
-        "availability": record.availability, "system": record.system, "nodes": system.get("number_of_nodes"),
+        "notice": record.notice,
+        "round": record.round,
+        "division": record.division,
+        "submitter": record.submitter,
+        "availability": record.availability,
+        "system": record.system,
+        "nodes": system.get("number_of_nodes"),
         "accelerator": system.get("accelerator_model_name"),
         "accelerators_per_node": system.get("accelerators_per_node"),
-        "processor": system.get("host_processor_model_name"), "framework": system.get("framework"),
-        "model": result.model, "benchmark": result.benchmark, "scenario": result.scenario, "valid": result.valid,
-        "reasons": "; ".join(result.reasons), "target_qps": result.target_qps,
+        "processor": system.get("host_processor_model_name"),
+        "framework": system.get("framework"),
+        "model": result.model,
+        "benchmark": result.benchmark,
+        "scenario": result.scenario,
+        "valid": result.valid,
+        "reasons": "; ".join(result.reasons),
+        "target_qps": result.target_qps,
         **{name: values.get(name) for name in ("samples_per_second", "tokens_per_second", "samples")},
         "duration_s": values.get("duration"),
         "accuracy": ", ".join(f"{score.metric}: {score.value:.12g}" for score in result.accuracy),
-        "accuracy_target": ", ".join(f"{score.metric}: {score.at_least:.12g}" for score in result.accuracy
-                                     if score.at_least is not None),
-        "accuracy_met": all(judged) if judged else None, "bound_by": result.why.cause if result.why else None,
+        "accuracy_target": ", ".join(
+            f"{score.metric}: {score.at_least:.12g}" for score in result.accuracy if score.at_least is not None
+        ),
+        "accuracy_met": all(judged) if judged else None,
+        "bound_by": result.why.cause if result.why else None,
     }
     if result.metric is not None:
         row |= {"metric": result.metric.name, "result": result.metric.value, "unit": result.metric.unit}
@@ -182,31 +233,59 @@ def _result(result: Result) -> SummaryResult:
     part, accuracy = result.performance, result.accuracy
     record = accuracy.record if accuracy else None
     return SummaryResult(
-        model=result.model, benchmark=result.benchmark, scenario=result.scenario,
+        model=result.model,
+        benchmark=result.benchmark,
+        scenario=result.scenario,
         valid=part.valid and not (accuracy.faults if accuracy else ()) if part else None,
         reasons=(*(part.reasons if part else ()), *(accuracy.faults if accuracy else ())),
-        metric=_figure(part.metric) if part and part.metric else None, target_qps=part.target_qps if part else None,
+        metric=_figure(part.metric) if part and part.metric else None,
+        target_qps=part.target_qps if part else None,
         latencies=_latencies(part) if part else (),
-        accuracy=tuple(SummaryScore(metric=score.metric, value=score.value, at_least=score.lower, at_most=score.upper,
-                                    met=score.met) for score in record.scores) if record else (),
-        accuracy_samples=record.samples if record else None, unscored=record.unscored if record else {},
-        figures=tuple(map(_figure, part.figures.values())) if part else (), why=_why(part) if part else None,
+        accuracy=tuple(
+            SummaryScore(
+                metric=score.metric, value=score.value, at_least=score.lower, at_most=score.upper, met=score.met
+            )
+            for score in record.scores
+        )
+        if record
+        else (),
+        accuracy_samples=record.samples if record else None,
+        unscored=record.unscored if record else {},
+        figures=tuple(map(_figure, part.figures.values())) if part else (),
+        why=_why(part) if part else None,
     )
 
 
 def _latencies(part: Performance) -> tuple[SummaryLatency, ...]:
-    return tuple(SummaryLatency(
-        name=one.name, p99_ms=float(one.p99), mean_ms=None if one.mean is None else float(one.mean),
-        limit_ms=None if one.limit is None else float(one.limit), headroom=one.headroom, met=one.met,
-    ) for one in part.latencies)
+    return tuple(
+        SummaryLatency(
+            name=one.name,
+            p99_ms=float(one.p99),
+            mean_ms=None if one.mean is None else float(one.mean),
+            limit_ms=None if one.limit is None else float(one.limit),
+            headroom=one.headroom,
+            met=one.met,
+        )
+        for one in part.latencies
+    )
 
 
 def _figure(figure: Figure) -> SummaryFigure:
-    return SummaryFigure(name=figure.name, value=float(figure.value), unit=figure.unit, file=figure.source.file,
-                         field=figure.source.field)
+    return SummaryFigure(
+        name=figure.name,
+        value=float(figure.value),
+        unit=figure.unit,
+        file=figure.source.file,
+        field=figure.source.field,
+    )
 
 
 def _why(part: Performance) -> SummaryWhy | None:
     found = why(part)
-    return None if found is None else SummaryWhy(cause=found.cause, words=found.words, option=found.option,
-                                                 evidence=found.evidence, source=found.source)
+    return (
+        None
+        if found is None
+        else SummaryWhy(
+            cause=found.cause, words=found.words, option=found.option, evidence=found.evidence, source=found.source
+        )
+    )

@@ -159,7 +159,10 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
     first = submission.runs[0].settings.terms
     described = submission.system(folder.parent.name)
     return Report(
-        out=out, folder=folder, submission=submission, benchmark=benchmark_terms(first.round, first.benchmark),
+        out=out,
+        folder=folder,
+        submission=submission,
+        benchmark=benchmark_terms(first.round, first.benchmark),
         machine=_optional(out / "system" / "machine.json", MachineFacts),
         started_server=_optional(out / "server" / "server.json", ServerRecord),
         checker=_checker(out, submission),

@@ -74,8 +74,10 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     right = canvas.right_percent()
     if values is not None:
         total = np.cumsum(counts) * 100 / len(values)
-        hints = [f"{ms(low)} to {ms(high)} ms: {number(count)} samples"
-                 for low, high, count in zip(edges, edges[1:], counts, strict=False)]
+        hints = [
+            f"{ms(low)} to {ms(high)} ms: {number(count)} samples"
+            for low, high, count in zip(edges, edges[1:], counts, strict=False)
+        ]
         canvas.bars(edges, counts, hints)
         canvas.line(zip(edges, [0.0, *total.tolist()], strict=True), "line-2", scale=right)
         tables.append(_bins(edges, counts, total.tolist(), "ms", ms))
@@ -91,10 +93,19 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     median = part.figures.get(f"{key}_p50")
     said = [f"{what} {ms(one.value)} ms" for what, one in (("median", median), ("p99", p99)) if one]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
-    whose = (f"{_beside(part)}; percentiles: {part.log}" if values is not None else
-             f"LoadGen's percentiles alone: {part.log}")
-    return Picture(f"{name}: distribution", words, tuple(canvas.shapes), tuple(tables), whose,
-                   ((("bar-1", "samples"),) if values is not None else ()) + (("line-2", "cumulative"),))
+    whose = (
+        f"{_beside(part)}; percentiles: {part.log}"
+        if values is not None
+        else f"LoadGen's percentiles alone: {part.log}"
+    )
+    return Picture(
+        f"{name}: distribution",
+        words,
+        tuple(canvas.shapes),
+        tuple(tables),
+        whose,
+        ((("bar-1", "samples"),) if values is not None else ()) + (("line-2", "cumulative"),),
+    )
 
 
 def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure]], values: Values | None) -> Table:
@@ -113,9 +124,14 @@ def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure
 
 
 def _bins(edges: Sequence[float], counts: Sequence[int], total: Sequence[float], unit: str, write: Any) -> Table:
-    return Table((f"from, {unit}", f"to, {unit}", "samples", "up to here"), tuple(
-        (write(low), write(high), number(count), percent(share / 100))
-        for low, high, count, share in zip(edges, edges[1:], counts, total, strict=False) if count))
+    return Table(
+        (f"from, {unit}", f"to, {unit}", "samples", "up to here"),
+        tuple(
+            (write(low), write(high), number(count), percent(share / 100))
+            for low, high, count, share in zip(edges, edges[1:], counts, total, strict=False)
+            if count
+        ),
+    )
 
 
 def _samples(part: Performance, rows: Rows) -> Iterator[Picture]:
@@ -134,8 +150,10 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     counts = np.histogram(values, edges)[0].tolist()
     canvas = Canvas.over(edges.tolist(), [max(counts)])
     canvas.axes("tokens", "samples")
-    whole = [f"{number(int(edge + 0.5))} to {number(int(edge + step - 0.5))} tokens: {number(count)} samples"
-             for edge, count in zip(edges[:-1].tolist(), counts, strict=True)]
+    whole = [
+        f"{number(int(edge + 0.5))} to {number(int(edge + step - 0.5))} tokens: {number(count)} samples"
+        for edge, count in zip(edges[:-1].tolist(), counts, strict=True)
+    ]
     canvas.bars(edges.tolist(), counts, whole)
     right = canvas.right_percent()
     total = (np.cumsum(counts) * 100 / len(values)).tolist()
@@ -145,11 +163,19 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     words = f"{title}: {number(low)} to {number(high)} tokens, median {short(median)}"
     if limit:
         words += f"; at most {number(limit)} were asked for"
-    rows = tuple((number(int(edge + 0.5)), number(int(edge + step - 0.5)), number(count), percent(share / 100))
-                 for edge, count, share in zip(edges[:-1].tolist(), counts, total, strict=True) if count)
-    return Picture(title, words, tuple(canvas.shapes),
-                   (Table(("from, tokens", "to, tokens", "samples", "up to here"), rows),), _beside(part),
-                   (("bar-1", "samples"), ("line-2", "cumulative")))
+    rows = tuple(
+        (number(int(edge + 0.5)), number(int(edge + step - 0.5)), number(count), percent(share / 100))
+        for edge, count, share in zip(edges[:-1].tolist(), counts, total, strict=True)
+        if count
+    )
+    return Picture(
+        title,
+        words,
+        tuple(canvas.shapes),
+        (Table(("from, tokens", "to, tokens", "samples", "up to here"), rows),),
+        _beside(part),
+        (("bar-1", "samples"), ("line-2", "cumulative")),
+    )
 
 
 #: Samples in the picture of the slowest.
@@ -176,23 +202,40 @@ def slowest(part: Performance, rows: Rows) -> Picture:
         then = float(latency[place] - ttft[place])
         parts.append((then, "bar-1", f"then {ms(then)} ms"))
         bars.append((name, parts, f"{ms(float(latency[place]))} ms"))
-        table.append((str(int(row["index"])), f"{row['issued_ns'] / 1e9:,.1f}", ms(float(latency[place])),
-                      ms(float(ttft[place])) if streamed else "", ms(float(tpot[place])),
-                      number(int(row["prompt_tokens"])), number(int(row["tokens"])), number(open_), why))
+        table.append(
+            (
+                str(int(row["index"])),
+                f"{row['issued_ns'] / 1e9:,.1f}",
+                ms(float(latency[place])),
+                ms(float(ttft[place])) if streamed else "",
+                ms(float(tpot[place])),
+                number(int(row["prompt_tokens"])),
+                number(int(row["tokens"])),
+                number(open_),
+                why,
+            )
+        )
     shapes, height = bar_rows(bars, float(latency.max()))
     head = ("sample", "issued at, s", "latency, ms", "TTFT, ms", "TPOT, ms", "prompt", "tokens", "open", "why")
     legend = (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else ()
     words = f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms"
-    return Picture(f"The {len(bars)} slowest samples", words, shapes, (Table(head, tuple(table)),), _beside(part),
-                   legend, height=height)
+    return Picture(
+        f"The {len(bars)} slowest samples",
+        words,
+        shapes,
+        (Table(head, tuple(table)),),
+        _beside(part),
+        legend,
+        height=height,
+    )
 
 
 def _why_slow(ttft: float, tokens: int, tpot: float, usual: dict[str, float], open_: int) -> tuple[str, str]:
     """Return what makes up most of a sample's time beyond the median sample's, in short and in words; else nothing."""
     parts = {
         ("waited", f"waited for its first token, with {number(open_)} requests open"): ttft - usual["ttft"],
-        ("long answer", f"long answer, the median has {short(usual['tokens'])} tokens"):
-            (tokens - usual["tokens"]) * usual["tpot"],
+        ("long answer", f"long answer, the median has {short(usual['tokens'])} tokens"): (tokens - usual["tokens"])
+        * usual["tpot"],
         ("slow tokens", f"slow tokens, the median is {ms(usual['tpot'])} ms each"): (tpot - usual["tpot"]) * tokens,
     }
     excess = sum(max(part, 0.0) for part in parts.values())
@@ -206,32 +249,79 @@ def _ends(result: Result) -> Iterator[Picture]:
     ended = [(mode, run.client.finish_reasons) for mode, run in runs if run.client.finish_reasons is not None]
     files = ", ".join(f"{result.folder}/{mode}/run.json" for mode, _ in runs)
     phases = [(mode, run.server_metrics) for mode, run in runs if run.server_metrics is not None]
-    timed = [(mode, [(name, timing, kind) for name, timing, kind in
-                     (("queue", s.queue, "bar-3"), ("prefill", s.prefill, "bar-2"), ("decode", s.decode, "bar-1"))
-                     if timing is not None]) for mode, s in phases]
+    timed = [
+        (
+            mode,
+            [
+                (name, timing, kind)
+                for name, timing, kind in (
+                    ("queue", s.queue, "bar-3"),
+                    ("prefill", s.prefill, "bar-2"),
+                    ("decode", s.decode, "bar-1"),
+                )
+                if timing is not None
+            ],
+        )
+        for mode, s in phases
+    ]
     if any(parts for _, parts in timed):
-        bars = [(str(mode), [(t.mean_ms, kind, f"{name} {ms(t.mean_ms)} ms") for name, t, kind in parts],
-                 f"{ms(sum(t.mean_ms for _, t, _ in parts))} ms") for mode, parts in timed if parts]
+        bars = [
+            (
+                str(mode),
+                [(t.mean_ms, kind, f"{name} {ms(t.mean_ms)} ms") for name, t, kind in parts],
+                f"{ms(sum(t.mean_ms for _, t, _ in parts))} ms",
+            )
+            for mode, parts in timed
+            if parts
+        ]
         shapes, height = bar_rows(bars, max(sum(length for length, _, _ in parts) for _, parts, _ in bars))
-        table = tuple((f"{mode}: {name}", number(t.requests), ms(t.mean_ms),
-                       "" if t.p99_at_most_ms is None else ms(t.p99_at_most_ms)) for mode, parts in timed
-                      for name, t, _ in parts)
-        words = "; ".join(f"{mode}: " + ", ".join(f"{name} {ms(t.mean_ms)} ms" for name, t, _ in parts)
-                          for mode, parts in timed if parts)
-        yield Picture("Time of a request in the server", f"mean of a request: {words}", shapes,
-                      (Table(("phase", "requests", "mean, ms", "p99 at most, ms"), table),),
-                      f"{files}: server_metrics", (("bar-3", "queue"), ("bar-2", "prefill"), ("bar-1", "decode")),
-                      height=height)
+        table = tuple(
+            (
+                f"{mode}: {name}",
+                number(t.requests),
+                ms(t.mean_ms),
+                "" if t.p99_at_most_ms is None else ms(t.p99_at_most_ms),
+            )
+            for mode, parts in timed
+            for name, t, _ in parts
+        )
+        words = "; ".join(
+            f"{mode}: " + ", ".join(f"{name} {ms(t.mean_ms)} ms" for name, t, _ in parts)
+            for mode, parts in timed
+            if parts
+        )
+        yield Picture(
+            "Time of a request in the server",
+            f"mean of a request: {words}",
+            shapes,
+            (Table(("phase", "requests", "mean, ms", "p99 at most, ms"), table),),
+            f"{files}: server_metrics",
+            (("bar-3", "queue"), ("bar-2", "prefill"), ("bar-1", "decode")),
+            height=height,
+        )
     if ended:
-        bars = [(str(mode), [(r.stop, "bar-1", f"stop: {number(r.stop)}"),
-                             (r.length, "bar-2", f"length: {number(r.length)}")],
-                 f"{number(r.stop)} stop, {number(r.length)} length") for mode, r in ended]
+        bars = [
+            (
+                str(mode),
+                [(r.stop, "bar-1", f"stop: {number(r.stop)}"), (r.length, "bar-2", f"length: {number(r.length)}")],
+                f"{number(r.stop)} stop, {number(r.length)} length",
+            )
+            for mode, r in ended
+        ]
         shapes, height = bar_rows(bars, max(r.stop + r.length for _, r in ended))
-        yield Picture("Why answers ended", "; ".join(f"{name}: {words}" for name, _, words in bars), shapes,
-                      (Table(("run", "stop", "length"), tuple((str(mode), number(r.stop), number(r.length))
-                                                              for mode, r in ended)),),
-                      f"{files}: client.finish_reasons",
-                      (("bar-1", "by a token (stop)"), ("bar-2", "at the greatest length")), height=height)
+        yield Picture(
+            "Why answers ended",
+            "; ".join(f"{name}: {words}" for name, _, words in bars),
+            shapes,
+            (
+                Table(
+                    ("run", "stop", "length"), tuple((str(mode), number(r.stop), number(r.length)) for mode, r in ended)
+                ),
+            ),
+            f"{files}: client.finish_reasons",
+            (("bar-1", "by a token (stop)"), ("bar-2", "at the greatest length")),
+            height=height,
+        )
 
 
 def _accuracy(part: Accuracy) -> Iterator[Picture]:
@@ -239,12 +329,27 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
     if part.record is None or part.terms is None:
         return
     targets = {target.label: target for target in part.terms.targets}
-    judged = [(score, targets[score.label]) for score in part.record.scores
-              if score.label in targets and score.met is not None and targets[score.label].reference]
+    judged = [
+        (score, targets[score.label])
+        for score in part.record.scores
+        if score.label in targets and score.met is not None and targets[score.label].reference
+    ]
     if not judged:
         return
-    axis = Axis.over([0.0, 100.0, *(100 * (bound or 0) / target.reference for score, target in judged
-                                    for bound in (score.value, score.upper))], 8, 432, zero=True)
+    axis = Axis.over(
+        [
+            0.0,
+            100.0,
+            *(
+                100 * (bound or 0) / target.reference
+                for score, target in judged
+                for bound in (score.value, score.upper)
+            ),
+        ],
+        8,
+        432,
+        zero=True,
+    )
     shapes: list[Shape] = []
     for place, (score, target) in enumerate(judged):
         top = 8 + 34 * place
@@ -253,27 +358,51 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
         inner = axis.at(low or 0), axis.at(high if high is not None else axis.high)
         shapes += [
             Shape("text", {"class": "label", "x": 8, "y": top + 9}, score.metric),
-            Shape("text", {"class": "label end", "x": 432, "y": top + 9},
-                  f"{number(score.value)}: {percent(score.value / target.reference)} of the reference"),
-            Shape("rect", {"class": "zone", "x": inner[0], "y": top + 12, "width": round(inner[1] - inner[0], 1),
-                           "height": 13}),
-            Shape("rect", {"class": "bar-1" if score.met else "bar-bad", "x": 8, "y": top + 15,
-                           "width": round(max(end - 8, 1.5), 1), "height": 7}),
-            Shape("line", {"class": "mark-p99", "x1": axis.at(100), "x2": axis.at(100), "y1": top + 11,
-                           "y2": top + 26}),
+            Shape(
+                "text",
+                {"class": "label end", "x": 432, "y": top + 9},
+                f"{number(score.value)}: {percent(score.value / target.reference)} of the reference",
+            ),
+            Shape(
+                "rect",
+                {"class": "zone", "x": inner[0], "y": top + 12, "width": round(inner[1] - inner[0], 1), "height": 13},
+            ),
+            Shape(
+                "rect",
+                {
+                    "class": "bar-1" if score.met else "bar-bad",
+                    "x": 8,
+                    "y": top + 15,
+                    "width": round(max(end - 8, 1.5), 1),
+                    "height": 7,
+                },
+            ),
+            Shape(
+                "line", {"class": "mark-p99", "x1": axis.at(100), "x2": axis.at(100), "y1": top + 11, "y2": top + 26}
+            ),
         ]
-    rows = tuple((score.metric, number(score.value), number(target.reference),
-                  number(score.lower) if score.lower is not None else "",
-                  number(score.upper) if score.upper is not None else "", "yes" if score.met else "no")
-                 for score, target in judged)
+    rows = tuple(
+        (
+            score.metric,
+            number(score.value),
+            number(target.reference),
+            number(score.lower) if score.lower is not None else "",
+            number(score.upper) if score.upper is not None else "",
+            "yes" if score.met else "no",
+        )
+        for score, target in judged
+    )
     words = ", ".join(f"{score.metric} {percent(score.value / target.reference)}" for score, target in judged)
-    yield Picture("Accuracy against the reference", f"parts of the reference's scores: {words}", tuple(shapes),
-                  (Table(("metric", "score", "reference", "at least", "at most", "met"), rows),),
-                  f"{part.log.rpartition('/')[0]}/accuracy.json: scores; reference: {judged[0][1].source}",
-                  (("zone", "allowed"), ("mark-p99", "the reference")), height=12 + 34 * len(judged))
+    yield Picture(
+        "Accuracy against the reference",
+        f"parts of the reference's scores: {words}",
+        tuple(shapes),
+        (Table(("metric", "score", "reference", "at least", "at most", "met"), rows),),
+        f"{part.log.rpartition('/')[0]}/accuracy.json: scores; reference: {judged[0][1].source}",
+        (("zone", "allowed"), ("mark-p99", "the reference")),
+        height=12 + 34 * len(judged),
+    )
 
 
 def _beside(part: Performance) -> str:
     return f"{part.log.rpartition('/')[0]}/{SAMPLES_FILE}"
-
-

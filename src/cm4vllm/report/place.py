@@ -31,8 +31,13 @@ def places(own: Path, index: Index) -> list[Place]:
 def place(submission: Submission, result: Result, index: Index) -> Place:
     """Return the place of one result; a rehearsal, and one that is not valid, has none."""
     own = row_of(submission, result)
-    same = [row for row in index.rows if (row.benchmark, row.model, row.scenario, row.unit) == (
-        own.benchmark, own.model, own.scenario, own.unit) and row.valid and row.per_accelerator is not None]
+    same = [
+        row
+        for row in index.rows
+        if (row.benchmark, row.model, row.scenario, row.unit) == (own.benchmark, own.model, own.scenario, own.unit)
+        and row.valid
+        and row.per_accelerator is not None
+    ]
     why = _none(own, same, rehearsal=any(run.notice for run in result.runs))
     title = f"{own.model} {own.scenario}"
     if why:

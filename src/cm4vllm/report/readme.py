@@ -34,12 +34,20 @@ def measurement_readmes(out: Path, *, system: str = "", model: str = "") -> dict
 def _text(report: Report, measurement: Result) -> str:
     run, software = measurement.run, read_software(report.out)
     text = _template().render(
-        setup="\n".join(setup_lines(report, software)), platform=platform_rows(software), software=software,
+        setup="\n".join(setup_lines(report, software)),
+        platform=platform_rows(software),
+        software=software,
         recipe=published_recipe,
-        report=report, m=measurement, run=run, settings=run.settings, server=run.settings.server,
+        report=report,
+        m=measurement,
+        run=run,
+        settings=run.settings,
+        server=run.settings.server,
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=wording.server_command(run.settings.server, run.settings.model.path),
-        versions=versions(report, run), missing=missing(report), w=wording,
+        versions=versions(report, run),
+        missing=missing(report),
+        w=wording,
         client_headroom=client_headroom,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -49,8 +57,11 @@ def _text(report: Report, measurement: Result) -> str:
 def _template() -> jinja2.Template:
     # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=False,  # noqa: S701
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("cm4vllm.report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(code=code, plain=plain, block=block)
     return environment.get_template("measurement.md.j2")

@@ -14,16 +14,25 @@ __all__ = ["platform_rows", "published_recipe", "setup_lines"]
 #: What a record's recipe holds for our own use: sizes and times of files, by which a change of them is seen.
 _INTERNAL = frozenset({"files"})
 _LABELS = {
-    "hub": "Hub id", "revision": "Revision", "catalogue": "Name in the catalogue", "mlcommons": "MLCommons address",
-    "seed": "Seed", "split": "Part of the data", "task": "Task", "training_pairs": "Training pairs",
+    "hub": "Hub id",
+    "revision": "Revision",
+    "catalogue": "Name in the catalogue",
+    "mlcommons": "MLCommons address",
+    "seed": "Seed",
+    "split": "Part of the data",
+    "task": "Task",
+    "training_pairs": "Training pairs",
     "scheme": "Quantisation scheme",
-}  # fmt: skip
+}
 
 
 def published_recipe(recipe: Mapping[str, str]) -> dict[str, str]:
     """Return how a model or dataset was had, in a reader's words; what only serves this program is left out."""
-    return {_LABELS.get(key, key.replace("_", " ").capitalize()): value for key, value in recipe.items()
-            if key not in _INTERNAL}
+    return {
+        _LABELS.get(key, key.replace("_", " ").capitalize()): value
+        for key, value in recipe.items()
+        if key not in _INTERNAL
+    }
 
 
 def setup_lines(report: Report, software: SoftwareRecord | None) -> list[str]:
@@ -35,8 +44,14 @@ def setup_lines(report: Report, software: SoftwareRecord | None) -> list[str]:
         return [*lines, f"cm pull repo --url={software.url} --checkout={commit}"]
     if report.campaign is None:
         return lines
-    folder = "/".join((report.campaign.division, report.submitter,
-                       layout_named(report.run.settings.terms.layout).program, PROGRAM_FOLDER))
+    folder = "/".join(
+        (
+            report.campaign.division,
+            report.submitter,
+            layout_named(report.run.settings.terms.layout).program,
+            PROGRAM_FOLDER,
+        )
+    )
     return [*lines, f'cm add repo --path="${{SUBMISSION:?}}/{folder}"']
 
 

@@ -33,19 +33,39 @@ def screenshot(page: Path, picture: Path, width: int = 1000, height: int = 760) 
     """
     program = chromium()
     if not program:
-        raise CmError("no picture can be made", cause=f"none of {', '.join(_NAMES)} is on PATH",
-                      remedy="install Chromium (Debian: apt-get install chromium)")
+        raise CmError(
+            "no picture can be made",
+            cause=f"none of {', '.join(_NAMES)} is on PATH",
+            remedy="install Chromium (Debian: apt-get install chromium)",
+        )
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
-            [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-             "--disable-background-networking", f"--user-data-dir={profile}", f"--window-size={width},{height}",
-             f"--screenshot={picture.absolute()}", page.absolute().as_uri()],
-            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                "--no-first-run",
+                "--disable-background-networking",
+                f"--user-data-dir={profile}",
+                f"--window-size={width},{height}",
+                f"--screenshot={picture.absolute()}",
+                page.absolute().as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
     if done.returncode or not picture.is_file():
         raise CmError(f"{program} made no picture of {page}", cause=done.stderr[-400:])
     if picture.stat().st_size > MAX_BYTES:
-        raise CmError(f"{picture} has {picture.stat().st_size:,} bytes", cause=f"at most {MAX_BYTES:,} are allowed",
-                      remedy="make it narrower or lower")
+        raise CmError(
+            f"{picture} has {picture.stat().st_size:,} bytes",
+            cause=f"at most {MAX_BYTES:,} are allowed",
+            remedy="make it narrower or lower",
+        )
 
 
 def _main(words: list[str]) -> None:

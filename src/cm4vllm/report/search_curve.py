@@ -63,16 +63,32 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
     canvas.axes("queries/s", "p99, % of its limit" + (f"; above {MOST:g} at the edge" if max(shares) > MOST else ""))
     canvas.level(100, "mark-limit", "limit")
     for place, name in enumerate(names[:2], 1):
-        ordered = sorted((probe.rate, 100 * (limit.p99_ms or 0.0) / limit.limit_ms)
-                         for probe, limit in points if limit.name == name)
+        ordered = sorted(
+            (probe.rate, 100 * (limit.p99_ms or 0.0) / limit.limit_ms) for probe, limit in points if limit.name == name
+        )
         canvas.line(ordered, f"line-{place}")
         canvas.dots(ordered, f"bar-{place}")
     if record.rate:
         canvas.mark(record.rate, "mark-p99", f"found: {qps(record.rate)}")
-    rows = tuple((qps(probe.rate), limit.name, ms(limit.p99_ms or 0.0), ms(limit.limit_ms),
-                  percent((limit.p99_ms or 0.0) / limit.limit_ms), f"{probe.queries:,}", probe.verdict)
-                 for probe, limit in sorted(points, key=lambda one: one[0].rate))
+    rows = tuple(
+        (
+            qps(probe.rate),
+            limit.name,
+            ms(limit.p99_ms or 0.0),
+            ms(limit.limit_ms),
+            percent((limit.p99_ms or 0.0) / limit.limit_ms),
+            f"{probe.queries:,}",
+            probe.verdict,
+        )
+        for probe, limit in sorted(points, key=lambda one: one[0].rate)
+    )
     words = f"{len(record.probes)} probes found {qps(record.rate)} queries/s; {record.stopped}"
     head = ("queries/s", "limit", "p99, ms", "limit, ms", "of it", "queries", "verdict")
-    return Picture("Search for the target rate", words, tuple(canvas.shapes), (Table(head, rows),), f"{file}: probes",
-                   tuple((f"line-{place}", f"{name} p99") for place, name in enumerate(names[:2], 1)))
+    return Picture(
+        "Search for the target rate",
+        words,
+        tuple(canvas.shapes),
+        (Table(head, rows),),
+        f"{file}: probes",
+        tuple((f"line-{place}", f"{name} p99") for place, name in enumerate(names[:2], 1)),
+    )

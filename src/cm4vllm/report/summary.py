@@ -55,15 +55,31 @@ def render(report: Report, *, published: bool = False) -> str:
         report = dataclasses.replace(report, checker=None)
     software = read_software(report.out)
     return _template().render(
-        setup="\n".join(setup_lines(report, software)), platform=platform_rows(software), software=software,
+        setup="\n".join(setup_lines(report, software)),
+        platform=platform_rows(software),
+        software=software,
         recipe=published_recipe,
-        report=report, run=report.run, settings=report.run.settings, server=report.server,
-        published=published, checkers=round_terms(report.round).checkers,
-        headline=headline(report, published=published), findings=findings(report, published=published),
-        missing=missing(report), missing_scenarios=missing_scenarios(report), groups=_groups(report),
-        versions=versions(report, report.run), confs=_confs(report), unexpected=unexpected(report),
-        charts=charts, traces=_traces(report), client_headroom=client_headroom, w=wording,
-        max_findings=MAX_FINDINGS, record=summary_record(report, published=published), sentence=sentence(report),
+        report=report,
+        run=report.run,
+        settings=report.run.settings,
+        server=report.server,
+        published=published,
+        checkers=round_terms(report.round).checkers,
+        headline=headline(report, published=published),
+        findings=findings(report, published=published),
+        missing=missing(report),
+        missing_scenarios=missing_scenarios(report),
+        groups=_groups(report),
+        versions=versions(report, report.run),
+        confs=_confs(report),
+        unexpected=unexpected(report),
+        charts=charts,
+        traces=_traces(report),
+        client_headroom=client_headroom,
+        w=wording,
+        max_findings=MAX_FINDINGS,
+        record=summary_record(report, published=published),
+        sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
         metric_words=wording.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
@@ -79,11 +95,16 @@ def _groups(report: Report) -> tuple[Group, ...]:
 
 def _traces(report: Report) -> list[charts.Trace]:
     """Return what the server did in each run for which it reported metrics."""
-    parts = [(m.scenario, part.folder, part.run) for m in report.results
-             for part in (m.performance, m.accuracy) if part is not None and part.run is not None]
+    parts = [
+        (m.scenario, part.folder, part.run)
+        for m in report.results
+        for part in (m.performance, m.accuracy)
+        if part is not None and part.run is not None
+    ]
     return [
         charts.trace(f"{scenario} {run.settings.mode}", run.server_metrics, read_samples(folder / METRICS_FILE))
-        for scenario, folder, run in parts if run.server_metrics is not None
+        for scenario, folder, run in parts
+        if run.server_metrics is not None
     ]
 
 
@@ -100,7 +121,10 @@ def _confs(report: Report) -> dict[str, list[str]]:
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("cm4vllm.report"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("summary.html.j2")

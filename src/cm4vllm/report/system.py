@@ -21,11 +21,17 @@ class Group:
 
 _GROUPS: dict[str, dict[str, str]] = {
     "System": {
-        "system_name": "System", "submitter": "Submitter", "division": "Division", "status": "Status",
-        "system_type": "Category", "system_type_detail": "Category, in detail", "number_of_nodes": "Nodes",
+        "system_name": "System",
+        "submitter": "Submitter",
+        "division": "Division",
+        "status": "Status",
+        "system_type": "Category",
+        "system_type_detail": "Category, in detail",
+        "number_of_nodes": "Nodes",
     },
     "Accelerators": {
-        "accelerators_per_node": "Accelerators a node", "accelerator_model_name": "Accelerator",
+        "accelerators_per_node": "Accelerators a node",
+        "accelerator_model_name": "Accelerator",
         "accelerator_memory_capacity": "Accelerator memory",
         "accelerator_memory_configuration": "Accelerator memory type",
         "accelerator_frequency": "Accelerator frequency",
@@ -35,24 +41,33 @@ _GROUPS: dict[str, dict[str, str]] = {
         "accelerator_interconnect_topology": "Accelerator topology",
     },
     "Processor and memory": {
-        "host_processor_model_name": "Processor", "host_processors_per_node": "Processors a node",
-        "host_processor_core_count": "Cores a processor", "host_processor_frequency": "Processor frequency",
-        "host_processor_caches": "Processor caches", "host_processor_interconnect": "Processor interconnect",
-        "host_memory_capacity": "Memory", "host_memory_configuration": "Memory configuration",
+        "host_processor_model_name": "Processor",
+        "host_processors_per_node": "Processors a node",
+        "host_processor_core_count": "Cores a processor",
+        "host_processor_frequency": "Processor frequency",
+        "host_processor_caches": "Processor caches",
+        "host_processor_interconnect": "Processor interconnect",
+        "host_memory_capacity": "Memory",
+        "host_memory_configuration": "Memory configuration",
     },
     "Other hardware": {
-        "host_storage_capacity": "Storage", "host_storage_type": "Storage type", "cooling": "Cooling",
+        "host_storage_capacity": "Storage",
+        "host_storage_type": "Storage type",
+        "cooling": "Cooling",
         "hw_notes": "Hardware notes",
     },
     "Network": {
-        "host_networking": "Network", "host_networking_topology": "Network topology",
+        "host_networking": "Network",
+        "host_networking_topology": "Network topology",
         "host_network_card_count": "Network cards",
     },
     "Software": {
-        "framework": "Framework", "operating_system": "Operating system", "other_software_stack": "Other software",
+        "framework": "Framework",
+        "operating_system": "Operating system",
+        "other_software_stack": "Other software",
         "sw_notes": "Software notes",
     },
-}  # fmt: skip
+}
 
 _LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
 
@@ -81,8 +96,10 @@ def machine_group(machine: MachineFacts) -> Group:
     """Return what the machine that ran LoadGen shows of itself; the server may run elsewhere."""
     host, cpu = machine.host, machine.cpu
     rows = [
-        ("Logical CPUs", f"{cpu.logical_cpus}: {cpu.sockets} x {cpu.cores_per_socket} cores x "
-                         f"{cpu.threads_per_core} threads"),
+        (
+            "Logical CPUs",
+            f"{cpu.logical_cpus}: {cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads",
+        ),
         ("NUMA nodes", _known(cpu.numa_nodes)),
         ("Virtual machine", "unknown" if host.virtualised is None else "yes" if host.virtualised else "no"),
         ("Memory", f"{machine.memory.total_bytes / 2**30:.1f} GiB"),

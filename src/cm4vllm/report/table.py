@@ -35,8 +35,10 @@ def _text(report: Report, *, terminal: bool) -> str:
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
         return _coloured(report, rows)
-    titles = [*([f"*** {report.notice} ***"] if report.notice else []),
-              *([] if report.rehearsal else [headline(report)])]
+    titles = [
+        *([f"*** {report.notice} ***"] if report.notice else []),
+        *([] if report.rehearsal else [headline(report)]),
+    ]
     return "\n".join([*map(_line, titles), "", *aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
@@ -49,7 +51,8 @@ def _row(report: Report, measurement: Result) -> tuple[str, ...]:
             result_figure(performance.metric),
             "" if performance.samples_per_second is None else rate(performance.samples_per_second),
             "valid" if performance.valid else "INVALID",
-            _latency(performance, "TTFT"), _latency(performance, "TPOT"),
+            _latency(performance, "TTFT"),
+            _latency(performance, "TPOT"),
         )
     return (measurement.scenario, *first, _accuracy(measurement))
 
@@ -85,8 +88,10 @@ def _below(report: Report) -> list[str]:
             lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
         record = measurement.accuracy.record if measurement.accuracy else None
         if record:
-            lines.append(f"{measurement.scenario} accuracy on {number(record.samples)} of "
-                         f"{number(report.benchmark.samples)} samples:")
+            lines.append(
+                f"{measurement.scenario} accuracy on {number(record.samples)} of "
+                f"{number(report.benchmark.samples)} samples:"
+            )
             lines += [f"  {score_in_words(score)}" for score in record.scores]
             lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
     if report.run.settings.server.dialect is not None:
@@ -136,7 +141,10 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     console.print(table)
     styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}
     for line in _below(report):
-        style = styles[findings(report)[-1].kind] if line.startswith("checker:") else (
-            "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
+        style = (
+            styles[findings(report)[-1].kind]
+            if line.startswith("checker:")
+            else ("red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
+        )
         console.print(Text(line, style=style), soft_wrap=True)
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

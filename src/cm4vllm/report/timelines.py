@@ -58,11 +58,22 @@ def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, f
     return found
 
 
-def _over_time(title: str, words: str, source: str, unit: str, series: Sequence[tuple[str, str, Floats, Floats]],
-               write: Callable[[float], str], *, top: float = 0.0) -> tuple[Canvas, Picture]:
+def _over_time(
+    title: str,
+    words: str,
+    source: str,
+    unit: str,
+    series: Sequence[tuple[str, str, Floats, Floats]],
+    write: Callable[[float], str],
+    *,
+    top: float = 0.0,
+) -> tuple[Canvas, Picture]:
     """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line."""
-    canvas = Canvas.over([0.0, *(float(at[-1]) for _, _, at, _ in series)],
-                         [top, 1e-9, *(float(values.max()) for _, _, _, values in series)], from_zero=True)
+    canvas = Canvas.over(
+        [0.0, *(float(at[-1]) for _, _, at, _ in series)],
+        [top, 1e-9, *(float(values.max()) for _, _, _, values in series)],
+        from_zero=True,
+    )
     canvas.axes("time, s", unit)
     tables = []
     for name, kind, at, values in series:
@@ -70,8 +81,15 @@ def _over_time(title: str, words: str, source: str, unit: str, series: Sequence[
         if len(at) > INTERVALS:
             canvas.line([((a + b) / 2, most) for a, b, _, most in parts], f"{kind} most")
         canvas.line([((a + b) / 2, mean) for a, b, mean, _ in parts], kind)
-        tables.append(Table((f"{name}: from, s", "to, s", "mean", "most"), tuple(
-            (f"{a:,.1f}", f"{b:,.1f}", write(mean), write(most)) for a, b, mean, most in _parts(at, values, ROWS))))
+        tables.append(
+            Table(
+                (f"{name}: from, s", "to, s", "mean", "most"),
+                tuple(
+                    (f"{a:,.1f}", f"{b:,.1f}", write(mean), write(most))
+                    for a, b, mean, most in _parts(at, values, ROWS)
+                ),
+            )
+        )
     legend = tuple((kind, name) for name, kind, _, _ in series) if len(series) > 1 else ()
     return canvas, Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
 
@@ -87,10 +105,18 @@ def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) ->
     rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
     mean = part.figures.get("tokens_per_second")
     words = f"Tokens/s that the server generated, up to {rate(float(rates.max()))}" + (
-        f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else "")
+        f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else ""
+    )
     where = source + (f": generation_tokens; mean: {mean.source}" if mean else "")
-    canvas, picture = _over_time("Tokens per second", words, where, "tokens/s", [
-        ("tokens/s", "line-1", at[1:], rates)], rate, top=mean.value if mean else 0.0)
+    canvas, picture = _over_time(
+        "Tokens per second",
+        words,
+        where,
+        "tokens/s",
+        [("tokens/s", "line-1", at[1:], rates)],
+        rate,
+        top=mean.value if mean else 0.0,
+    )
     if mean:
         canvas.level(mean.value, "mark-p99", f"LoadGen: {rate(mean.value)}")
     return _with(canvas, picture)
@@ -101,8 +127,14 @@ def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
     running = np.array([sample.running for sample in samples], float)
     waiting = np.array([sample.waiting for sample in samples], float)
     words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
-    return _over_time("Requests running and waiting", words, f"{source}: running, waiting", "requests", [
-        ("running", "line-1", at, running), ("waiting", "line-2", at, waiting)], rate)[1]
+    return _over_time(
+        "Requests running and waiting",
+        words,
+        f"{source}: running, waiting",
+        "requests",
+        [("running", "line-1", at, running), ("waiting", "line-2", at, waiting)],
+        rate,
+    )[1]
 
 
 def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
@@ -110,8 +142,14 @@ def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
     used = np.array([100 * sample.kv_cache_usage for sample in samples])
     preempted = samples[-1].preemptions - samples[0].preemptions
     words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
-    return _over_time("KV cache in use", words, f"{source}: kv_cache_usage, preemptions", "% of the KV cache", [
-        ("in use", "line-1", at, used)], lambda value: percent(value / 100))[1]
+    return _over_time(
+        "KV cache in use",
+        words,
+        f"{source}: kv_cache_usage, preemptions",
+        "% of the KV cache",
+        [("in use", "line-1", at, used)],
+        lambda value: percent(value / 100),
+    )[1]
 
 
 def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) -> Iterator[Picture]:
@@ -122,13 +160,27 @@ def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) ->
     count = f"{len(names)} {'GPU' if len(names) == 1 else 'GPUs'}"
     at, load = _of_gpus(looks, "utilisation", 100)
     if len(at) > 2:
-        words = (f"Part of the time in which {count} worked: {percent(float(load.mean()) / 100)} in the mean of the "
-                 "run; a GPU that works may still wait for its memory")
+        words = (
+            f"Part of the time in which {count} worked: {percent(float(load.mean()) / 100)} in the mean of the "
+            "run; a GPU that works may still wait for its memory"
+        )
         series = [("mean of the GPUs", "line-1", at, load.mean(axis=1))]
         if len(names) > 1:
             series.append(("the least of them", "line-2", at, load.min(axis=1)))
-        yield _of_each(_over_time("Utilisation of the GPUs", words, f"{source}: utilisation", "% of the time", series,
-                                  lambda value: percent(value / 100))[1], names, load, "mean, %", "most, %")
+        yield _of_each(
+            _over_time(
+                "Utilisation of the GPUs",
+                words,
+                f"{source}: utilisation",
+                "% of the time",
+                series,
+                lambda value: percent(value / 100),
+            )[1],
+            names,
+            load,
+            "mean, %",
+            "most, %",
+        )
     at, power = _of_gpus(looks, "power_w", 1)
     if len(at) > 2:
         drawn = power.sum(axis=1)
@@ -137,8 +189,15 @@ def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) ->
         words = f"Power of {count} together: {rate(mean)} W in the mean, {rate(most)} W at most"
         if tokens is not None:
             words += f"; {rate(tokens.value / mean)} tokens per joule of the GPUs alone"
-        yield _of_each(_over_time("Power of the GPUs", words, f"{source}: power_w", "W", [
-            ("power", "line-1", at, drawn)], rate)[1], names, power, "mean, W", "most, W")
+        yield _of_each(
+            _over_time("Power of the GPUs", words, f"{source}: power_w", "W", [("power", "line-1", at, drawn)], rate)[
+                1
+            ],
+            names,
+            power,
+            "mean, W",
+            "most, W",
+        )
 
 
 def _of_gpus(looks: Sequence[GpusSample], name: str, scale: float) -> tuple[Floats, Floats]:
@@ -151,8 +210,10 @@ def _of_gpus(looks: Sequence[GpusSample], name: str, scale: float) -> tuple[Floa
 
 def _of_each(picture: Picture, names: dict[int, str], values: Floats, mean: str, most: str) -> Picture:
     """Return the picture with a table of each GPU's mean and greatest value."""
-    rows = tuple((f"{index}: {name}", f"{values[:, place].mean():,.1f}", f"{values[:, place].max():,.1f}")
-                 for place, (index, name) in enumerate(sorted(names.items())))
+    rows = tuple(
+        (f"{index}: {name}", f"{values[:, place].mean():,.1f}", f"{values[:, place].max():,.1f}")
+        for place, (index, name) in enumerate(sorted(names.items()))
+    )
     return replace(picture, tables=(*picture.tables, Table(("GPU", mean, most), rows)))
 
 

@@ -25,22 +25,30 @@ def results_folders(given: str) -> list[Path]:
     folders = [Path(name).expanduser().absolute() for name in names]
     missing = [folder for folder in folders if not (folder / CAMPAIGN_FILE).is_file()]
     if missing or not folders:
-        raise SubmissionError(f"no results in {missing[0] if missing else given or 'no folder'}",
-                              cause=f"no {CAMPAIGN_FILE} in it",
-                              remedy="give the folders of jobs' results with --results_dir, separated by commas")
+        raise SubmissionError(
+            f"no results in {missing[0] if missing else given or 'no folder'}",
+            cause=f"no {CAMPAIGN_FILE} in it",
+            remedy="give the folders of jobs' results with --results_dir, separated by commas",
+        )
     return folders
 
 
-def tree_asked(out: Path, *, submitter: str = "", division: str = "", model: str = "",
-               introduction: str = "") -> TreeAsked:
+def tree_asked(
+    out: Path, *, submitter: str = "", division: str = "", model: str = "", introduction: str = ""
+) -> TreeAsked:
     """Return what the results in `out` put into a tree; submitter and division are the campaign's by default."""
     campaign = read_record(out / CAMPAIGN_FILE, CampaignRecord)
     report = load(out)
     return TreeAsked(
-        out=out, submitter=submitter or campaign.submitter, model=campaign.model or model,
-        readmes=measurement_readmes(out), command=campaign.command, commit=campaign.commit,
+        out=out,
+        submitter=submitter or campaign.submitter,
+        model=campaign.model or model,
+        readmes=measurement_readmes(out),
+        command=campaign.command,
+        commit=campaign.commit,
         division=Division.parse(division or campaign.division),
         extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out, published=True)},
-        server_command=wording.server_command(report.server, report.model.path), introduction=introduction,
+        server_command=wording.server_command(report.server, report.model.path),
+        introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),
     )

@@ -14,8 +14,17 @@ from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.checker import unexpected_findings
 
-__all__ = ["Finding", "Kind", "findings", "headline", "missing", "missing_scenarios", "score_in_words", "sentence",
-           "unexpected"]
+__all__ = [
+    "Finding",
+    "Kind",
+    "findings",
+    "headline",
+    "missing",
+    "missing_scenarios",
+    "score_in_words",
+    "sentence",
+    "unexpected",
+]
 
 
 class Kind(StrEnum):
@@ -58,9 +67,13 @@ def sentence(report: Report) -> str:
         part = result.performance
         if part is None or part.metric is None:
             continue
-        margins = [f"{percent(one.headroom)} of the {one.name} limit left" if one.headroom > 0 else
-                 f"the {one.name} limit exceeded by {percent(-one.headroom)}"
-                 for one in part.latencies if one.headroom is not None]
+        margins = [
+            f"{percent(one.headroom)} of the {one.name} limit left"
+            if one.headroom > 0
+            else f"the {one.name} limit exceeded by {percent(-one.headroom)}"
+            for one in part.latencies
+            if one.headroom is not None
+        ]
         margin = f" with {' and '.join(margins)}" if margins else ""
         parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
     came = ", and ".join(parts) or "no figure yet"
@@ -124,7 +137,8 @@ def _performance(report: Report, measurement: Result) -> Finding:
     text = result_figure(part.metric)
     text += "".join(
         f"; {latency.name} p99 {ms(latency.p99)} ms"
-        + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "") for latency in part.latencies
+        + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "")
+        for latency in part.latencies
     )
     if part.valid:
         return Finding(subject, Kind.GOOD, f"valid: {text}")
@@ -137,8 +151,10 @@ def _client(measurement: Result) -> list[Finding]:
     """Return what makes the client doubtful as an instrument; nothing where it was fit."""
     if measurement.performance is None:
         return []
-    return [Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
-            for mark in measurement.performance.client_doubts]
+    return [
+        Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
+        for mark in measurement.performance.client_doubts
+    ]
 
 
 def _counting(report: Report) -> list[Finding]:
@@ -186,11 +202,17 @@ def _checker(report: Report) -> Finding:
     said = ", ".join(f"{run.name}: {_said(run.passed, run.crashed, len(run.errors))}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
-        text = f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else (
-            "only length findings, expected of a rehearsal")
+        text = (
+            f"{_counted(defects, 'finding')} that a rehearsal does not explain"
+            if defects
+            else ("only length findings, expected of a rehearsal")
+        )
         return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
-    return Finding(subject, Kind.GOOD if checker.passed else Kind.BAD,
-                   f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})")
+    return Finding(
+        subject,
+        Kind.GOOD if checker.passed else Kind.BAD,
+        f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})",
+    )
 
 
 def _said(passed: bool, crashed: bool, errors: int) -> str:
@@ -201,5 +223,3 @@ def _said(passed: bool, crashed: bool, errors: int) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-

@@ -158,14 +158,20 @@ def counting_words(runs: Sequence[RunRecord]) -> str:
         if text is None or dialect is None:
             continue
         if text.difference is not None:
-            sentences.append(f"In the {run.settings.scenario} {run.settings.mode} run both counts differ by "
-                             f"{percent(text.difference)} over {number(text.answers)} answers.")
+            sentences.append(
+                f"In the {run.settings.scenario} {run.settings.mode} run both counts differ by "
+                f"{percent(text.difference)} over {number(text.answers)} answers."
+            )
         if dialect.prompts is Prompts.TEXT and text.prompts_changed:
-            sentences.append(f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
-                             "when their text is read.")
+            sentences.append(
+                f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
+                "when their text is read."
+            )
         if dialect.usage and dialect.prompts is not Prompts.IDS:
-            sentences.append(f"The server counts {number(text.server_prompt_tokens)} tokens of prompts there, the "
-                             f"dataset has {number(text.prompt_tokens)}.")
+            sentences.append(
+                f"The server counts {number(text.server_prompt_tokens)} tokens of prompts there, the "
+                f"dataset has {number(text.prompt_tokens)}."
+            )
     return " ".join(sentences)
 
 
@@ -179,7 +185,7 @@ def server_command(server: ServerRecord, model_path: str) -> str:
     names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
     env = [f"{name}={value}" for name, value in sorted(server.env.items())]
     words = published_words([*env, Path(server.argv[0]).name, *server.argv[1:]], names, hosts_of(server))
-    return shell_line(words[len(env):], dict(word.split("=", 1) for word in words[: len(env)]))
+    return shell_line(words[len(env) :], dict(word.split("=", 1) for word in words[: len(env)]))
 
 
 def typed_command(command: str, server: ServerRecord) -> str:

@@ -48,9 +48,17 @@ def read_endpoints_performance(reader: Reader, folder: Path, scenario: str) -> P
     found = Figures(Figure(key, value, value.unit, Source(name, field)) for key, value, field in _figures(summary))
     reasons, kind = tuple(_reasons(summary)), str(config.get("type", ""))
     return Performance(
-        folder=folder / SUMMARY.parent, log=name, loadgen_scenario=_scenario(kind, scenario),
-        loadgen_version=f"{ENDPOINTS} {summary.get('version', '')}".strip(), loadgen_valid=not reasons,
-        loadgen_reasons=reasons, errors=(), warnings=(), figures=found, settings=_settings(config), harness=ENDPOINTS,
+        folder=folder / SUMMARY.parent,
+        log=name,
+        loadgen_scenario=_scenario(kind, scenario),
+        loadgen_version=f"{ENDPOINTS} {summary.get('version', '')}".strip(),
+        loadgen_valid=not reasons,
+        loadgen_reasons=reasons,
+        errors=(),
+        warnings=(),
+        figures=found,
+        settings=_settings(config),
+        harness=ENDPOINTS,
     )
 
 
@@ -69,14 +77,25 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
     targets = terms.targets if terms else ()
     labels = [one.label for one in targets if one.lower is not None and one.label not in SCORE_UNITS]
     label = labels[0] if len(labels) == 1 else "score"
-    found = [Figure(label, score, "", Source(name, "accuracy_scores.score"))
-             for one in own if (score := _number(one, "score")) is not None]
+    found = [
+        Figure(label, score, "", Source(name, "accuracy_scores.score"))
+        for one in own
+        if (score := _number(one, "score")) is not None
+    ]
     label, lengths = "tokens_per_sample", [_number(one.get("output_sequence_lengths"), "avg") for one in own]
-    found += [Figure(label, length, SCORE_UNITS[label], Source(name, "output_sequence_lengths.avg"))
-              for length in lengths[:1] if length is not None]
+    found += [
+        Figure(label, length, SCORE_UNITS[label], Source(name, "output_sequence_lengths.avg"))
+        for length in lengths[:1]
+        if length is not None
+    ]
     counts = [int(count) for one in own if (count := _number(one, "total_samples")) is not None]
-    return Accuracy(folder=folder / SCORES.parent, log=name, figures=Figures(found), terms=terms,
-                    settings={"accuracy_sample_count": sum(counts)} if counts else {})
+    return Accuracy(
+        folder=folder / SCORES.parent,
+        log=name,
+        figures=Figures(found),
+        terms=terms,
+        settings={"accuracy_sample_count": sum(counts)} if counts else {},
+    )
 
 
 def _config(reader: Reader, path: Path) -> Mapping[str, Any]:
@@ -102,17 +121,22 @@ def _scenario(kind: str, scenario: str) -> str:
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = _part(config, "settings")
     runtime, pattern = _part(settings, "runtime"), _part(settings, "load_pattern")
-    found = {"min_duration_ms": runtime.get("min_duration_ms"), "target_qps": pattern.get("target_qps"),
-             "sample_index_rng_seed": runtime.get("dataloader_random_seed"),
-             "schedule_rng_seed": runtime.get("scheduler_random_seed")}
+    found = {
+        "min_duration_ms": runtime.get("min_duration_ms"),
+        "target_qps": pattern.get("target_qps"),
+        "sample_index_rng_seed": runtime.get("dataloader_random_seed"),
+        "schedule_rng_seed": runtime.get("scheduler_random_seed"),
+    }
     return {key: value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
     """Give the name of each figure, its value and the field that it was read from."""
     for name, field, unit, divisor in (
-        ("samples", "n_samples_completed", Samples, 1.0), ("samples_per_second", "qps", SamplesPerSecond, 1.0),
-        ("tokens_per_second", "tps", TokensPerSecond, 1.0), ("duration", "duration_ns", Seconds, 1e9),
+        ("samples", "n_samples_completed", Samples, 1.0),
+        ("samples_per_second", "qps", SamplesPerSecond, 1.0),
+        ("tokens_per_second", "tps", TokensPerSecond, 1.0),
+        ("duration", "duration_ns", Seconds, 1e9),
     ):
         if (value := _number(summary, field)) is not None:
             yield name, unit(value / divisor), field

@@ -64,7 +64,13 @@ def refuse(findings: Iterable[Finding], root: Path) -> None:
         return
     remedy = "; ".join(dict.fromkeys(error.remedy for error in errors if error.remedy))
     if len(errors) == 1:
-        raise SubmissionError(errors[0].what, cause="; ".join(
-            part for part in (errors[0].detail, errors[0].rule.text, errors[0].code) if part), remedy=remedy)
-    raise SubmissionError(f"{len(errors)} errors in the results below {root}",
-                          cause="\n".join(str(error) for error in errors), remedy=remedy)
+        raise SubmissionError(
+            errors[0].what,
+            cause="; ".join(part for part in (errors[0].detail, errors[0].rule.text, errors[0].code) if part),
+            remedy=remedy,
+        )
+    raise SubmissionError(
+        f"{len(errors)} errors in the results below {root}",
+        cause="\n".join(str(error) for error in errors),
+        remedy=remedy,
+    )

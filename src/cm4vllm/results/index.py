@@ -135,12 +135,21 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
 
     `kept` is the folder of what was read before. Raises SubmissionError where there is no submission.
     """
-    homes = sorted({home for division in Division for pattern in (f"{division}/*", f"*/{division}/*")
-                    for home in root.glob(pattern) if (home / "results").is_dir()})
+    homes = sorted(
+        {
+            home
+            for division in Division
+            for pattern in (f"{division}/*", f"*/{division}/*")
+            for home in root.glob(pattern)
+            if (home / "results").is_dir()
+        }
+    )
     if not homes:
-        raise SubmissionError(f"{root} holds no published results",
-                              cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}",
-                              remedy="give the folder of a results repository, or one that holds several")
+        raise SubmissionError(
+            f"{root} holds no published results",
+            cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}",
+            remedy="give the folder of a results repository, or one that holds several",
+        )
     files = {home: kept / f"{_digest(home)}.json" for home in homes}
     parts = {home: part for home, path in files.items() if (part := _kept(path)) is not None}
     new = [home for home in homes if home not in parts]
@@ -185,8 +194,7 @@ def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[Ind
     if len(homes) < 3:
         yield from map(_read, homes)
         return
-    with ProcessPoolExecutor(max_workers=min(len(homes), os.cpu_count() or 1),
-                             mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max_workers=min(len(homes), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         for done, part in enumerate(pool.map(_read, homes), 1):
             say(f"{done} of {len(homes)} submitters, {homes[done - 1].name}: {len(part.rows)} results")
             yield part
@@ -213,17 +221,30 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         if any(place in f"/{one.file}/" or f"/{one.file}".endswith(place) for place in own):
             codes[f"{one.severity} {one.code}"] = codes.get(f"{one.severity} {one.code}", 0) + 1
     return IndexRow(
-        round=result.round, division=result.division, submitter=result.submitter,
-        availability=str(description.get("status", "")), system=str(description.get("system_name") or result.system),
-        accelerator=_product(description), accelerators=_count(description, "accelerators_per_node") * max(
-            1, _count(description, "number_of_nodes")),
+        round=result.round,
+        division=result.division,
+        submitter=result.submitter,
+        availability=str(description.get("status", "")),
+        system=str(description.get("system_name") or result.system),
+        accelerator=_product(description),
+        accelerators=_count(description, "accelerators_per_node") * max(1, _count(description, "number_of_nodes")),
         processor=str(description.get("host_processor_model_name", "")),
-        framework=str(description.get("framework", "")), model=result.model, benchmark=result.benchmark,
-        scenario=result.scenario, metric=metric, unit=unit, value=value, valid=part.valid if part else None,
+        framework=str(description.get("framework", "")),
+        model=result.model,
+        benchmark=result.benchmark,
+        scenario=result.scenario,
+        metric=metric,
+        unit=unit,
+        value=value,
+        valid=part.valid if part else None,
         ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
         tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
-        weights=str(result.measurements.get("weight_data_types", "")), power_w=float(power.value) if power else None,
-        file=file, field=field, codes=dict(sorted(codes.items())))
+        weights=str(result.measurements.get("weight_data_types", "")),
+        power_w=float(power.value) if power else None,
+        file=file,
+        field=field,
+        codes=dict(sorted(codes.items())),
+    )
 
 
 def _product(description: Mapping[str, Any]) -> str:

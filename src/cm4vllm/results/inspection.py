@@ -44,8 +44,9 @@ class CheckedTree:
         return sum(one.severity is Severity.ERROR for one in self.findings)
 
 
-def check_tree(root: Path, *, round_name: str = "", weights: Path | None = None, weights_of: str = "",
-               keep: Path | None = None) -> CheckedTree:
+def check_tree(
+    root: Path, *, round_name: str = "", weights: Path | None = None, weights_of: str = "", keep: Path | None = None
+) -> CheckedTree:
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
 
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
@@ -72,8 +73,10 @@ def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: 
             return list(pool.map(check, homes))
     except BrokenProcessPool as error:
         raise SubmissionError(
-            f"a process that checks the submissions in {base} ended unexpectedly", cause=str(error),
-            remedy="most often the memory ran out; check one submitter at a time by --input") from error
+            f"a process that checks the submissions in {base} ended unexpectedly",
+            cause=str(error),
+            remedy="most often the memory ran out; check one submitter at a time by --input",
+        ) from error
 
 
 def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
@@ -88,26 +91,32 @@ def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) ->
 
 def _checked(one: Submission) -> CheckedSubmission:
     found = findings(one, stages=(Stage.ALWAYS, Stage.TREE))
-    return CheckedSubmission(division=one.division, submitter=one.submitter, round=one.round,
-                             results=len(one.results), findings=tuple(found))
+    return CheckedSubmission(
+        division=one.division, submitter=one.submitter, round=one.round, results=len(one.results), findings=tuple(found)
+    )
 
 
-def report_checks(root: Path, *, round_name: str = "", sarif: Path | None = None, weights: Path | None = None,
-                  weights_of: str = "") -> dict[str, object]:
+def report_checks(
+    root: Path, *, round_name: str = "", sarif: Path | None = None, weights: Path | None = None, weights_of: str = ""
+) -> dict[str, object]:
     """Check a tree, print what was found, write the SARIF log if asked for, and return the findings as plain objects.
 
     Raises SubmissionError, with the same objects, when there is an error among them, and as `check_tree` does.
     """
-    checked = check_tree(root, round_name=round_name, weights=weights, weights_of=weights_of,
-                         keep=kept_findings.keeping_folder())
+    checked = check_tree(
+        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=kept_findings.keeping_folder()
+    )
     for line in (*as_text(checked.findings), "", _heading(checked)):
         say_text(line)
     if sarif is not None:
         write_json(sarif, as_sarif(checked.findings, cm4vllm.__version__))
     state: dict[str, object] = {"findings": as_objects(checked.findings), "summary": summary(checked.findings)}
     if checked.errors:
-        raise SubmissionError(f"{checked.errors} {'error' if checked.errors == 1 else 'errors'} in {root}",
-                              remedy="correct what the findings name; docs/checks.md describes every code", state=state)
+        raise SubmissionError(
+            f"{checked.errors} {'error' if checked.errors == 1 else 'errors'} in {root}",
+            remedy="correct what the findings name; docs/checks.md describes every code",
+            state=state,
+        )
     return state
 
 

@@ -22,8 +22,19 @@ from cm4vllm.results.findings import Finding
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.rules import Terms
 
-__all__ = ["Accuracy", "ComplianceTest", "Figure", "Figures", "Latency", "Performance", "Result", "ServedWeights",
-           "Source", "Submission", "System"]
+__all__ = [
+    "Accuracy",
+    "ComplianceTest",
+    "Figure",
+    "Figures",
+    "Latency",
+    "Performance",
+    "Result",
+    "ServedWeights",
+    "Source",
+    "Submission",
+    "System",
+]
 
 Q = TypeVar("Q", bound=Quantity)
 
@@ -253,8 +264,19 @@ class ComplianceTest:
     @staticmethod
     def _made_with(run: RunRecord) -> tuple[object, ...]:
         one = run.settings
-        return (one.terms, one.rehearsal, one.model.name, one.model.sha256, one.dataset.sha256, one.samples,
-                one.max_tokens, one.min_tokens, one.server.named, one.server.packages, run.loadgen_version)
+        return (
+            one.terms,
+            one.rehearsal,
+            one.model.name,
+            one.model.sha256,
+            one.dataset.sha256,
+            one.samples,
+            one.max_tokens,
+            one.min_tokens,
+            one.server.named,
+            one.server.packages,
+            run.loadgen_version,
+        )
 
 
 @dataclass(frozen=True)

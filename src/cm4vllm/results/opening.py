@@ -14,8 +14,10 @@ from cm4vllm.rules import Division
 
 __all__ = ["open_results"]
 
-_PLACES = ("a campaign's output folder (it holds runs/), a submission tree (it holds open/, closed/ or network/), or "
-           "the folder of one system or model in one of them")
+_PLACES = (
+    "a campaign's output folder (it holds runs/), a submission tree (it holds open/, closed/ or network/), or "
+    "the folder of one system or model in one of them"
+)
 
 
 def open_results(path: Path) -> tuple[Submission, ...]:
@@ -59,6 +61,5 @@ def _tree(base: Path, path: Path) -> tuple[Submission, ...]:
 def _part(one: Submission, system: str, model: str) -> Submission:
     if not system:
         return one
-    results = tuple(result for result in one.results
-                    if result.system == system and model in ("", result.model))
+    results = tuple(result for result in one.results if result.system == system and model in ("", result.model))
     return replace(one, results=results)

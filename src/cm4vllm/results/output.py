@@ -19,8 +19,9 @@ _ORDER = list(Severity)
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with errors first, then by code, file and field; each once."""
-    return sorted(dict.fromkeys(findings), key=lambda one: (_ORDER.index(one.severity), one.code, one.file, one.field,
-                                                            one.what))
+    return sorted(
+        dict.fromkeys(findings), key=lambda one: (_ORDER.index(one.severity), one.code, one.file, one.field, one.what)
+    )
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -58,24 +59,50 @@ def as_sarif(findings: Iterable[Finding], version: str) -> dict[str, Any]:
     found = ordered(findings)
     rules = {one.code: one for one in reversed(found)}
     return {
-        "$schema": _SARIF, "version": "2.1.0",
-        "runs": [{
-            "tool": {"driver": {"name": "cm4vllm", "version": version, "rules": [
-                {"id": code, "shortDescription": {"text": one.rule.text}, "help": {"text": one.remedy or one.rule.text},
-                 "properties": {"source": one.rule.source}}
-                for code, one in sorted(rules.items())]}},
-            "columnKind": "unicodeCodePoints",
-            "results": [_sarif_result(one, sorted(rules).index(one.code)) for one in found],
-        }],
+        "$schema": _SARIF,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "cm4vllm",
+                        "version": version,
+                        "rules": [
+                            {
+                                "id": code,
+                                "shortDescription": {"text": one.rule.text},
+                                "help": {"text": one.remedy or one.rule.text},
+                                "properties": {"source": one.rule.source},
+                            }
+                            for code, one in sorted(rules.items())
+                        ],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "results": [_sarif_result(one, sorted(rules).index(one.code)) for one in found],
+            }
+        ],
     }
 
 
 def _sarif_result(one: Finding, rule: int) -> dict[str, Any]:
-    text = "; ".join(part for part in (one.what, one.value and f"found {one.value}",
-                                       one.expected and f"expected {one.expected}", one.remedy) if part)
-    result: dict[str, Any] = {"ruleId": one.code, "ruleIndex": rule, "level": str(one.severity),
-                              "message": {"text": text},
-                              "properties": {"field": one.field, "value": one.value, "expected": one.expected}}
+    text = "; ".join(
+        part
+        for part in (
+            one.what,
+            one.value and f"found {one.value}",
+            one.expected and f"expected {one.expected}",
+            one.remedy,
+        )
+        if part
+    )
+    result: dict[str, Any] = {
+        "ruleId": one.code,
+        "ruleIndex": rule,
+        "level": str(one.severity),
+        "message": {"text": text},
+        "properties": {"field": one.field, "value": one.value, "expected": one.expected},
+    }
     if one.file:
         place: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": quote(one.file)}}}
         if one.field:

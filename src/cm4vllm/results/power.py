@@ -42,8 +42,7 @@ def measured_power(part: Performance) -> Figure | None:
 
 def _span(settings: Mapping[str, Any]) -> tuple[datetime, datetime] | None:
     try:
-        begin, end = (datetime.strptime(str(settings[name]), _FORMAT)
-                      for name in ("power_begin", "power_end"))
+        begin, end = (datetime.strptime(str(settings[name]), _FORMAT) for name in ("power_begin", "power_end"))
     except (KeyError, ValueError):
         return None
     return begin, end

@@ -41,8 +41,12 @@ _IN_DICTIONARY = re.compile(r"""["']([A-Za-z][\w-]*)["']:\s*["']?(?:np\.\w+\()?(
 _ON_A_LINE = re.compile(r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?([\d.]+)%?")
 _HASH = re.compile(r"^hash=(\w+)\s*$")
 #: What accuracy.txt states of lengths, and their units; scores have none.
-SCORE_UNITS = {"gen_len": "characters", "gen_num": "samples", "gen_tok_len": "tokens",
-                "tokens_per_sample": "tokens/sample"}
+SCORE_UNITS = {
+    "gen_len": "characters",
+    "gen_num": "samples",
+    "gen_tok_len": "tokens",
+    "tokens_per_sample": "tokens/sample",
+}
 
 
 def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
@@ -64,13 +68,30 @@ class Reader:
         """Return the path of a file below the root."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
-    def problem(self, code: str, what: str, path: Path, *, value: str = "", severity: Severity = Severity.ERROR,
-                remedy: str = "") -> None:
+    def problem(
+        self,
+        code: str,
+        what: str,
+        path: Path,
+        *,
+        value: str = "",
+        severity: Severity = Severity.ERROR,
+        remedy: str = "",
+    ) -> None:
         """Note something that could not be read."""
-        self.problems.append(Finding(
-            code=code, severity=severity, what=what, file=self.name(path), field="", value=value, expected="",
-            rule=PROBLEMS[code], remedy=remedy,
-        ))
+        self.problems.append(
+            Finding(
+                code=code,
+                severity=severity,
+                what=what,
+                file=self.name(path),
+                field="",
+                value=value,
+                expected="",
+                rule=PROBLEMS[code],
+                remedy=remedy,
+            )
+        )
 
     def performance(self, folder: Path, terms: rules.Terms | None, run: RunRecord | None = None) -> Performance | None:
         """Read the performance run whose logs are in `folder`; None, and a problem, where its log cannot be read."""
@@ -84,15 +105,29 @@ class Reader:
             return None
         name = self.name(folder / DETAIL_LOG)
         return Performance(
-            folder=folder, log=name, loadgen_scenario=scenario, loadgen_version=version, loadgen_valid=valid,
-            loadgen_reasons=reasons, errors=log.errors, warnings=log.warnings,
-            figures=Figures(Figure(one.name, one.value, one.value.unit, Source(name, one.key))
-                            for one in read.values()),
-            settings=_settings(log), terms=terms, run=run,
+            folder=folder,
+            log=name,
+            loadgen_scenario=scenario,
+            loadgen_version=version,
+            loadgen_valid=valid,
+            loadgen_reasons=reasons,
+            errors=log.errors,
+            warnings=log.warnings,
+            figures=Figures(
+                Figure(one.name, one.value, one.value.unit, Source(name, one.key)) for one in read.values()
+            ),
+            settings=_settings(log),
+            terms=terms,
+            run=run,
         )
 
-    def accuracy(self, folder: Path, terms: rules.Terms | None, run: RunRecord | None = None,
-                 record: AccuracyRecord | None = None) -> Accuracy | None:
+    def accuracy(
+        self,
+        folder: Path,
+        terms: rules.Terms | None,
+        run: RunRecord | None = None,
+        record: AccuracyRecord | None = None,
+    ) -> Accuracy | None:
         """Read the accuracy run whose logs are in `folder`; None, and a problem, where its log cannot be read."""
         try:
             log = read_detail_log(folder / DETAIL_LOG)
@@ -102,10 +137,16 @@ class Reader:
         text = folder / ACCURACY_TEXT
         lines = self.text(text).splitlines() if text.is_file() else []
         return Accuracy(
-            folder=folder, log=self.name(folder / DETAIL_LOG), figures=Figures(_scores(lines, self.name(text))),
+            folder=folder,
+            log=self.name(folder / DETAIL_LOG),
+            figures=Figures(_scores(lines, self.name(text))),
             hash=next((match[1] for line in reversed(lines) if (match := _HASH.match(line))), ""),
-            errors=log.errors, settings=_settings(log), loadgen_version=str(log.values.get("loadgen_version", "")),
-            terms=terms, run=run, record=record,
+            errors=log.errors,
+            settings=_settings(log),
+            loadgen_version=str(log.values.get("loadgen_version", "")),
+            terms=terms,
+            run=run,
+            record=record,
         )
 
     def text(self, path: Path) -> str:
@@ -140,9 +181,12 @@ class Reader:
 
 def _settings(log: DetailLog) -> Mapping[str, Any]:
     """Return the settings that LoadGen used, and what it asked the sample library."""
-    values = {key.removeprefix("effective_"): value for key, value in log.values.items()
-              if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))
-              or key == "requested_use_token_latencies"}
+    values = {
+        key.removeprefix("effective_"): value
+        for key, value in log.values.items()
+        if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))
+        or key == "requested_use_token_latencies"
+    }
     return MappingProxyType(values)
 
 

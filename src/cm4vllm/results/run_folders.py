@@ -40,7 +40,8 @@ def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
     there = ", ".join(f"{f.parent.name}/{f.name}" for f in found)
     if not meant:
         raise SubmissionError(
-            f"no complete run{asked} in {out}", cause=f"there is: {there}" if there else "no run.json under its runs/",
+            f"no complete run{asked} in {out}",
+            cause=f"there is: {there}" if there else "no run.json under its runs/",
             remedy="run a measurement with this --output_dir first",
         )
     raise SubmissionError(f"several systems or models in {out}", cause=there, remedy="name the one you mean")
@@ -60,9 +61,14 @@ def read_runs(out: Path, folder: Path, scenarios: Iterable[Scenario] | None = No
     read = (_result(reader, folder, scenario, campaign) for scenario in wanted)
     results = tuple(result for result in read if scenarios is not None or result.runs or result.round)
     return Submission(
-        root=out, round=next((result.round for result in results), ""), division=campaign.division if campaign else "",
-        submitter=campaign.submitter if campaign else "", systems=tuple(systems), results=results,
-        problems=tuple(reader.problems), campaign=campaign,
+        root=out,
+        round=next((result.round for result in results), ""),
+        division=campaign.division if campaign else "",
+        submitter=campaign.submitter if campaign else "",
+        systems=tuple(systems),
+        results=results,
+        problems=tuple(reader.problems),
+        campaign=campaign,
     )
 
 
@@ -77,15 +83,27 @@ def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: Campaign
     first = performed or answered
     tests = tuple(_tests(reader, folder / scenario))
     return Result(
-        round=first.settings.round if first else "", division=campaign.division if campaign else "",
-        submitter=campaign.submitter if campaign else "", system=folder.parent.name, model=folder.name,
-        benchmark=first.settings.benchmark if first else "", scenario=scenario, folder=reader.name(folder / scenario),
+        round=first.settings.round if first else "",
+        division=campaign.division if campaign else "",
+        submitter=campaign.submitter if campaign else "",
+        system=folder.parent.name,
+        model=folder.name,
+        benchmark=first.settings.benchmark if first else "",
+        scenario=scenario,
+        folder=reader.name(folder / scenario),
         performance=reader.performance(places[Mode.PERFORMANCE], performed.settings.terms, performed)
-        if performed else None,
+        if performed
+        else None,
         accuracy=reader.accuracy(
-            places[Mode.ACCURACY], answered.settings.terms, answered,
-            _record(reader, places[Mode.ACCURACY] / ACCURACY_FILE, AccuracyRecord)) if answered else None,
-        user_conf=first.settings.user_conf if first else "", tests=tests,
+            places[Mode.ACCURACY],
+            answered.settings.terms,
+            answered,
+            _record(reader, places[Mode.ACCURACY] / ACCURACY_FILE, AccuracyRecord),
+        )
+        if answered
+        else None,
+        user_conf=first.settings.user_conf if first else "",
+        tests=tests,
         compliance=tuple(test.record.test for test in tests),
     )
 

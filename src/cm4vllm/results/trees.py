@@ -42,9 +42,11 @@ def submission_folders(root: Path) -> tuple[Path, list[Path]]:
     """
     base, homes = _homes(root.resolve())
     if not homes:
-        raise SubmissionError(f"{root} holds no submission",
-                              cause=f"no <division>/<submitter>/results below it; divisions: {', '.join(Division)}",
-                              remedy="give the folder that holds open/ or closed/")
+        raise SubmissionError(
+            f"{root} holds no submission",
+            cause=f"no <division>/<submitter>/results below it; divisions: {', '.join(Division)}",
+            remedy="give the folder that holds open/ or closed/",
+        )
     return base, homes
 
 
@@ -68,9 +70,14 @@ def read_submission(base: Path, home: Path, round_name: str = "") -> Submission:
     read = [_Folder(reader, home, mapping, *folder) for folder in folders]
     round_name = round_name or next(filter(None, (_round(one.performance) for one in read)), "")
     return Submission(
-        root=base, round=round_name, division=home.parent.name, submitter=home.name,
-        systems=tuple(_systems(reader, home)), results=tuple(one.result(round_name) for one in read),
-        problems=tuple(reader.problems), mapping=mapping,
+        root=base,
+        round=round_name,
+        division=home.parent.name,
+        submitter=home.name,
+        systems=tuple(_systems(reader, home)),
+        results=tuple(one.result(round_name) for one in read),
+        problems=tuple(reader.problems),
+        mapping=mapping,
     )
 
 
@@ -105,8 +112,11 @@ class _Folder:
         self.system, self.model = folder.parents[1].name, folder.parent.name
         self.benchmark = mapping.get(self.model, self.model)
         self.by_endpoints = is_endpoints(folder)
-        self.performance = (read_endpoints_performance(reader, folder, scenario) if self.by_endpoints
-                            else reader.performance(folder / "performance" / "run_1", None))
+        self.performance = (
+            read_endpoints_performance(reader, folder, scenario)
+            if self.by_endpoints
+            else reader.performance(folder / "performance" / "run_1", None)
+        )
 
     def result(self, round_name: str) -> Result:
         """Return the result as one of that round: the limits and targets are those of the round."""
@@ -116,10 +126,18 @@ class _Folder:
         stated = self._measurements_file()
         files = {"measurements": stated, "user_conf": conf, "readme": readme}
         return Result(
-            round=round_name, division=self.home.parent.name, submitter=self.home.name, system=self.system,
-            model=self.model, benchmark=self.benchmark, scenario=self.scenario, folder=self.reader.name(self.folder),
-            performance=performance, accuracy=self._accuracy(terms[Mode.ACCURACY]),
-            measurements=self.reader.json(stated), user_conf=self.reader.text(conf) if conf else "",
+            round=round_name,
+            division=self.home.parent.name,
+            submitter=self.home.name,
+            system=self.system,
+            model=self.model,
+            benchmark=self.benchmark,
+            scenario=self.scenario,
+            folder=self.reader.name(self.folder),
+            performance=performance,
+            accuracy=self._accuracy(terms[Mode.ACCURACY]),
+            measurements=self.reader.json(stated),
+            user_conf=self.reader.text(conf) if conf else "",
             readme=self.reader.text(readme) if readme else "",
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),

@@ -20,8 +20,21 @@ import numpy.typing as npt
 from cm4vllm.loadgen.sample_times import client_values
 from cm4vllm.results.model import Figure
 
-__all__ = ["LEVEL", "Basis", "Estimate", "Shift", "Verdict", "from_percentiles", "from_samples", "mean", "percentile",
-           "rate", "shift", "split_name", "too_few"]
+__all__ = [
+    "LEVEL",
+    "Basis",
+    "Estimate",
+    "Shift",
+    "Verdict",
+    "from_percentiles",
+    "from_samples",
+    "mean",
+    "percentile",
+    "rate",
+    "shift",
+    "split_name",
+    "too_few",
+]
 
 #: The confidence of the intervals: that of LoadGen's early stopping.
 LEVEL = 0.99
@@ -116,8 +129,9 @@ def percentile(value: float, values: Values, share: float, *, seed: int) -> Esti
     groups = np.array_split(values, min(PARTS, len(values) // _OF_A_PART))
     ordered = np.sort(values)
     last = len(values) - 1
-    ranks = np.unique(np.concatenate([np.linspace(0, last, _EDGES // 2), np.linspace(0.9 * last, last, _EDGES // 2)])
-                      .astype(np.int64))
+    ranks = np.unique(
+        np.concatenate([np.linspace(0, last, _EDGES // 2), np.linspace(0.9 * last, last, _EDGES // 2)]).astype(np.int64)
+    )
     edges = np.unique(ordered[ranks])
     below = np.array([np.searchsorted(np.sort(group), edges, "right") for group in groups], float)
     weights = _weights(len(groups), seed)
@@ -151,8 +165,11 @@ def from_samples(figure: Figure, rows: npt.NDArray[np.void], *, seed: int) -> tu
         values = client_values("" if kind == "latency" else kind.upper(), rows)
         if values is None:
             return None, "the client's record has no times of tokens"
-        found = (percentile(float(figure.value), values, share, seed=seed) if share else
-                 mean(float(figure.value), values, seed=seed))
+        found = (
+            percentile(float(figure.value), values, share, seed=seed)
+            if share
+            else mean(float(figure.value), values, seed=seed)
+        )
     return found, "" if found else too_few(len(rows), share)
 
 

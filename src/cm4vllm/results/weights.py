@@ -26,15 +26,22 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
     results = [result for group in named.values() for result in group]
     models = sorted({result.model for result in results})
     if not results:
-        raise UsageError(f"no result is named by {pattern!r}" if pattern else "the tree has no results",
-                         remedy="name a model's folder of the tree: --tags=check,mlperf,results --weights_of=MODEL")
+        raise UsageError(
+            f"no result is named by {pattern!r}" if pattern else "the tree has no results",
+            remedy="name a model's folder of the tree: --tags=check,mlperf,results --weights_of=MODEL",
+        )
     if len({re.sub(r"-99(?:\.9)?$", "", name) for name in models}) > 1 and not pattern:
-        raise UsageError("one folder of weights cannot be that of several models", cause=", ".join(models),
-                         remedy="name its results: --tags=check,mlperf,results --weights_of=SYSTEM/MODEL")
+        raise UsageError(
+            "one folder of weights cannot be that of several models",
+            cause=", ".join(models),
+            remedy="name its results: --tags=check,mlperf,results --weights_of=SYSTEM/MODEL",
+        )
     weights, problem, cause = _read(folder)
     return tuple(
         replace(one, weights=(ServedWeights(folder, tuple(named[id(one)]), weights, problem, cause),))
-        if named[id(one)] else one for one in submissions
+        if named[id(one)]
+        else one
+        for one in submissions
     )
 
 

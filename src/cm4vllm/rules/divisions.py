@@ -23,8 +23,11 @@ class Speculation(Record, frozen=True, kw_only=True):
 
 def division_rules(division: Division, category: Category) -> dict[str, DivisionRule]:
     """Return the rules of a division by code, as they hold for systems of a category; each names its document."""
-    return {rule.code: replace(rule, source=_document(rule.source)) for rule in division_rule_entries()
-            if division in rule.divisions and (not rule.categories or category in rule.categories)}
+    return {
+        rule.code: replace(rule, source=_document(rule.source))
+        for rule in division_rule_entries()
+        if division in rule.divisions and (not rule.categories or category in rule.categories)
+    }
 
 
 def _document(source: str) -> str:
@@ -36,5 +39,6 @@ def _document(source: str) -> str:
 def speculation(round_name: str, benchmark: str, scenario: Scenario) -> Speculation | None:
     """Return the speculative decoding that the closed division allows; None where it allows none."""
     found = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
-    return next((Speculation(algorithm=one.algorithm, steps=one.steps, topk=one.topk, source=one.source)
-                 for one in found), None)
+    return next(
+        (Speculation(algorithm=one.algorithm, steps=one.steps, topk=one.topk, source=one.source) for one in found), None
+    )

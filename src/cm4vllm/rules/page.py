@@ -46,10 +46,14 @@ def _section(name: str) -> Iterator[str]:
     facts = [benchmark_terms(one, name) for one in rounds]
     yield f"## {name}\n"
     yield "| rule | value |\n|---|---|"
-    for title, value in (("model", lambda one: one.model), ("category", lambda one: one.category),
-                         ("accuracy samples", lambda one: f"{one.samples:,}"), ("a closed result needs", _required),
-                         ("accuracy targets", _targets),
-                         ("compliance tests", lambda one: ", ".join(one.compliance) or "none")):
+    for title, value in (
+        ("model", lambda one: one.model),
+        ("category", lambda one: one.category),
+        ("accuracy samples", lambda one: f"{one.samples:,}"),
+        ("a closed result needs", _required),
+        ("accuracy targets", _targets),
+        ("compliance tests", lambda one: ", ".join(one.compliance) or "none"),
+    ):
         yield from (f"| {title}{_in(part, rounds)} | {text} |" for text, part in _grouped(facts, value))
     rows = list(_runs(facts, rounds))
     if rows:
@@ -59,16 +63,20 @@ def _section(name: str) -> Iterator[str]:
 
 def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
     for scenario in Scenario:
-        runs = [found for one in facts if one.loadgen and scenario in one.scenarios
-                and (found := _both_modes(one, scenario))]
+        runs = [
+            found
+            for one in facts
+            if one.loadgen and scenario in one.scenarios and (found := _both_modes(one, scenario))
+        ]
         for text, part in _grouped(runs, lambda pair: f"{_limits(pair[0].limits)} | {_run(pair[0])} | {_run(pair[1])}"):
             yield f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {text} |"
 
 
 def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms] | None:
     try:
-        performance, accuracy = (terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE,
-                                                                                         Mode.ACCURACY))
+        performance, accuracy = (
+            terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE, Mode.ACCURACY)
+        )
     except UsageError:  # the rules name the benchmark, but not how LoadGen runs it
         return None
     return performance, accuracy
@@ -97,7 +105,8 @@ def _in(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
 def _required(one: BenchmarkTerms) -> str:
     return "; ".join(
         ", ".join(need.all_of) + (f", and {' or '.join(need.one_of)}" if need.one_of else "") + f" ({need.system_type})"
-        for need in one.required)
+        for need in one.required
+    )
 
 
 def _targets(one: BenchmarkTerms) -> str:
@@ -110,17 +119,24 @@ def _targets(one: BenchmarkTerms) -> str:
 
 
 def _bounds(target: AccuracyTarget) -> str:
-    lower, upper = (None if bound is None else f"{bound:,.4f}".rstrip("0").rstrip(".")
-                    for bound in (target.lower, target.upper))
-    return f"{target.metric} {lower} to {upper}" if lower and upper else (
-        f"{target.metric} {lower} or more" if lower else f"{target.metric} {upper} or less")
+    lower, upper = (
+        None if bound is None else f"{bound:,.4f}".rstrip("0").rstrip(".") for bound in (target.lower, target.upper)
+    )
+    return (
+        f"{target.metric} {lower} to {upper}"
+        if lower and upper
+        else (f"{target.metric} {lower} or more" if lower else f"{target.metric} {upper} or less")
+    )
 
 
 def _limits(limits: LatencyLimits | None) -> str:
     if limits is None:
         return "none"
-    return ", ".join(f"{name} {value:,.0f} ms" for name, value in (
-        ("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms), ("latency", limits.latency_ms)) if value is not None)
+    return ", ".join(
+        f"{name} {value:,.0f} ms"
+        for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms), ("latency", limits.latency_ms))
+        if value is not None
+    )
 
 
 def _run(one: Terms) -> str:

@@ -253,16 +253,21 @@ def round_terms(name: str) -> RoundTerms:
     key = "v" + name.strip().lower().lstrip("vr")
     for entry in round_entries():
         if entry.name == key:
-            return RoundTerms(name=entry.name, seeds=entry.seeds, loadgen=entry.loadgen, layout=entry.layout,
-                              checkers=entry.checkers)
+            return RoundTerms(
+                name=entry.name, seeds=entry.seeds, loadgen=entry.loadgen, layout=entry.layout, checkers=entry.checkers
+            )
     raise UsageError(f"unknown round {name!r}", remedy=nearest(key, round_names()))
 
 
 def benchmark_names(round_name: str | None = None) -> tuple[str, ...]:
     """Return the names of a round's benchmarks for language models, of all rounds' where none is given."""
     rounds = (round_name,) if round_name else round_names()
-    found = [entry.name for family in families() for entry in family.benchmarks
-             if any(matching([entry], one, entry.name) for one in rounds)]
+    found = [
+        entry.name
+        for family in families()
+        for entry in family.benchmarks
+        if any(matching([entry], one, entry.name) for one in rounds)
+    ]
     return tuple(sorted(found))
 
 
@@ -277,27 +282,36 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
     entry = next(entry for entry in family.benchmarks if entry.name == name)
     required = tuple(
         RequiredScenarios(system_type=kind, all_of=rule.all_of, one_of=rule.one_of, source=rule.source)
-        for rule in matching(family.required, round_name, name) for kind in rule.system_types)
+        for rule in matching(family.required, round_name, name)
+        for kind in rule.system_types
+    )
     used = {scenario for rule in required for scenario in (*rule.all_of, *rule.one_of)}
     generation = matching(family.generation, round_name, name)
     lengths = [_lengths(family, one, division, round_name, name) for one in generation]
     return BenchmarkTerms(
-        round=round_name, name=name, model=family.model, category=entry.category,
-        scenarios=tuple(scenario for scenario in Scenario if scenario in used), required=required,
+        round=round_name,
+        name=name,
+        model=family.model,
+        category=entry.category,
+        scenarios=tuple(scenario for scenario in Scenario if scenario in used),
+        required=required,
         samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
         max_tokens=max((one.max_tokens for one in lengths), default=0),
-        scorer=family.scorer, compliance=_tests(family, round_name, name), loadgen=bool(family.loadgen and generation),
-        columns={one.name: Column(values=one.values, in_part=one.in_part)
-                 for one in matching(family.columns, round_name, name)},
-        performance_samples=sum(one.count for one in matching(family.samples, round_name, name)
-                                if one.modes == (Mode.PERFORMANCE,)),
+        scorer=family.scorer,
+        compliance=_tests(family, round_name, name),
+        loadgen=bool(family.loadgen and generation),
+        columns={
+            one.name: Column(values=one.values, in_part=one.in_part)
+            for one in matching(family.columns, round_name, name)
+        },
+        performance_samples=sum(
+            one.count for one in matching(family.samples, round_name, name) if one.modes == (Mode.PERFORMANCE,)
+        ),
     )
 
 
 @cache
-def terms(
-    round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division = Division.OPEN
-) -> Terms:
+def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division = Division.OPEN) -> Terms:
     """Return what the rules say of a run. Only the lengths of its answers depend on the division.
 
     Raises UsageError when the round, the benchmark in it, or the scenario of it is unknown, and when LoadGen does not
@@ -307,29 +321,53 @@ def terms(
     round_name = round_.name
     found = benchmark_terms(round_name, benchmark)
     if scenario not in found.scenarios:
-        raise UsageError(f"{benchmark} has no scenario {scenario} in round {round_name}",
-                         remedy=f"it has {', '.join(found.scenarios)}")
+        raise UsageError(
+            f"{benchmark} has no scenario {scenario} in round {round_name}",
+            remedy=f"it has {', '.join(found.scenarios)}",
+        )
     if not found.loadgen:
-        raise UsageError(f"LoadGen does not measure {benchmark} in round {round_name}",
-                         cause="the round measures it with the endpoints harness or a pipeline of its own")
+        raise UsageError(
+            f"LoadGen does not measure {benchmark} in round {round_name}",
+            cause="the round measures it with the endpoints harness or a pipeline of its own",
+        )
     family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
     cell = (round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
     limits = matching(family.limits, *cell)
     return Terms(
-        round=round_.name, benchmark=benchmark, scenario=scenario, mode=mode,
-        loadgen_name=matching(family.loadgen, *cell)[0].name, loadgen_scenario=how.loadgen, arrivals=how.arrivals,
-        rate=how.rate, first_token=how.first_token, first_token_reported_again=family.first_token_reported_again,
-        samples=samples.count, min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
+        round=round_.name,
+        benchmark=benchmark,
+        scenario=scenario,
+        mode=mode,
+        loadgen_name=matching(family.loadgen, *cell)[0].name,
+        loadgen_scenario=how.loadgen,
+        arrivals=how.arrivals,
+        rate=how.rate,
+        first_token=how.first_token,
+        first_token_reported_again=family.first_token_reported_again,
+        samples=samples.count,
+        min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
         min_duration_ms=how.min_duration_ms,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
         generation=_generation(family, *cell, division),
-        limits=LatencyLimits(ttft_ms=limits[0].ttft_ms, tpot_ms=limits[0].tpot_ms, latency_ms=limits[0].latency_ms,
-                             source=limits[0].source) if limits else None,
-        targets=accuracy_targets(round_name, benchmark, scenario), scorer=family.scorer, seeds=round_.seeds,
-        loadgen=round_.loadgen, layout=round_.layout, compliance=found.compliance,
-        stops=tuple(StopSequence(tokens=one.tokens, text=one.text, where=one.where)
-                    for one in matching(family.stop_sequences, *cell)),
+        limits=LatencyLimits(
+            ttft_ms=limits[0].ttft_ms,
+            tpot_ms=limits[0].tpot_ms,
+            latency_ms=limits[0].latency_ms,
+            source=limits[0].source,
+        )
+        if limits
+        else None,
+        targets=accuracy_targets(round_name, benchmark, scenario),
+        scorer=family.scorer,
+        seeds=round_.seeds,
+        loadgen=round_.loadgen,
+        layout=round_.layout,
+        compliance=found.compliance,
+        stops=tuple(
+            StopSequence(tokens=one.tokens, text=one.text, where=one.where)
+            for one in matching(family.stop_sequences, *cell)
+        ),
     )
 
 
@@ -338,11 +376,16 @@ def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tup
     found = matching(family_of(round_name, benchmark).targets, round_name, benchmark, scenario)
     return tuple(
         AccuracyTarget(
-            metric=one.metric, label=one.label, reference=one.reference,
+            metric=one.metric,
+            label=one.label,
+            reference=one.reference,
             lower=None if one.lower is None else one.reference * one.lower,
             upper=None if one.upper is None else (one.upper_reference or one.reference) * one.upper,
-            source=one.source, total=one.total)
-        for one in found)
+            source=one.source,
+            total=one.total,
+        )
+        for one in found
+    )
 
 
 def audit(name: str, benchmark: str = "") -> Audit:
@@ -364,24 +407,42 @@ def family_of(round_name: str, benchmark: str) -> Family:
         raise UsageError(f"unknown model {benchmark!r}", remedy=nearest(benchmark, benchmark_names(round_name)))
     family, entry = known[benchmark]
     if not matching([entry], round_name, benchmark):
-        raise UsageError(f"model {benchmark} is not in round {round_name}",
-                         remedy=f"that round has {', '.join(benchmark_names(round_name))}")
+        raise UsageError(
+            f"model {benchmark} is not in round {round_name}",
+            remedy=f"that round has {', '.join(benchmark_names(round_name))}",
+        )
     return family
 
 
-def _generation(family: Family, round_name: str, benchmark: str, scenario: Scenario, mode: Mode,
-                division: Division) -> Generation:
+def _generation(
+    family: Family, round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division
+) -> Generation:
     """Return what the reference asks for; in divisions that state lengths of their own, with those."""
     (one,) = matching(family.generation, round_name, benchmark, scenario, mode)
     held = _lengths(family, one, division, round_name, benchmark, scenario, mode)
     source = one.source if held is one else f"{one.source}; lengths: {held.source}"
-    return Generation(max_tokens=held.max_tokens, min_tokens=held.min_tokens, temperature=one.temperature,
-                      source=source, top_p=one.top_p, top_k=one.top_k, seed=one.seed, beams=one.beams,
-                      reasoning_effort=one.reasoning_effort)
+    return Generation(
+        max_tokens=held.max_tokens,
+        min_tokens=held.min_tokens,
+        temperature=one.temperature,
+        source=source,
+        top_p=one.top_p,
+        top_k=one.top_k,
+        seed=one.seed,
+        beams=one.beams,
+        reasoning_effort=one.reasoning_effort,
+    )
 
 
-def _lengths(family: Family, reference: GenerationEntry, division: Division, round_name: str, benchmark: str,
-             scenario: Scenario | None = None, mode: Mode | None = None) -> GenerationEntry | LengthsEntry:
+def _lengths(
+    family: Family,
+    reference: GenerationEntry,
+    division: Division,
+    round_name: str,
+    benchmark: str,
+    scenario: Scenario | None = None,
+    mode: Mode | None = None,
+) -> GenerationEntry | LengthsEntry:
     """Return what states the lengths of answers in a division: its own table where it has one, else the reference."""
     stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     found = matching(family.closed_lengths, round_name, benchmark, scenario, mode) if stated else []

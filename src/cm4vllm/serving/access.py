@@ -18,16 +18,33 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 
 __all__ = [
-    "KEY_VARIABLES", "NO_ACCESS", "OWN_KEY_VARIABLE", "Access", "chosen_access", "own_access", "refused", "unencrypted",
-]  # fmt: skip
+    "KEY_VARIABLES",
+    "NO_ACCESS",
+    "OWN_KEY_VARIABLE",
+    "Access",
+    "chosen_access",
+    "own_access",
+    "refused",
+    "unencrypted",
+]
 
 #: Where the key is looked for when no variable is named: vLLM's own variable, and that of OpenAI's clients.
 KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")
 #: Where `vllm serve` takes from the key that it asks for.
 OWN_KEY_VARIABLE = "VLLM_API_KEY"
 #: Headers on which the framing of the client's requests and of their answers rests.
-_RESERVED = ("accept-encoding", "connection", "content-length", "content-type", "expect", "host", "te", "trailer",
-             "transfer-encoding", "upgrade")
+_RESERVED = (
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+)
 _HIDDEN = "(secret)"
 #: Shorter values are ordinary words: hiding them would garble messages and protect nothing.
 _SHORTEST = 6
@@ -50,13 +67,17 @@ class Access(Record, frozen=True, kw_only=True):
         if not self.key_env:
             return headers
         if any(name.lower() == "authorization" for name in headers):
-            raise UsageError(f"two keys for the server: in {self.key_env} and as Authorization in {self.headers_env}",
-                             remedy=f"leave one of them out; `env -u {self.key_env}` unsets the variable for a command")
+            raise UsageError(
+                f"two keys for the server: in {self.key_env} and as Authorization in {self.headers_env}",
+                remedy=f"leave one of them out; `env -u {self.key_env}` unsets the variable for a command",
+            )
         key = _value_of(self.key_env, "the server's key").strip()
         if not key or not _PRINTABLE.fullmatch(key):
-            raise UsageError(f"the key in {self.key_env} cannot be "
-                             "sent", cause="it is empty or has characters that are not "
-                             "allowed in a header", remedy="put the key alone into the variable, on one line")
+            raise UsageError(
+                f"the key in {self.key_env} cannot be sent",
+                cause="it is empty or has characters that are not allowed in a header",
+                remedy="put the key alone into the variable, on one line",
+            )
         return headers | {"Authorization": f"Bearer {key}"}
 
     def hidden(self, text: str) -> str:
@@ -85,10 +106,11 @@ def chosen_access(key_env: str, headers_env: str) -> Access:
     for flag, name in (("api_key_env", key_env), ("api_headers_env", headers_env)):
         if name and not _VARIABLE.fullmatch(name):
             # The value is not shown: somebody may have given the key itself.
-            raise UsageError(f"--{flag} takes the name of an environment variable", cause="the value given is not such "
-                             "a name; every user of the machine can read a key on a command line",
-                             remedy="put the value into an environment variable, and give that variable's name: "
-                                    f"--{flag}=NAME")
+            raise UsageError(
+                f"--{flag} takes the name of an environment variable",
+                cause="the value given is not such a name; every user of the machine can read a key on a command line",
+                remedy=f"put the value into an environment variable, and give that variable's name: --{flag}=NAME",
+            )
     access = Access(key_env=key_env, headers_env=headers_env)
     headers = _known_to_the_vault(access)
     if key_env or any(name.lower() == "authorization" for name in headers):
@@ -122,21 +144,28 @@ def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsu
     """Return the error for a server that answers 401 or 403."""
     if access.key_env:
         return ServerUnsuitable(
-            f"the server at {endpoint} refuses the key", cause=f"{path}: HTTP {status} with the key in "
-            f"{access.key_env}", remedy=f"correct the value of {access.key_env}, or name another variable with "
-            "--api_key_env=NAME; if the server needs further headers: --api_headers_env=NAME")
+            f"the server at {endpoint} refuses the key",
+            cause=f"{path}: HTTP {status} with the key in {access.key_env}",
+            remedy=f"correct the value of {access.key_env}, or name another variable with "
+            "--api_key_env=NAME; if the server needs further headers: --api_headers_env=NAME",
+        )
     variables = " or ".join(KEY_VARIABLES)
     return ServerUnsuitable(
-        f"the server at {endpoint} asks for a key", cause=f"{path}: HTTP {status}, and no key was sent",
+        f"the server at {endpoint} asks for a key",
+        cause=f"{path}: HTTP {status}, and no key was sent",
         remedy=f"put it into the environment variable {variables}, or name the variable that holds it with "
-        "--api_key_env=NAME; other headers: --api_headers_env=NAME")
+        "--api_key_env=NAME; other headers: --api_headers_env=NAME",
+    )
 
 
 def _value_of(variable: str, what: str) -> str:
     value = os.environ.get(variable)
     if value is None:
-        raise UsageError(f"the environment variable {variable} is not set", cause=f"it should contain {what}",
-                         remedy=f"export {variable} before the command, or name another variable")
+        raise UsageError(
+            f"the environment variable {variable} is not set",
+            cause=f"it should contain {what}",
+            remedy=f"export {variable} before the command, or name another variable",
+        )
     return value
 
 

@@ -90,9 +90,11 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
     done[keys["model"]] = model.path
     checkpoint = read_checkpoint(Path(model.path))
     if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
-        raise ModelError(f"the dataset does not fit the model {model.name}",
-                         cause=f"its context is {checkpoint.max_positions} tokens, prompt and answer need {longest}",
-                         remedy="use a model with a longer context, or the dataset that belongs to the model")
+        raise ModelError(
+            f"the dataset does not fit the model {model.name}",
+            cause=f"its context is {checkpoint.max_positions} tokens, prompt and answer need {longest}",
+            remedy="use a model with a longer context, or the dataset that belongs to the model",
+        )
     known = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
@@ -109,7 +111,7 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
 
 
 def server_argv(
-    python: Path, settings: ServerSettings, port: int | str = "{port}", preset: Preset | None = None,
+    python: Path, settings: ServerSettings, port: int | str = "{port}", preset: Preset | None = None
 ) -> list[str]:
     """Return the words that start the server with the environment of `python`; no secret is among them.
 
@@ -117,17 +119,29 @@ def server_argv(
     """
     for flag, value in (("--vllm_model_name", settings.model), ("--served_model_name", settings.name)):
         if value.startswith("-"):
-            raise UsageError(f"{value!r} is not the name of a model", cause="vLLM would take it for an option",
-                             remedy=f"give {flag} a hub id or a folder, as ./{value}")
+            raise UsageError(
+                f"{value!r} is not the name of a model",
+                cause="vLLM would take it for an option",
+                remedy=f"give {flag} a hub id or a folder, as ./{value}",
+            )
     ours = [
-        "--served-model-name", settings.name, "--host", settings.host, "--port", str(port),
-        "--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log",
-    ]  # fmt: skip
+        "--served-model-name",
+        settings.name,
+        "--host",
+        settings.host,
+        "--port",
+        str(port),
+        "--no-enable-prefix-caching",
+        "--generation-config",
+        "vllm",
+        "--disable-uvicorn-access-log",
+    ]
     given = _given_options(settings)
     extra, _ = _extra(settings.extra)
     said = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in extra if word.startswith("--")}
     options = {
-        name: value for name, value in {**(preset.options if preset else {}), **given}.items()
+        name: value
+        for name, value in {**(preset.options if preset else {}), **given}.items()
         if name not in said and f"no-{name}" not in said and name.removeprefix("no-") not in said
     }
     chosen = [part for word in option_words(options) for part in word.split("=", 1)]
@@ -170,14 +184,20 @@ def _extra(text: str) -> tuple[list[str], dict[str, str]]:
     try:
         given = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read", cause=str(error),
-                         remedy="quote it as in a shell") from error
+        raise UsageError(
+            f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read",
+            cause=str(error),
+            remedy="quote it as in a shell",
+        ) from error
     words, secrets = _without_token(given)
     refuse_fixed(words)
     if (shown := redacted_words(words)) != words:
         hidden = next(one for one, word in zip(shown, words, strict=True) if one != word)
-        raise UsageError(f"a secret in --extra_args: {hidden}", cause="every user of the machine can read the server's "
-                         "command line", remedy="set it as an environment variable, which the server inherits")
+        raise UsageError(
+            f"a secret in --extra_args: {hidden}",
+            cause="every user of the machine can read the server's command line",
+            remedy="set it as an environment variable, which the server inherits",
+        )
     return words, secrets
 
 
@@ -208,12 +228,19 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
     local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
-    cpu = {} if settings.device != "cpu" else {
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        **({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else
-           {"VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}),
-        **fp8_env(Path(settings.model)),
-    }  # fmt: skip
+    cpu = (
+        {}
+        if settings.device != "cpu"
+        else {
+            "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+            **(
+                {"OMP_NUM_THREADS": str(settings.threads)}
+                if settings.threads
+                else {"VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
+            ),
+            **fp8_env(Path(settings.model)),
+        }
+    )
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
     return {
         **local,

@@ -49,24 +49,32 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     vendor = {"cuda": "NVIDIA", "rocm": "AMD"}[device]
     found = any(gpu.vendor == vendor for gpu in detect_gpus())
     if device == "rocm":
-        missing = "" if found or _KFD.exists() else (
-            f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist")
+        missing = (
+            ""
+            if found or _KFD.exists()
+            else (f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist")
+        )
     elif not found:
         missing = nvml.why_none()
     else:
         missing = "CUDA_VISIBLE_DEVICES is empty: it hides every GPU" if env.get("CUDA_VISIBLE_DEVICES") == "" else ""
     if missing:
-        raise UsageError(f"--device={device}: no {vendor} GPU that vLLM can use was found on this "
-                         "machine", cause=missing,
-                         remedy="leave --device out to have the device detected; or give --device=cpu")
+        raise UsageError(
+            f"--device={device}: no {vendor} GPU that vLLM can use was found on this machine",
+            cause=missing,
+            remedy="leave --device out to have the device detected; or give --device=cpu",
+        )
 
 
 def choose(choice: Choice) -> dict[str, str]:
     """Return what the recipe sets: nothing for a build that was asked for by its name. Raises InstallError."""
     if choice.variant == "system":
         found = system_vllm(choice.system_python)
-        return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": found.python,
-                "CM_VLLM_SYSTEM_VERSION": found.version}
+        return {
+            "CM_VLLM_CHOSEN_VARIANT": "system",
+            "CM_VLLM_SYSTEM_PYTHON": found.python,
+            "CM_VLLM_SYSTEM_VERSION": found.version,
+        }
     return {} if choice.variant else {"CM_VLLM_CHOSEN_VARIANT": detected(choice)[0]}
 
 
@@ -96,8 +104,11 @@ def system_vllm(given: str = "") -> SystemVllm:
         version = _version(python)
         if version:
             return SystemVllm(python=python, version=version)
-    raise InstallError("no vLLM is installed", cause=f"searched: {', '.join(asked)}",
-                       remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out")
+    raise InstallError(
+        "no vLLM is installed",
+        cause=f"searched: {', '.join(asked)}",
+        remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out",
+    )
 
 
 def _python_of_command() -> list[str]:

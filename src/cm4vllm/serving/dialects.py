@@ -43,7 +43,7 @@ class _Refused(Exception):
 
 
 def text_body(
-    dialect: Dialect, model: str, prompt: str | Sequence[int], drawn: Mapping[str, Any], *, streamed: bool,
+    dialect: Dialect, model: str, prompt: str | Sequence[int], drawn: Mapping[str, Any], *, streamed: bool
 ) -> dict[str, Any]:
     """Return the document that asks for one answer to `prompt`, token ids or text, `drawn` with these parameters."""
     asked: dict[str, Any] = {"model": model}
@@ -59,8 +59,15 @@ def text_body(
 
 def lists_ids(site: Site, model: str, timeout_s: float) -> bool:
     """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
-    body = {"model": model, "prompt": _PROMPT_IDS, "max_tokens": 4, "min_tokens": 4, "ignore_eos": True,
-            "temperature": 0, "return_token_ids": True}
+    body = {
+        "model": model,
+        "prompt": _PROMPT_IDS,
+        "max_tokens": 4,
+        "min_tokens": 4,
+        "ignore_eos": True,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     status, answer = ask(site, "POST", Api.COMPLETIONS.path, body, timeout_s)
     if status != 200:
         return False
@@ -82,12 +89,16 @@ def find_dialect(site: Site, model: str, api: Api, timeout_s: float) -> Dialect:
             except _Refused as refusal:
                 causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
                 dialect = _with_less(dialect, refusal)
-    remedy = ("leave --api out, or serve the model with a chat template" if api is Api.CHAT else
-              "check that --vllm_model_name is the name that the server uses for the model; for a server that offers "
-              "only "
-              "chat give --api=chat (open division)")
-    raise ServerUnsuitable(f"the server at {site.endpoint} gives neither token ids nor text", cause="\n".join(causes),
-                           remedy=remedy)
+    remedy = (
+        "leave --api out, or serve the model with a chat template"
+        if api is Api.CHAT
+        else "check that --vllm_model_name is the name that the server uses for the model; for a server that offers "
+        "only "
+        "chat give --api=chat (open division)"
+    )
+    raise ServerUnsuitable(
+        f"the server at {site.endpoint} gives neither token ids nor text", cause="\n".join(causes), remedy=remedy
+    )
 
 
 def _with_less(dialect: Dialect, refusal: _Refused) -> Dialect | None:
@@ -115,8 +126,11 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api, timeout_s: float)
         counted.append(_counted(site, documents, streamed=streamed))
     if dialect.prompts is Prompts.IDS and any(usage != len(_PROMPT_IDS) for usage, _ in counted):
         # Without that count it is not known whether the ids were read as ids.
-        raise _Refused(200, f"the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
-                       f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}")
+        raise _Refused(
+            200,
+            f"the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
+            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}",
+        )
     return replace(dialect, usage=all(tokens >= 0 for _, tokens in counted), done=done)
 
 
@@ -132,8 +146,10 @@ def _counted(site: Site, documents: Sequence[Mapping[str, Any]], *, streamed: bo
             text += "".join(_texts(choice))
             reason = choice.get("finish_reason") or reason
         usage = document["usage"] if isinstance(document.get("usage"), dict) else usage
-    prompt, tokens = (value if isinstance(value := usage.get(name), int) and value >= 0 else -1
-                      for name in ("prompt_tokens", "completion_tokens"))
+    prompt, tokens = (
+        value if isinstance(value := usage.get(name), int) and value >= 0 else -1
+        for name in ("prompt_tokens", "completion_tokens")
+    )
     if reason not in ("stop", "length"):
         raise not_measurable(site.endpoint, f"the finish_reason of {kind} is {str(reason)[:40]!r}: the text may be cut")
     if not text and tokens <= 0:
@@ -196,9 +212,11 @@ def require_division(server: ServerRecord, division: Division) -> None:
     """Raise ServerUnsuitable for a server whose results can only be of the open division, in another one."""
     reasons = server.dialect.open_only if server.dialect is not None and division is not Division.OPEN else []
     if reasons:
-        raise ServerUnsuitable(f"the {division} division is not possible with the server at {server.endpoint}",
-                               cause="\n".join(reasons), remedy="give --division=open, or use a server that returns "
-                                                                "token ids")
+        raise ServerUnsuitable(
+            f"the {division} division is not possible with the server at {server.endpoint}",
+            cause="\n".join(reasons),
+            remedy="give --division=open, or use a server that returns token ids",
+        )
 
 
 def counting(server: ServerRecord) -> list[str]:
@@ -206,10 +224,14 @@ def counting(server: ServerRecord) -> list[str]:
     dialect = server.dialect
     if dialect is None:
         return ["Token ids are those that the server lists; it counts as many for each answer."]
-    counts = "its usage counts them" if dialect.usage else (
-        "it does not count them either: the count is that of the same tokenizer")
-    sentences = [f"The server gives text and no token ids. Ids are what the model's own tokenizer makes of the text; "
-                 f"{counts}."]
+    counts = (
+        "its usage counts them"
+        if dialect.usage
+        else ("it does not count them either: the count is that of the same tokenizer")
+    )
+    sentences = [
+        f"The server gives text and no token ids. Ids are what the model's own tokenizer makes of the text; {counts}."
+    ]
     if dialect.prompts is Prompts.TEXT:
         sentences.append("Prompts were sent as text, because the server takes no token ids.")
     if dialect.prompts is Prompts.CHAT:

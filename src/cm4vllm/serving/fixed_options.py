@@ -21,19 +21,29 @@ _INPUT = "it has an input of its own: {}"
 _OTHERS = ("--watermark",)
 #: Each fixed option with the reason.
 _FIXED: Mapping[str, str] = {
-    "--enable-prefix-caching": _REUSE, "--kv-transfer-config": _REUSE,
-    "--kv-offloading-size": _REUSE, "--kv-offloading-backend": _REUSE,
-    "--generation-config": _SAMPLING, "--override-generation-config": _SAMPLING, "--logits-processors": _SAMPLING,
+    "--enable-prefix-caching": _REUSE,
+    "--kv-transfer-config": _REUSE,
+    "--kv-offloading-size": _REUSE,
+    "--kv-offloading-backend": _REUSE,
+    "--generation-config": _SAMPLING,
+    "--override-generation-config": _SAMPLING,
+    "--logits-processors": _SAMPLING,
     "--watermark-config": _SAMPLING,
-    "--speculative-config": _SPECULATION, "-sc": _SPECULATION,
-    "--spec-method": _SPECULATION, "--spec-model": _SPECULATION, "--spec-tokens": _SPECULATION,
-    "--speculative-model": _SPECULATION, "--num-speculative-tokens": _SPECULATION,
+    "--speculative-config": _SPECULATION,
+    "-sc": _SPECULATION,
+    "--spec-method": _SPECULATION,
+    "--spec-model": _SPECULATION,
+    "--spec-tokens": _SPECULATION,
+    "--speculative-model": _SPECULATION,
+    "--num-speculative-tokens": _SPECULATION,
     "--api-key": "every user of the machine can read a command line; VLLM_API_KEY in the environment does the same",
     "--config": "options in a file are neither checked nor recorded: give them in --extra_args",
-    "--model": _INPUT.format("--vllm_model_name"), "--served-model-name": _INPUT.format("--served_model_name"),
-    "--host": _INPUT.format("--host"), "--port": _INPUT.format("--port"),
+    "--model": _INPUT.format("--vllm_model_name"),
+    "--served-model-name": _INPUT.format("--served_model_name"),
+    "--host": _INPUT.format("--host"),
+    "--port": _INPUT.format("--port"),
     "--uds": "the server listens at --host and --port",
-}  # fmt: skip
+}
 
 #: Options that may be given, but not with this value.
 _FIXED_VALUES: Mapping[str, str] = {"--load-format": "dummy"}
@@ -44,13 +54,16 @@ def refuse_fixed(words: Iterable[str]) -> None:
     given = list(words)
     for word, after in zip(given, [*given[1:], ""], strict=False):
         if name := written_in_full(word, _FIXED):
-            raise UsageError(f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name],
-                             remedy="remove it")
+            raise UsageError(
+                f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name], remedy="remove it"
+            )
         name = written_in_full(word, _FIXED_VALUES)
         if name and (word.partition("=")[2] or after) == _FIXED_VALUES[name]:
-            raise UsageError(f"{name} {_FIXED_VALUES[name]} cannot be given in --extra_args",
-                             cause="random weights would be recorded as the model's own",
-                             remedy="name the model as a dummy: _dummy.NAME among the tags; every page then says so")
+            raise UsageError(
+                f"{name} {_FIXED_VALUES[name]} cannot be given in --extra_args",
+                cause="random weights would be recorded as the model's own",
+                remedy="name the model as a dummy: _dummy.NAME among the tags; every page then says so",
+            )
 
 
 def speculative_options(words: Iterable[str]) -> list[str]:

@@ -54,14 +54,18 @@ def _used(nvml: Any, handle: Any) -> tuple[str, GpuMemory]:
 
 
 def wait_until_freed(
-    before: Mapping[str, GpuMemory], read: Callable[[], Mapping[str, GpuMemory]] = gpu_memory,
+    before: Mapping[str, GpuMemory],
+    read: Callable[[], Mapping[str, GpuMemory]] = gpu_memory,
     timeout_s: float = FREED_S,
 ) -> bool:
     """Wait until each GPU has no more memory in use than before the server; tell who holds what is not freed."""
     deadline = time.monotonic() + timeout_s
     while True:
-        held = {uuid: now for uuid, now in (read() if before else {}).items()
-                if uuid in before and now.used_bytes > before[uuid].used_bytes + SLACK_BYTES}
+        held = {
+            uuid: now
+            for uuid, now in (read() if before else {}).items()
+            if uuid in before and now.used_bytes > before[uuid].used_bytes + SLACK_BYTES
+        }
         if not held:
             return True
         if time.monotonic() >= deadline:
@@ -70,8 +74,10 @@ def wait_until_freed(
     for uuid, now in held.items():
         more = (now.used_bytes - before[uuid].used_bytes) / 2**30
         holders = ", ".join(f"{_name(pid)} ({pid})" for pid in now.processes if pid not in before[uuid].processes)
-        warn(f"{now.name} {uuid} has {more:.1f} GiB more in use than before the server started"
-             + (f": held by {holders}" if holders else "; the driver does not show by whom"))
+        warn(
+            f"{now.name} {uuid} has {more:.1f} GiB more in use than before the server started"
+            + (f": held by {holders}" if holders else "; the driver does not show by whom")
+        )
     return False
 
 

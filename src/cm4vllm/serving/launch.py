@@ -34,8 +34,20 @@ from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 from cm4vllm.serving.site import base_urls, trusted
 
-__all__ = ["PLANNED_FILE", "LaunchSettings", "Planned", "act", "attend", "described", "end", "launch",
-           "require_access", "require_usable", "started", "wait_in_foreground"]
+__all__ = [
+    "PLANNED_FILE",
+    "LaunchSettings",
+    "Planned",
+    "act",
+    "attend",
+    "described",
+    "end",
+    "launch",
+    "require_access",
+    "require_usable",
+    "started",
+    "wait_in_foreground",
+]
 
 _LOOK_S = 0.5
 #: The record of a server that would be started.
@@ -101,8 +113,11 @@ def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
         write_record(path, described(_planned(settings, _server_settings(settings, env))))
         return {"CM_VLLM_SERVER_PLANNED": str(path)}
     record, path = launch(settings, env)
-    return {"CM_VLLM_SERVER_ENDPOINT": record.endpoint, "CM_VLLM_SERVER_RECORD": str(path),
-            "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder}
+    return {
+        "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+        "CM_VLLM_SERVER_RECORD": str(path),
+        "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder,
+    }
 
 
 def attend(settings: LaunchSettings, path: str) -> None:
@@ -122,9 +137,15 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         _require_no_replicas(settings)
         access = require_access(settings)
         _say_access(access, base_urls(settings.api_server))
-        record = probe(settings.api_server, settings.model_name, api=_api(settings, None),
-                       ca_file=settings.api_server_ca, max_model_len=settings.max_model_len,
-                       access=access, text=True)
+        record = probe(
+            settings.api_server,
+            settings.model_name,
+            api=_api(settings, None),
+            ca_file=settings.api_server_ca,
+            max_model_len=settings.max_model_len,
+            access=access,
+            text=True,
+        )
         write_record(writable_folder(folder) / server.SERVER_FILE, record)
         for endpoint in record.endpoints:
             say(f"the server at {endpoint} serves {record.model_name} with {record.named}")
@@ -150,11 +171,20 @@ def require_access(settings: LaunchSettings) -> Access:
     Raises UsageError when an address, a key or the headers cannot be used.
     """
     if not settings.api_server:
-        given = next((flag for flag, name in (("api_key_env", settings.api_key_env),
-                                              ("api_headers_env", settings.api_headers_env)) if name), "")
+        given = next(
+            (
+                flag
+                for flag, name in (("api_key_env", settings.api_key_env), ("api_headers_env", settings.api_headers_env))
+                if name
+            ),
+            "",
+        )
         if given:
-            raise UsageError(f"--{given} needs a server that is already running", cause="no --api_server is given",
-                             remedy="name the server with --api_server, or leave the flag out")
+            raise UsageError(
+                f"--{given} needs a server that is already running",
+                cause="no --api_server is given",
+                remedy="name the server with --api_server, or leave the flag out",
+            )
         return own_access()
     if any(url.startswith("https:") for url in base_urls(settings.api_server)):
         trusted(settings.api_server_ca)
@@ -194,22 +224,31 @@ def require_usable(env: Mapping[str, Any]) -> None:
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
     """Refuse numbers with which no server starts. Raises UsageError."""
-    numbers = {"ready_timeout": ready_timeout_s, "max_num_seqs": chosen.max_num_seqs,
-               "max_num_batched_tokens": chosen.max_num_batched_tokens, "max_model_len": chosen.max_model_len}
+    numbers = {
+        "ready_timeout": ready_timeout_s,
+        "max_num_seqs": chosen.max_num_seqs,
+        "max_num_batched_tokens": chosen.max_num_batched_tokens,
+        "max_model_len": chosen.max_model_len,
+    }
     for flag, number in numbers.items():
         if number is not None and not 0 < number < 2**31:
             raise UsageError(f"--{flag}={number} is not usable", cause="it must be above zero, and below 2,147,483,648")
     if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
-        raise UsageError(f"--gpu_memory_utilization={share} is not usable",
-                         cause="it is a part of the GPU's memory: above 0, and 1 at most")
+        raise UsageError(
+            f"--gpu_memory_utilization={share} is not usable",
+            cause="it is a part of the GPU's memory: above 0, and 1 at most",
+        )
     if chosen.kv_cache_gib < 0:
         raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
 
 
 def _require_no_replicas(settings: LaunchSettings) -> None:
     if settings.replicas != 1:
-        raise UsageError("--replicas cannot be given with --api_server", cause="no server is started then",
-                         remedy="name them all: --api_server=URL,URL")
+        raise UsageError(
+            "--replicas cannot be given with --api_server",
+            cause="no server is started then",
+            remedy="name them all: --api_server=URL,URL",
+        )
 
 
 @dataclass(frozen=True)
@@ -242,11 +281,14 @@ def started(planned: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     if one.device == "cpu" and fp8_env(Path(one.model)):
         say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(planned.parts) + 1))]
-    records = server.start_all(planned.python, list(zip(planned.parts, places, strict=True)), timeout_s=timeout_s,
-                               argv=planned.words)
+    records = server.start_all(
+        planned.python, list(zip(planned.parts, places, strict=True)), timeout_s=timeout_s, argv=planned.words
+    )
     for record in records:
-        say(f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s, "
-            f"asked at {record.api.path}")
+        say(
+            f"vLLM {record.version} serves {record.model_name} at {record.endpoint} after {record.ready_after_s} s, "
+            f"asked at {record.api.path}"
+        )
     first, *members = records
     return replace(first, replicas=[member.endpoint for member in members], members=members)
 
@@ -254,17 +296,31 @@ def started(planned: Planned, folder: Path, timeout_s: float) -> ServerRecord:
 def described(planned: Planned) -> ServerRecord:
     """Return the record of the servers that would be started, without what only one that answers can tell."""
     packages = server.packages_of(planned.python)
-    first, *members = [ServerRecord(
-        endpoint="", api=part.api, model_name=part.name, max_model_len=0, version="", owned=True, argv=planned.words,
-        env=arguments.server_env(part), niceness=arguments.niceness(part), packages=packages)
-        for part in planned.parts]
+    first, *members = [
+        ServerRecord(
+            endpoint="",
+            api=part.api,
+            model_name=part.name,
+            max_model_len=0,
+            version="",
+            owned=True,
+            argv=planned.words,
+            env=arguments.server_env(part),
+            niceness=arguments.niceness(part),
+            packages=packages,
+        )
+        for part in planned.parts
+    ]
     return replace(first, members=members)
 
 
 def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:
     model = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else chosen.model
-    preset = preset_named(settings.preset) if settings.preset else preset_for(
-        chosen.device, model, settings.gpu_name, settings.gpu_count)
+    preset = (
+        preset_named(settings.preset)
+        if settings.preset
+        else preset_for(chosen.device, model, settings.gpu_name, settings.gpu_count)
+    )
     if preset is not None:
         say(f"options of the preset {preset.name}: {' '.join(option_words(preset.options))}")
     return preset
@@ -280,15 +336,15 @@ def _api(settings: LaunchSettings, options: Options | None) -> Api:
     if settings.api == "auto":
         return Api.GENERATE if known else Api.COMPLETIONS
     if settings.api == "generate" and options is not None and not known:
-        raise UsageError("the installed vLLM does not support --api=generate",
-                         cause=f"it has no option {_TOKENS_ONLY}, which enables {Api.GENERATE.path}",
-                         remedy="leave --api out: /v1/completions is used then; or install a newer vLLM")
+        raise UsageError(
+            "the installed vLLM does not support --api=generate",
+            cause=f"it has no option {_TOKENS_ONLY}, which enables {Api.GENERATE.path}",
+            remedy="leave --api out: /v1/completions is used then; or install a newer vLLM",
+        )
     return Api(settings.api)
 
 
-def _words(
-    chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None,
-) -> list[str]:
+def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None) -> list[str]:
     """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
     words = arguments.server_argv(python, chosen, preset=preset)
     if options is None:
@@ -305,9 +361,10 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     if model is not None:
         if not Path(model.path).is_dir():
-            raise ModelError(f"the model folder {model.path} does not exist any "
-                             "more", remedy="get it again: cm run script "
-                             "--tags=get,ml-model with the same variation and --renew")
+            raise ModelError(
+                f"the model folder {model.path} does not exist any more",
+                remedy="get it again: cm run script --tags=get,ml-model with the same variation and --renew",
+            )
         check_unchanged(model)
     keys = env_keys(arguments.ServerSettings)
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
@@ -320,8 +377,10 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     if model is not None and model.is_dummy and server_settings.model == model.path:
         server_settings = replace(server_settings, load_format="dummy")
     if settings.device not in ("", server_settings.device):
-        raise UsageError(f"--device={settings.device}, but the vLLM that is installed computes on "
-                         f"{server_settings.device}", remedy="leave --device out, or the --adr that chose this vLLM")
+        raise UsageError(
+            f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
+            remedy="leave --device out, or the --adr that chose this vLLM",
+        )
     require_host_memory(server_settings, model, settings.replicas)
     return server_settings
 
@@ -362,8 +421,7 @@ def wait_in_foreground(path: str) -> None:
     if reason.startswith("ended by SIGTERM"):
         say("the server was stopped")
         return
-    raise ServerDied(f"the server of {record.model_name} ended", cause=reason,
-                     remedy=f"the whole log is {record.log}")
+    raise ServerDied(f"the server of {record.model_name} ended", cause=reason, remedy=f"the whole log is {record.log}")
 
 
 def end(path: str) -> None:

@@ -20,19 +20,32 @@ _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
 _DIED = re.compile(r"died unexpectedly \(exit code")
 #: What takes long at a start: bars of tqdm, and the lines that vLLM writes before and after.
-_STEP = re.compile(r"Loading \w+ checkpoint|Loading weights|Starting to load|Model loading took|Capturing|Downloading|"
-                   r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup", re.IGNORECASE)
+_STEP = re.compile(
+    r"Loading \w+ checkpoint|Loading weights|Starting to load|Model loading took|Capturing|Downloading|"
+    r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup",
+    re.IGNORECASE,
+)
 #: vLLM's outer processes only repeat that an inner one failed.
-_REPEATED = ("Engine core initialization failed", "See root cause above", "See stack trace (above)",
-             "RuntimeError: cancelled", "Worker failed with error", "WorkerProc init")
+_REPEATED = (
+    "Engine core initialization failed",
+    "See root cause above",
+    "See stack trace (above)",
+    "RuntimeError: cancelled",
+    "Worker failed with error",
+    "WorkerProc init",
+)
 #: Lines without information on a failure: what it writes because it is being ended, and what it suggests.
 _NOISE = ("[shutdown]", "Parent process exited", "Route: ")
+
 
 def telling_lines(log: Path) -> str:
     """Return the lines of a log that say why the server failed, else its last lines; empty when there are none."""
     lines = [_plain(line) for line in last_lines(log, _READ_LINES).splitlines()]
-    telling = [_whole(lines, index) for index, line in enumerate(lines)
-            if _EXCEPTION.match(line) or _USAGE.search(line) or _DIED.search(line)]
+    telling = [
+        _whole(lines, index)
+        for index, line in enumerate(lines)
+        if _EXCEPTION.match(line) or _USAGE.search(line) or _DIED.search(line)
+    ]
     root = [line for line in telling if not any(phrase in line for phrase in _REPEATED)] or telling
     rest = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
     shown = list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]
@@ -50,7 +63,9 @@ def _whole(lines: list[str], index: int) -> str:
     if lines[index].strip() == "AssertionError":
         code = next((line.strip() for line in reversed(lines[:index]) if line.strip(" ^~")), "")
         return f"AssertionError: {code}"
-    more = [line.strip() for line in itertools.takewhile(lambda line: line.startswith(" "), lines[index + 1:index + 4])]
+    more = [
+        line.strip() for line in itertools.takewhile(lambda line: line.startswith(" "), lines[index + 1 : index + 4])
+    ]
     return " ".join([lines[index], *(line for line in more if line and not line.startswith(("File ", "For further")))])
 
 

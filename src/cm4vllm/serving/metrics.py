@@ -26,8 +26,15 @@ from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.site import Site
 
 __all__ = [
-    "METRICS_FILE", "MetricsSample", "MetricsWatch", "ServerMetrics", "Timing", "look", "read_samples", "sampled",
-]  # fmt: skip
+    "METRICS_FILE",
+    "MetricsSample",
+    "MetricsWatch",
+    "ServerMetrics",
+    "Timing",
+    "look",
+    "read_samples",
+    "sampled",
+]
 
 #: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
 METRICS_FILE = "server_metrics.jsonl"
@@ -108,8 +115,10 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
         """Why the rules do not allow this run, empty when they do (inference_rules, Caching)."""
         if not self.prefix_cache_hits and not self.cached_prompt_tokens:
             return ""
-        return (f"the server took {max(self.prefix_cache_hits, self.cached_prompt_tokens):,} prompt tokens from a "
-                "cache: nothing may be reused between queries")
+        return (
+            f"the server took {max(self.prefix_cache_hits, self.cached_prompt_tokens):,} prompt tokens from a "
+            "cache: nothing may be reused between queries"
+        )
 
 
 class _NoMetricsError(ValueError):
@@ -155,12 +164,15 @@ class MetricsWatch:
             **{name: _timing(first.histograms[name], last.histograms[name]) for name in _TIMINGS},
         }
         return ServerMetrics(
-            samples=len(self._looks), interval_s=self._interval_s, missed=self._missed,
+            samples=len(self._looks),
+            interval_s=self._interval_s,
+            missed=self._missed,
             running_max=max(sample.running for sample in during),
             running_mean=round(sum(sample.running for sample in during) / len(during), 2),
             waiting_max=max(sample.waiting for sample in during),
             waiting_mean=round(sum(sample.waiting for sample in during) / len(during), 2),
-            kv_cache_usage_max=max(sample.kv_cache_usage for sample in during), **stated,
+            kv_cache_usage_max=max(sample.kv_cache_usage for sample in during),
+            **stated,
         )
 
     def _run(self) -> None:
@@ -190,8 +202,10 @@ class MetricsWatch:
         """Say once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
         if not self._reported:
             self._reported = True
-            warn(f"/metrics of {', '.join(site.endpoint for site in self._sites)} cannot be read: {error}; such pages "
-                 "count as missed samples")
+            warn(
+                f"/metrics of {', '.join(site.endpoint for site in self._sites)} cannot be read: {error}; such pages "
+                "count as missed samples"
+            )
 
     def _page(self, site: Site) -> str:
         """Return what a server says at /metrics. Raises _NoMetricsError where it has no such page."""
@@ -216,7 +230,7 @@ class MetricsWatch:
 
 @contextmanager
 def sampled(
-    sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Mapping[int, str] | None = None,
+    sites: Sequence[Site], path: Path, interval_s: float = INTERVAL_S, supervisors: Mapping[int, str] | None = None
 ) -> Iterator[MetricsWatch]:
     """Sample the servers' metrics before, through and after the block, and write all samples to `path`.
 
@@ -319,14 +333,17 @@ def _typed(line: str) -> bool:
 
 
 def _timing(
-    first: tuple[float, float, dict[float, float]], last: tuple[float, float, dict[float, float]],
+    first: tuple[float, float, dict[float, float]], last: tuple[float, float, dict[float, float]]
 ) -> Timing | None:
     requests = round(last[1] - first[1])
     if requests <= 0:
         return None
     within = {edge: count - first[2].get(edge, 0.0) for edge, count in last[2].items()}
-    return Timing(requests=requests, mean_ms=round(1000 * (last[0] - first[0]) / requests, 3),
-                  p99_at_most_ms=_percentile_edge(within.items(), 0.99 * requests))
+    return Timing(
+        requests=requests,
+        mean_ms=round(1000 * (last[0] - first[0]) / requests, 3),
+        p99_at_most_ms=_percentile_edge(within.items(), 0.99 * requests),
+    )
 
 
 def _percentile_edge(within: Iterable[tuple[float, float]], rank: float) -> float | None:

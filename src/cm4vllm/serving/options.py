@@ -90,8 +90,11 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
             done += now
             notes.append(f"{given[0]}: {renamed.note}" + (f"; said as {' '.join(now)}" if now else "; left out"))
         else:
-            raise UsageError(f"the installed vLLM has no option {name}", cause=f"given as {' '.join(given)}",
-                             remedy=_nearest(name, options))
+            raise UsageError(
+                f"the installed vLLM has no option {name}",
+                cause=f"given as {' '.join(given)}",
+                remedy=_nearest(name, options),
+            )
     return done, notes
 
 
@@ -127,8 +130,9 @@ def _check_value(option: Option | None, given: list[str]) -> None:
         raise UsageError(f"{word} takes no value", cause=f"given {' '.join(values)}", remedy=f"write {word} alone")
     for value in values if option.choices else []:
         if value not in option.choices:
-            raise UsageError(f"{word}={value} is not supported by the installed vLLM",
-                             remedy=nearest(value, option.choices))
+            raise UsageError(
+                f"{word}={value} is not supported by the installed vLLM", remedy=nearest(value, option.choices)
+            )
 
 
 def _nearest(name: str, options: Options) -> str:

@@ -61,8 +61,9 @@ def supervisor_spec(pid: int) -> Path | None:
 
 
 def _orphan_pids() -> list[int]:
-    return [int(folder.name) for folder in Path("/proc").iterdir()
-            if folder.name.isdigit() and _is_orphan(int(folder.name))]
+    return [
+        int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _is_orphan(int(folder.name))
+    ]
 
 
 def _is_orphan(pid: int) -> bool:

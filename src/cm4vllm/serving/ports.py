@@ -27,8 +27,9 @@ def free_port(host: str, port: int) -> int:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise UsageError(f"{host!r} is not an address of this machine", cause=error.strerror or str(error),
-                         remedy="leave --host out") from error
+        raise UsageError(
+            f"{host!r} is not an address of this machine", cause=error.strerror or str(error), remedy="leave --host out"
+        ) from error
     if not port and (chosen := _beside_ephemeral(family, str(address[0]))):
         return chosen
     with socket.socket(family, kind) as probe_socket:
@@ -36,12 +37,16 @@ def free_port(host: str, port: int) -> int:
         try:
             probe_socket.bind(address)
         except PermissionError as error:
-            raise UsageError(f"no permission to bind port {port}", cause=error.strerror or "",
-                             remedy="give --port a number from 1024 to 65535, or leave it out") from error
+            raise UsageError(
+                f"no permission to bind port {port}",
+                cause=error.strerror or "",
+                remedy="give --port a number from 1024 to 65535, or leave it out",
+            ) from error
         except OSError as error:
             holder = port_holder(port)
             raise PortInUse(
-                f"port {port} is in use", cause=holder or error.strerror or "another program listens there",
+                f"port {port} is in use",
+                cause=holder or error.strerror or "another program listens there",
                 remedy="leave --port out to have a free one chosen, end that program, or measure it with "
                 f"--api_server=http://{reachable(host)}:{port}",
             ) from error

@@ -36,7 +36,8 @@ class Preset(Record, frozen=True, kw_only=True):
         return (
             self.device == device
             and (not self.models or model.lower() in names or PurePath(model).name.lower() in names)
-            and self.gpu.lower() in gpu.lower() and self.gpus in (None, gpus)
+            and self.gpu.lower() in gpu.lower()
+            and self.gpus in (None, gpus)
         )
 
 
@@ -62,8 +63,9 @@ def preset_named(name: str) -> Preset:
 
 def option_words(options: dict[str, bool | int | float | str]) -> list[str]:
     """Return the words of options, as they are published: --name=value, or --name alone for what is switched on."""
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
-            if value is not False]
+    return [
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value is not False
+    ]
 
 
 def serve_line(preset: Preset, model: str) -> str:

@@ -31,8 +31,10 @@ def give_way(record: ServerRecord) -> None:
                 os.setpriority(os.PRIO_PGRP, server, min(19, own + niceness))
             except PermissionError:
                 if not Path(f"/proc/{server}/autogroup").exists():
-                    warn(f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, server)} that it had in another "
-                         "run: only root may lower it. Restart the server to change it")
+                    warn(
+                        f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, server)} that it had in another "
+                        "run: only root may lower it. Restart the server to change it"
+                    )
             except OSError:
                 pass
 

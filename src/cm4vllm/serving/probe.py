@@ -48,8 +48,14 @@ class Model:
 
 
 def probe(
-    api_server: str, model_name: str = "", *, api: Api = Api.COMPLETIONS, ca_file: str = "", max_model_len: int = 0,
-    access: Access = NO_ACCESS, text: bool = False,
+    api_server: str,
+    model_name: str = "",
+    *,
+    api: Api = Api.COMPLETIONS,
+    ca_file: str = "",
+    max_model_len: int = 0,
+    access: Access = NO_ACCESS,
+    text: bool = False,
 ) -> ServerRecord:
     """Return the record of running servers that can be measured: one address, or several separated by commas.
 
@@ -59,8 +65,9 @@ def probe(
     speak the OpenAI format or `api`, does not serve that model, does not give exact token ids (or text), or reuses
     answers' prefixes, and when the servers differ.
     """
-    records = [_probe(Site(url, ca_file, access), model_name, api, max_model_len, text=text)
-               for url in base_urls(api_server)]
+    records = [
+        _probe(Site(url, ca_file, access), model_name, api, max_model_len, text=text) for url in base_urls(api_server)
+    ]
     first = records[0]
     for other in records[1:]:
         for what in ("model_name", "max_model_len", "software", "version", "dialect"):
@@ -93,16 +100,26 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             check_completion(site, model.name, streamed=streamed, api=api)
     software = _software(version, model.owner, dialect)
     if software != "vLLM":
-        unchecked.append(f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
-                         if version else "its software: it has no /version, so it is not vLLM, and its vocabulary "
-                                         "cannot "
-                         "be compared")
+        unchecked.append(
+            f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
+            if version
+            else "its software: it has no /version, so it is not vLLM, and its vocabulary cannot be compared"
+        )
     if not _prefix_caching_is_known(site):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
     return ServerRecord(
-        endpoint=site.endpoint, api=api, dialect=dialect, ca_file=site.ca_file, access=site.access,
-        model_name=model.name, max_model_len=length, software=software, version=version, owned=False,
-        model_folder=_folder(site, model), unchecked=[*unchecked, *note],
+        endpoint=site.endpoint,
+        api=api,
+        dialect=dialect,
+        ca_file=site.ca_file,
+        access=site.access,
+        model_name=model.name,
+        max_model_len=length,
+        software=software,
+        version=version,
+        owned=False,
+        model_folder=_folder(site, model),
+        unchecked=[*unchecked, *note],
     )
 
 
@@ -157,8 +174,16 @@ def served_models(site: Site | str) -> list[Model]:
     listed = _json(site, "GET", "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(endpoint, "its /v1/models lists no models")
-    return [Model(str(entry["id"]), _length(entry), bool(entry.get("parent")), str(entry.get("owned_by") or ""),
-                  str(entry.get("root") or "")) for entry in listed]
+    return [
+        Model(
+            str(entry["id"]),
+            _length(entry),
+            bool(entry.get("parent")),
+            str(entry.get("owned_by") or ""),
+            str(entry.get("root") or ""),
+        )
+        for entry in listed
+    ]
 
 
 def _folder(site: Site, model: Model) -> str:
@@ -174,7 +199,7 @@ def _length(entry: Mapping[str, Any]) -> int:
 
 
 def check_completion(
-    site: Site | str, model: str, *, streamed: bool, timeout_s: float = _LONG_S, api: Api = Api.COMPLETIONS,
+    site: Site | str, model: str, *, streamed: bool, timeout_s: float = _LONG_S, api: Api = Api.COMPLETIONS
 ) -> None:
     """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
     site = Site.of(site)
@@ -207,7 +232,8 @@ def check_completion(
     kind = "a streamed completion" if streamed else "a completion"
     if not tokens:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not return token ids", cause=f"{kind} with return_token_ids has none",
+            f"the server at {endpoint} does not return token ids",
+            cause=f"{kind} with return_token_ids has none",
             remedy="serve with vLLM 0.10.2 or newer: without ids, tokens can only be estimated from text",
         )
     if len(tokens) != _TOKENS or counted != (len(_PROMPT), _TOKENS):
@@ -275,12 +301,17 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
         if model.name == name:
             return model
     if name:
-        raise ServerUnsuitable(f"the server at {endpoint} does not serve {name}", cause=f"it serves {', '.join(names)}",
-                               remedy=nearest(name, names) + "\n--vllm_model_name sets which model is measured")
+        raise ServerUnsuitable(
+            f"the server at {endpoint} does not serve {name}",
+            cause=f"it serves {', '.join(names)}",
+            remedy=nearest(name, names) + "\n--vllm_model_name sets which model is measured",
+        )
     own = [model for model in models if not model.adapter]
     if len(own) != 1:
-        raise ServerUnsuitable(f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",
-                               remedy="choose one with --vllm_model_name")
+        raise ServerUnsuitable(
+            f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",
+            remedy="choose one with --vllm_model_name",
+        )
     return own[0]
 
 

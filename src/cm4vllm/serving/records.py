@@ -64,8 +64,9 @@ class Dialect(Record, frozen=True, kw_only=True):
         """Why results of this server can only be of the open division; nothing where they need not."""
         reasons = [] if self.usage else ["the server reports no token counts (usage)"]
         if self.prompts is Prompts.CHAT:
-            reasons.append("the server's chat template changes the prompts, so that they are not those of the "
-                           "benchmark")
+            reasons.append(
+                "the server's chat template changes the prompts, so that they are not those of the benchmark"
+            )
         return reasons
 
 

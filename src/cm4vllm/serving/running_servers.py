@@ -89,8 +89,10 @@ def _described(one: RunningServer) -> str:
 def _doing(sample: MetricsSample | None) -> str:
     if sample is None:
         return "not reported"
-    return (f"{sample.running} running, {sample.waiting} waiting, KV cache {100 * sample.kv_cache_usage:.1f} % in use, "
-            f"{sample.generation_tokens:,} tokens generated so far")
+    return (
+        f"{sample.running} running, {sample.waiting} waiting, KV cache {100 * sample.kv_cache_usage:.1f} % in use, "
+        f"{sample.generation_tokens:,} tokens generated so far"
+    )
 
 
 def stop_one(folder: str, port: int = 0) -> RunningServer:
@@ -99,10 +101,11 @@ def stop_one(folder: str, port: int = 0) -> RunningServer:
     meant = [one for one in there if (one.port == port if port else one.folder == Path(folder).absolute())]
     if not meant:
         listed = "\n".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
-        raise UsageError("no server started by cm4vllm runs "
-                         f"{f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
-                         cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
-                         remedy="choose one with --output_dir=FOLDER or --port" if there else "")
+        raise UsageError(
+            f"no server started by cm4vllm runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
+            cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
+            remedy="choose one with --output_dir=FOLDER or --port" if there else "",
+        )
     one = meant[0]
     server.end_supervisors([one.supervisor])
     say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")

@@ -79,7 +79,11 @@ class _Starting:
 
 
 def start(
-    python: Path, settings: ServerSettings, folder: Path, *, timeout_s: float = READY_TIMEOUT_S,
+    python: Path,
+    settings: ServerSettings,
+    folder: Path,
+    *,
+    timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
 ) -> ServerRecord:
     """Start one server, as start_all does."""
@@ -87,7 +91,10 @@ def start(
 
 
 def start_all(
-    python: Path, parts: Sequence[tuple[ServerSettings, Path]], *, timeout_s: float = READY_TIMEOUT_S,
+    python: Path,
+    parts: Sequence[tuple[ServerSettings, Path]],
+    *,
+    timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
 ) -> list[ServerRecord]:
     """Start servers with the environment of `python`, all at once; return their records once each served a completion.
@@ -114,7 +121,7 @@ def start_all(
 
 
 def _started(
-    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str],
+    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str]
 ) -> _Starting:
     """Start the process of a server, whose address is none of `others`: those may not listen yet."""
     while (endpoint := f"http://{reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
@@ -124,8 +131,15 @@ def _started(
     env = server_env(settings)
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
-    supervisor = start_supervised(words, env, spec=folder / _SPEC_FILE, log=folder / LOG_FILE,
-                                  state=folder / STATE_FILE, grace_s=GRACE_S, secrets=secret_env(settings))
+    supervisor = start_supervised(
+        words,
+        env,
+        spec=folder / _SPEC_FILE,
+        log=folder / LOG_FILE,
+        state=folder / STATE_FILE,
+        grace_s=GRACE_S,
+        secrets=secret_env(settings),
+    )
     _owned[supervisor.pid] = supervisor
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 
@@ -133,12 +147,22 @@ def _started(
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
     found = probe(one.endpoint, one.settings.name, api=one.settings.api, access=own_access())
     record = ServerRecord(
-        endpoint=one.endpoint, api=found.api, access=found.access, model_name=found.model_name,
-        max_model_len=found.max_model_len, version=found.version, owned=True, argv=one.argv, env=one.env,
-        niceness=niceness(one.settings), packages=packages,
-        log=str(one.folder / LOG_FILE), supervisor_pid=one.supervisor.pid, started_at=one.started_at,
+        endpoint=one.endpoint,
+        api=found.api,
+        access=found.access,
+        model_name=found.model_name,
+        max_model_len=found.max_model_len,
+        version=found.version,
+        owned=True,
+        argv=one.argv,
+        env=one.env,
+        niceness=niceness(one.settings),
+        packages=packages,
+        log=str(one.folder / LOG_FILE),
+        supervisor_pid=one.supervisor.pid,
+        started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
-    )  # fmt: skip
+    )
     write_record(one.folder / SERVER_FILE, record)
     _say_ready(one.supervisor)
     return record
@@ -164,8 +188,14 @@ def death_reason(record: ServerRecord) -> str | None:
         folder = Path(record.log).parent
         if not _runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
             return _cause(folder)
-    return next((f"the server at {member.endpoint}: {reason}" for member in record.members
-                 if (reason := death_reason(member)) is not None), None)
+    return next(
+        (
+            f"the server at {member.endpoint}: {reason}"
+            for member in record.members
+            if (reason := death_reason(member)) is not None
+        ),
+        None,
+    )
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
@@ -210,8 +240,12 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
             raise _died(folder, endpoint, settings)
         if listens(endpoint):
             try:
-                check_completion(Site(endpoint, access=own_access()), settings.name, streamed=True,
-                                 timeout_s=max(1, deadline - time.monotonic()))
+                check_completion(
+                    Site(endpoint, access=own_access()),
+                    settings.name,
+                    streamed=True,
+                    timeout_s=max(1, deadline - time.monotonic()),
+                )
                 return time.monotonic() - starting.began
             except ServerUnreachable as error:
                 refusal = error
@@ -225,20 +259,24 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
 def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) -> ServerNotReady:
     log = folder / LOG_FILE
     causes = [refusal.cause if refusal else "", telling_lines(log) or f"its log {log} is empty"]
-    return ServerNotReady(f"the server of {settings.name} has not served a completion in time",
-                          cause="\n".join(filter(None, causes)),
-                          remedy=advice("\n".join(causes)) or f"read {log}; --ready_timeout gives it more seconds")
+    return ServerNotReady(
+        f"the server of {settings.name} has not served a completion in time",
+        cause="\n".join(filter(None, causes)),
+        remedy=advice("\n".join(causes)) or f"read {log}; --ready_timeout gives it more seconds",
+    )
 
 
 def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
     cause = _cause(folder)
     found = known_failure(cause)
     if found is not None and found.name == "port":
-        return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause,
-                         remedy=found.remedy)
+        return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause, remedy=found.remedy)
     whole = f"its whole log: {folder / LOG_FILE}"
-    return ServerDied(f"the server of {settings.name} ended before it was ready", cause=cause,
-                      remedy=f"{found.remedy}; {whole}" if found else whole)
+    return ServerDied(
+        f"the server of {settings.name} ended before it was ready",
+        cause=cause,
+        remedy=f"{found.remedy}; {whole}" if found else whole,
+    )
 
 
 def _cause(folder: Path) -> str:
@@ -268,9 +306,11 @@ def _state(folder: Path) -> dict[str, Any]:
 def packages_of(python: Path) -> dict[str, str]:
     """Return the versions of what computes in the server's environment."""
     names = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
-    code = ("import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
-            "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
-            "print(json.dumps(found))")
+    code = (
+        "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+        "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+        "print(json.dumps(found))"
+    )
     done = run([python, "-P", "-c", code, *names])
     try:
         found = json.loads(done.output) if done.ok else {}

@@ -18,9 +18,18 @@ from cm4vllm.serving.access import Access, refused
 from cm4vllm.serving.records import ServerRecord, host_of
 
 __all__ = [
-    "NO_HTTP", "Site", "ask", "base_url", "base_urls", "decoded", "not_measurable", "request", "said", "sites_of",
+    "NO_HTTP",
+    "Site",
+    "ask",
+    "base_url",
+    "base_urls",
+    "decoded",
+    "not_measurable",
+    "request",
+    "said",
+    "sites_of",
     "trusted",
-]  # fmt: skip
+]
 
 #: Bytes of an answer that are read at most.
 _MOST_BYTES = 1 << 26
@@ -48,8 +57,11 @@ def base_url(text: str) -> str:
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
         if not path.startswith("/"):
-            raise UsageError(f"{text!r} is not the address of a Unix socket", cause="it needs an absolute path",
-                             remedy="give it as --api_server=unix:///run/vllm.sock")
+            raise UsageError(
+                f"{text!r} is not the address of a Unix socket",
+                cause="it needs an absolute path",
+                remedy="give it as --api_server=unix:///run/vllm.sock",
+            )
         return f"unix://{path}"
     if "://" not in url:
         url = f"http://{url}"
@@ -59,15 +71,24 @@ def base_url(text: str) -> str:
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
     if port == 0 or any(sign.isspace() for sign in parts.netloc):
-        raise UsageError(f"{text!r} is not the address of a server", remedy=_EXAMPLE,
-                         cause="a server has no port 0, and no name with spaces")
+        raise UsageError(
+            f"{text!r} is not the address of a server",
+            remedy=_EXAMPLE,
+            cause="a server has no port 0, and no name with spaces",
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{text!r} is not the address of a "
-                         "server", cause="its scheme is neither http, https nor unix", remedy=_EXAMPLE)
+        raise UsageError(
+            f"{text!r} is not the address of a server",
+            cause="its scheme is neither http, https nor unix",
+            remedy=_EXAMPLE,
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError("the server's address contains more than host, port and path", cause="credentials and queries "
-                         "are not sent, and would be written to records", remedy=f"{_EXAMPLE}; a key is given in "
-                         "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)")
+        raise UsageError(
+            "the server's address contains more than host, port and path",
+            cause="credentials and queries are not sent, and would be written to records",
+            remedy=f"{_EXAMPLE}; a key is given in "
+            "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)",
+        )
     host = parts.hostname
     if ":" in host:
         address, zone, name = host.replace("%25", "%").partition("%")
@@ -124,8 +145,11 @@ def trusted(ca_file: str) -> ssl.SSLContext:
             with opened(Path(ca_file)):
                 tls.load_verify_locations(ca_file)
         except OSError as error:
-            raise UsageError(f"cannot read the certificates in {ca_file}", cause=error.strerror or str(error),
-                             remedy="give a file of PEM certificates with --api_server_ca") from error
+            raise UsageError(
+                f"cannot read the certificates in {ca_file}",
+                cause=error.strerror or str(error),
+                remedy="give a file of PEM certificates with --api_server_ca",
+            ) from error
     return tls
 
 
@@ -182,11 +206,17 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
             "if the server has no certificate",
         ) from error
     except TimeoutError as error:
-        raise ServerUnreachable(f"{endpoint} does not answer {path}", cause=f"no answer within {timeout_s:.0f} s",
-                                remedy="read the server's log, or wait until it has started") from error
+        raise ServerUnreachable(
+            f"{endpoint} does not answer {path}",
+            cause=f"no answer within {timeout_s:.0f} s",
+            remedy="read the server's log, or wait until it has started",
+        ) from error
     except OSError as error:
-        raise ServerUnreachable(f"nothing answers at {endpoint}", cause=error.strerror or str(error),
-                                remedy="start the server first, or correct --api_server") from error
+        raise ServerUnreachable(
+            f"nothing answers at {endpoint}",
+            cause=error.strerror or str(error),
+            remedy="start the server first, or correct --api_server",
+        ) from error
     except http.client.HTTPException as error:
         raise not_measurable(endpoint, f"{NO_HTTP}: {type(error).__name__}") from error
     finally:
@@ -198,9 +228,11 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
         # Without user names and queries, which may hold a secret.
         target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
         raise ServerUnsuitable(
-            f"the server at {endpoint} redirects its {path}", cause=f"to {site.access.hidden(target)}; redirects are "
+            f"the server at {endpoint} redirects its {path}",
+            cause=f"to {site.access.hidden(target)}; redirects are "
             "not followed: the key and prompts would go to an address that you did not name",
-            remedy="give the final address with --api_server, if you trust it")
+            remedy="give the final address with --api_server, if you trust it",
+        )
     return response.status, answer
 
 
@@ -222,6 +254,9 @@ def said(site: Site, answer: bytes) -> str:
 
 def not_measurable(endpoint: str, cause: str) -> ServerUnsuitable:
     """Return the error for what answers and is no server of this kind."""
-    return ServerUnsuitable(f"what answers at {endpoint} is not a server that can be measured", cause=cause.strip(),
-                            remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
-                            "with the path that stands before its /v1")
+    return ServerUnsuitable(
+        f"what answers at {endpoint} is not a server that can be measured",
+        cause=cause.strip(),
+        remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
+        "with the path that stands before its /v1",
+    )

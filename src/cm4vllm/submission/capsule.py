@@ -19,8 +19,19 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 from cm4vllm.rules import Mode
 
-__all__ = ["ANSWER_BYTES", "CAPSULE_FILE", "Capsule", "CapsuleFigure", "CapsuleRun", "CapsuleScript", "CapsuleServer",
-           "as_yaml", "read_capsule", "unknown_fields", "write_capsule"]
+__all__ = [
+    "ANSWER_BYTES",
+    "CAPSULE_FILE",
+    "Capsule",
+    "CapsuleFigure",
+    "CapsuleRun",
+    "CapsuleScript",
+    "CapsuleServer",
+    "as_yaml",
+    "read_capsule",
+    "unknown_fields",
+    "write_capsule",
+]
 
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"
@@ -136,9 +147,11 @@ def read_capsule(path: Path) -> Capsule:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error)) from error
     if not isinstance(fields, dict) or fields.pop(_SCHEMA, None) != Capsule.SCHEMA:
-        raise UsageError(f"{path} is not a capsule of this version of cm4vllm",
-                         cause=f"its schema is not {Capsule.SCHEMA}", remedy="make it again with the version that is "
-                         "installed: --tags=generate,mlperf,capsule")
+        raise UsageError(
+            f"{path} is not a capsule of this version of cm4vllm",
+            cause=f"its schema is not {Capsule.SCHEMA}",
+            remedy="make it again with the version that is installed: --tags=generate,mlperf,capsule",
+        )
     try:
         return msgspec.convert(fields, Capsule)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -154,10 +167,16 @@ def unknown_fields(capsule: Capsule, *, expected: dict[str, tuple[str, ...]]) ->
             found.append(name)
         found += [f"{name}.{key}" for key in keys if not _part(value, key)]
     for run in capsule.runs:
-        found += [f"runs.{run.name}.{key}" for key in expected.get("runs", ())
-                  if getattr(run, key) in ("", [], {}, None) and (key != "answers" or run.mode == Mode.ACCURACY)]
-        found += [f"runs.{run.name}.figures.{name}: the run's own spread" for name, figure in run.figures.items()
-                  if figure.low is None and run.mode == Mode.PERFORMANCE]
+        found += [
+            f"runs.{run.name}.{key}"
+            for key in expected.get("runs", ())
+            if getattr(run, key) in ("", [], {}, None) and (key != "answers" or run.mode == Mode.ACCURACY)
+        ]
+        found += [
+            f"runs.{run.name}.figures.{name}: the run's own spread"
+            for name, figure in run.figures.items()
+            if figure.low is None and run.mode == Mode.PERFORMANCE
+        ]
     return found
 
 

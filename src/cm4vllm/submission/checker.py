@@ -36,26 +36,32 @@ _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
 #: What the checkers say of a run that is short or not yet fast enough, and of nothing else.
-_EXPECTED_OF_A_REHEARSAL = tuple(re.compile(pattern) for pattern in (
-    r"Test duration less than 600s in user config",
-    r"Early stopping condition was not met",
-    r"Required minimum samples per query not met by user config",
-    r"accurcy run does not cover all dataset",
-    r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
-    r"Failed (Llama2 )?extra check for TTFT and TPOT\.",
-    r"Ending early: Max (test duration|query count) reached",
-    r"has loadgen errors, number of errors",
-    r"performance/run_1/mlperf_log_detail\.txt contains errors:",
-))  # fmt: skip
+_EXPECTED_OF_A_REHEARSAL = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"Test duration less than 600s in user config",
+        r"Early stopping condition was not met",
+        r"Required minimum samples per query not met by user config",
+        r"accurcy run does not cover all dataset",
+        r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
+        r"Failed (Llama2 )?extra check for TTFT and TPOT\.",
+        r"Ending early: Max (test duration|query count) reached",
+        r"has loadgen errors, number of errors",
+        r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+    )
+)
 
 #: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
-_SUMS = tuple(re.compile(pattern) for pattern in (
-    r"^NoResults ",
-    r"^SUMMARY: submission has errors",
-    r"^Some performance checks Checks failed for",
-    r"^Some accuracy checks Checks failed for",
-    r"performance/run_1 has issues$",
-))  # fmt: skip
+_SUMS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^NoResults ",
+        r"^SUMMARY: submission has errors",
+        r"^Some performance checks Checks failed for",
+        r"^Some accuracy checks Checks failed for",
+        r"performance/run_1 has issues$",
+    )
+)
 
 
 def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
@@ -65,8 +71,9 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
     not explain; the tree itself says which it is. SubmissionError when there is no tree, and as inspect_tree does.
     """
     if not tree.is_dir():
-        raise SubmissionError(f"no submission in {tree}",
-                              remedy="build it first: --tags=generate,mlperf,inference,submission")
+        raise SubmissionError(
+            f"no submission in {tree}", remedy="build it first: --tags=generate,mlperf,inference,submission"
+        )
     inspect_tree(tree)
     logs = tree.parent / "checker"
     with step("official submission checkers"):
@@ -79,8 +86,12 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in LAYOUTS.values()}
-    files = [file for folder in folders for file in tree.glob(f"*/{submitter}/{folder}/*")
-             if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES)]
+    files = [
+        file
+        for folder in folders
+        for file in tree.glob(f"*/{submitter}/{folder}/*")
+        if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES)
+    ]
     return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace", encoding="utf-8") for file in files)
 
 
@@ -94,18 +105,27 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
     for checker in round_terms(round_name).checkers:
         with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as folder:
             tools, commit = extract_checker(source, Path(folder), checker.commit)
-            runs.append(_run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name,
-                             logs.absolute()))
+            runs.append(
+                _run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name, logs.absolute())
+            )
         commits.append(commit)
-    return CheckerRecord(commit=", ".join(dict.fromkeys(commits)), round=round_name,
-                         passed=all(run.passed for run in runs), runs=runs, tree_sha256=sha256_of_tree(tree),
-                         unscored=_unscored(tree))
+    return CheckerRecord(
+        commit=", ".join(dict.fromkeys(commits)),
+        round=round_name,
+        passed=all(run.passed for run in runs),
+        runs=runs,
+        tree_sha256=sha256_of_tree(tree),
+        unscored=_unscored(tree),
+    )
 
 
 def _unscored(tree: Path) -> list[str]:
     """Return the folders of a tree whose accuracy.txt names a metric that is not scored."""
-    return sorted(path.parent.relative_to(tree).as_posix() for path in tree.rglob(ACCURACY_TEXT)
-                  if f"\n{NOT_SCORED}" in path.read_text(errors="replace", encoding="utf-8"))
+    return sorted(
+        path.parent.relative_to(tree).as_posix()
+        for path in tree.rglob(ACCURACY_TEXT)
+        if f"\n{NOT_SCORED}" in path.read_text(errors="replace", encoding="utf-8")
+    )
 
 
 def unexpected_findings(record: CheckerRecord) -> list[str]:
@@ -121,13 +141,16 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
         if checker.crashed:
             found.append(f"{checker.name}: crashed")
         elif not checker.passed and not checker.errors:
-            found.append(f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
-                         "without saying why")
+            found.append(
+                f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
+                "without saying why"
+            )
     return found
 
 
-def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: str, round_name: str,
-         logs: Path) -> CheckerRun:
+def _run(
+    name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: str, round_name: str, logs: Path
+) -> CheckerRun:
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
     table.unlink(missing_ok=True)
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
@@ -144,8 +167,13 @@ def _run(name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: 
     if crashed:
         errors.append(f"crashed: {lines[-1] if lines else exit_in_words(status)}")
     return CheckerRun(
-        name=name, argv=["python", "-B", *words, "--input", tree.name, *options[2:6]], status=status,
-        results=results, errors=errors, warnings=warnings, crashed=crashed,
+        name=name,
+        argv=["python", "-B", *words, "--input", tree.name, *options[2:6]],
+        status=status,
+        results=results,
+        errors=errors,
+        warnings=warnings,
+        crashed=crashed,
         passed=status == 0 and results >= 1 and not crashed,
     )
 
@@ -181,8 +209,10 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
         unexpected = unexpected_findings(record)
         if unexpected:
             raise _failed("the official checker has findings that a rehearsal does not explain", unexpected, where)
-        say("official checker: only length findings, expected of a rehearsal "
-            f"({sum(len(run.errors) for run in record.runs)} findings, {where})")
+        say(
+            "official checker: only length findings, expected of a rehearsal "
+            f"({sum(len(run.errors) for run in record.runs)} findings, {where})"
+        )
         return
     if not record.passed:
         errors = [f"{run.name}: {error}" for run in record.runs for error in run.errors if not run.passed]

@@ -26,11 +26,29 @@ __all__ = ["ACCURACY_TOLERANCE", "Compared", "Judgement", "compare", "environmen
 #: The part of a score by which the same model may miss it: that which the 99 % variants of benchmarks allow.
 ACCURACY_TOLERANCE = 0.01
 #: Fields that make another measurement where they differ.
-_DECISIVE = ("round", "benchmark", "model.sha256", "dataset.sha256", "server.software", "server.version",
-             "server.endpoints")
+_DECISIVE = (
+    "round",
+    "benchmark",
+    "model.sha256",
+    "dataset.sha256",
+    "server.software",
+    "server.version",
+    "server.endpoints",
+)
 #: Fields that are shown where they differ: the results say whether it matters.
-_SHOWN = ("division", "program", "packages", "contents", "model.name", "model.revision", "model.weight_data_types",
-          "server.env", "server.packages", "server.contents", "machine")
+_SHOWN = (
+    "division",
+    "program",
+    "packages",
+    "contents",
+    "model.name",
+    "model.revision",
+    "model.weight_data_types",
+    "server.env",
+    "server.packages",
+    "server.contents",
+    "machine",
+)
 #: Options of a server's command that say where it listens.
 _PLACE = ("--port", "--host", "--uds", "--root-path")
 _CLIENT_SHOWN = ("target_qps_source",)
@@ -59,15 +77,27 @@ class Compared(Record, frozen=True, kw_only=True):
 def compare(first: Capsule, second: Capsule, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Compared]:
     """Compare two capsules and return all fields that both or one of them state."""
     rows = [*_fields(first, second, _DECISIVE, Judgement.DIFFERS)]
-    rows.append(_row("server.command", _without_place(first.server.command), _without_place(second.server.command),
-                     Judgement.DIFFERS))
+    rows.append(
+        _row(
+            "server.command",
+            _without_place(first.server.command),
+            _without_place(second.server.command),
+            Judgement.DIFFERS,
+        )
+    )
     rows += _fields(first, second, _SHOWN, Judgement.SHOWN)
     ours, theirs = ({run.name: run for run in one.runs} for one in (first, second))
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)
         if one is None or other is None:
-            rows.append(Compared(field=f"runs.{name}", first="measured" if one else "missing",
-                                 second="measured" if other else "missing", judgement=Judgement.DIFFERS))
+            rows.append(
+                Compared(
+                    field=f"runs.{name}",
+                    first="measured" if one else "missing",
+                    second="measured" if other else "missing",
+                    judgement=Judgement.DIFFERS,
+                )
+            )
         else:
             rows += _run(one, other, accuracy_tolerance, rehearsal=first.rehearsal or second.rehearsal)
     return rows
@@ -82,11 +112,16 @@ def judge(rows: list[Compared]) -> None:
     """Raise ResultsDiffer where a field differs that has to be the same."""
     apart = [row for row in rows if row.judgement is Judgement.DIFFERS]
     if apart:
-        shown = [f"{row.field}: {_short(row.first)} and {_short(row.second)}"
-                 + (f" ({row.tolerance})" if row.tolerance else "") for row in apart[:20]]
-        raise ResultsDiffer(f"the second result is not that of the first: {len(apart)} fields differ",
-                            cause="\n".join(shown), remedy="repeat it with what the first capsule states; the table "
-                            "above names every field")
+        shown = [
+            f"{row.field}: {_short(row.first)} and {_short(row.second)}"
+            + (f" ({row.tolerance})" if row.tolerance else "")
+            for row in apart[:20]
+        ]
+        raise ResultsDiffer(
+            f"the second result is not that of the first: {len(apart)} fields differ",
+            cause="\n".join(shown),
+            remedy="repeat it with what the first capsule states; the table above names every field",
+        )
 
 
 def report(rows: list[Compared]) -> None:
@@ -96,8 +131,10 @@ def report(rows: list[Compared]) -> None:
         if row.judgement is not Judgement.EQUAL:
             tolerance = f" ({row.tolerance})" if row.tolerance else ""
             say(f"{row.field}: {row.judgement}: {_short(row.first)} | {_short(row.second)}{tolerance}")
-    say(f"{equal} of {len(rows)} fields are equal, {sum(row.judgement is Judgement.DIFFERS for row in rows)} differ "
-        "that have to be the same")
+    say(
+        f"{equal} of {len(rows)} fields are equal, {sum(row.judgement is Judgement.DIFFERS for row in rows)} differ "
+        "that have to be the same"
+    )
 
 
 def _fields(first: Capsule, second: Capsule, names: tuple[str, ...], apart: Judgement) -> Iterator[Compared]:
@@ -151,8 +188,12 @@ def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: boo
         for key in dict.fromkeys([*ours, *theirs]):
             same = ours.get(key) == theirs.get(key)
             apart = Judgement.SHOWN if key in _CLIENT_SHOWN else Judgement.DIFFERS
-            yield Compared(field=f"{name}.{part}.{key}", first=ours.get(key), second=theirs.get(key),
-                           judgement=Judgement.EQUAL if same else apart)
+            yield Compared(
+                field=f"{name}.{part}.{key}",
+                first=ours.get(key),
+                second=theirs.get(key),
+                judgement=Judgement.EQUAL if same else apart,
+            )
     if one.answers or other.answers or one.scores or other.scores:
         yield from _accuracy(name, one, other, tolerance)
     if one.valid is not None or other.valid is not None:
@@ -168,14 +209,23 @@ def _accuracy(name: str, one: CapsuleRun, other: CapsuleRun, tolerance: float) -
         first, second = (run.logs.get(ACCURACY_LOG, "") for run in (one, other))
         yield _row(f"{name}.answers: their log", first, second, Judgement.SHOWN if scored else Judgement.DIFFERS)
     elif len(ours) != len(theirs):
-        yield Compared(field=f"{name}.answers", first=f"{count} answers",
-                       second=f"{len(theirs) // ANSWER_BYTES} answers", judgement=Judgement.DIFFERS)
+        yield Compared(
+            field=f"{name}.answers",
+            first=f"{count} answers",
+            second=f"{len(theirs) // ANSWER_BYTES} answers",
+            judgement=Judgement.DIFFERS,
+        )
     else:
-        same = sum(ours[at:at + ANSWER_BYTES] == theirs[at:at + ANSWER_BYTES]
-                   for at in range(0, len(ours), ANSWER_BYTES))
+        same = sum(
+            ours[at : at + ANSWER_BYTES] == theirs[at : at + ANSWER_BYTES] for at in range(0, len(ours), ANSWER_BYTES)
+        )
         apart = Judgement.SHOWN if scored else Judgement.DIFFERS
-        yield Compared(field=f"{name}.answers", first=f"{count} answers", second=f"{same} of them equal",
-                       judgement=Judgement.EQUAL if same == count else apart)
+        yield Compared(
+            field=f"{name}.answers",
+            first=f"{count} answers",
+            second=f"{same} of them equal",
+            judgement=Judgement.EQUAL if same == count else apart,
+        )
     for label in dict.fromkeys([*one.scores, *other.scores]):
         a, b = one.scores.get(label), other.scores.get(label)
         if a is None or b is None:
@@ -183,8 +233,13 @@ def _accuracy(name: str, one: CapsuleRun, other: CapsuleRun, tolerance: float) -
         else:
             near = abs(a - b) <= tolerance * abs(a)
             judgement = Judgement.EQUAL if a == b else Judgement.WITHIN if near else Judgement.DIFFERS
-        yield Compared(field=f"{name}.scores.{label}", first=a, second=b, judgement=judgement,
-                       tolerance=f"{tolerance:.2%} of the first")
+        yield Compared(
+            field=f"{name}.scores.{label}",
+            first=a,
+            second=b,
+            judgement=judgement,
+            tolerance=f"{tolerance:.2%} of the first",
+        )
 
 
 def _figure(field: str, one: CapsuleFigure | None, other: CapsuleFigure | None, *, rehearsal: bool) -> Compared:

@@ -15,38 +15,46 @@ _FOLDERS = re.compile(r"\b(?:closed|open|network)/(?:[^\s/'\"]+/)*")
 #: What a checker says when it fails itself, as it does on benchmarks and files that it does not know.
 _OWN_FAILURE = re.compile(r"^crashed: |caused exception|^Execution occurred in running check")
 #: A pattern of a message and the codes that stand for its rule, the most special message first.
-_MEANINGS = tuple((re.compile(pattern), codes.split()) for pattern, codes in (
-    (r"^Execution of check \w+ skipped", ""),  # the check is not one of this kind of result
-    (r"rng_seed is wrong", "LOG-SEEDS"),
-    (r"Test duration less than", "LOG-MIN-DURATION"),
-    (r"Early stopping condition|early stopping to make an estimate", "RESULT-INVALID"),
-    (r"TTFT and TPOT|TTFT or TPOT|Latency constraint", "LATENCY-LIMIT"),
-    (r"use_token_latencies", "METRIC-MISSING"),
-    (r"minimum samples per query|performance_sample_count, found|minimum Query Count", "PERFORMANCE-SAMPLES"),
-    (r"does not cover all dataset|accuracy_sample_count, found", "ACCURACY-SAMPLES"),
-    (r"loadgen errors|contains errors:", "LOG-ERRORS"),
-    (r"accuracy not (?:valid|met)|accuracy score|is OK but accuracy", "ACCURACY-TARGET SCORE-UNREADABLE"),
-    (r"not hash value", "ACCURACY-HASH"),
-    (r"is not truncated|Max expected file size", "ACCURACY-LOG-SIZE"),
-    (r"[Cc]ompliance|TEST0\d", "COMPLIANCE"),
-    (r"required scenarios|can not be inferred", "SCENARIO-REQUIRED"),
-    (r"unknown scenarios|ignoring scenario", "SCENARIO-UNKNOWN"),
-    (r"invalid model", "MODEL-MAPPED CLOSED-MAPPED"),
-    (r"has (?:division|submitter) |invalid status|invalid system type", "SYSTEM-VALUES"),
-    (r", field \S+ (?:is missing$|requires|is missing meaningful)", "SYSTEM-KEYS WEIGHTS-KEYS"),
-    (r"system json file not found|no system_desc|Performance log missing", "FILE-MISSING"),
-    (r"files with no results", "SYSTEM-GHOST"),
-    (r"measurements json file not found|missing \S*\*?\.json", "FILE-MISSING"),
-    (r"src directory does not exist|missing code_dir", "PROGRAM-MISSING"),
-    (r"calibration file", "CALIBRATION-MISSING"),
-    (r"has no (?:accuracy\.txt|accuracy directory|performance/run_1)|is missing|is having empty|measurement_dir",
-     "RESULT-FILES FILE-MISSING"),
-    (r"expected to have the following extra files", "RESULT-FILES"),
-    (r"Could not load json file|Yaml file not found", "FILE-MISSING"),
-    (r"file list mismatch", "FILE-UNEXPECTED RESULT-FILES"),
-    (r"broken symbolic links|git unfriendly|greater than 50 MB|with spaces|__pycache__|empty directories|"
-     r"contains files outside", "FILE-UNEXPECTED"),
-))  # fmt: skip
+_MEANINGS = tuple(
+    (re.compile(pattern), codes.split())
+    for pattern, codes in (
+        (r"^Execution of check \w+ skipped", ""),  # the check is not one of this kind of result
+        (r"rng_seed is wrong", "LOG-SEEDS"),
+        (r"Test duration less than", "LOG-MIN-DURATION"),
+        (r"Early stopping condition|early stopping to make an estimate", "RESULT-INVALID"),
+        (r"TTFT and TPOT|TTFT or TPOT|Latency constraint", "LATENCY-LIMIT"),
+        (r"use_token_latencies", "METRIC-MISSING"),
+        (r"minimum samples per query|performance_sample_count, found|minimum Query Count", "PERFORMANCE-SAMPLES"),
+        (r"does not cover all dataset|accuracy_sample_count, found", "ACCURACY-SAMPLES"),
+        (r"loadgen errors|contains errors:", "LOG-ERRORS"),
+        (r"accuracy not (?:valid|met)|accuracy score|is OK but accuracy", "ACCURACY-TARGET SCORE-UNREADABLE"),
+        (r"not hash value", "ACCURACY-HASH"),
+        (r"is not truncated|Max expected file size", "ACCURACY-LOG-SIZE"),
+        (r"[Cc]ompliance|TEST0\d", "COMPLIANCE"),
+        (r"required scenarios|can not be inferred", "SCENARIO-REQUIRED"),
+        (r"unknown scenarios|ignoring scenario", "SCENARIO-UNKNOWN"),
+        (r"invalid model", "MODEL-MAPPED CLOSED-MAPPED"),
+        (r"has (?:division|submitter) |invalid status|invalid system type", "SYSTEM-VALUES"),
+        (r", field \S+ (?:is missing$|requires|is missing meaningful)", "SYSTEM-KEYS WEIGHTS-KEYS"),
+        (r"system json file not found|no system_desc|Performance log missing", "FILE-MISSING"),
+        (r"files with no results", "SYSTEM-GHOST"),
+        (r"measurements json file not found|missing \S*\*?\.json", "FILE-MISSING"),
+        (r"src directory does not exist|missing code_dir", "PROGRAM-MISSING"),
+        (r"calibration file", "CALIBRATION-MISSING"),
+        (
+            r"has no (?:accuracy\.txt|accuracy directory|performance/run_1)|is missing|is having empty|measurement_dir",
+            "RESULT-FILES FILE-MISSING",
+        ),
+        (r"expected to have the following extra files", "RESULT-FILES"),
+        (r"Could not load json file|Yaml file not found", "FILE-MISSING"),
+        (r"file list mismatch", "FILE-UNEXPECTED RESULT-FILES"),
+        (
+            r"broken symbolic links|git unfriendly|greater than 50 MB|with spaces|__pycache__|empty directories|"
+            r"contains files outside",
+            "FILE-UNEXPECTED",
+        ),
+    )
+)
 
 
 def codes_of(message: str) -> list[str]:

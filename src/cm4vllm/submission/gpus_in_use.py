@@ -18,8 +18,9 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def gpus_in_use(server: ServerRecord, gpus: Sequence[GpuFacts], environ: Mapping[str, str],
-                observed: Collection[str] = ()) -> list[str] | None:
+def gpus_in_use(
+    server: ServerRecord, gpus: Sequence[GpuFacts], environ: Mapping[str, str], observed: Collection[str] = ()
+) -> list[str] | None:
     """Return the UUIDs of the GPUs, or MIG parts, that a server uses; none with vLLM's CPU backend, None if unknown.
 
     `environ` is what the server inherited, `observed` the GPUs that its processes compute on: they count, and what it
@@ -70,9 +71,17 @@ def _listeners(endpoints: Sequence[str]) -> set[int]:
         connections = psutil.net_connections("all")
     except (psutil.Error, OSError):
         return set()
-    return {one.pid for one in connections if one.pid is not None and one.laddr and
-            (one.laddr in paths if isinstance(one.laddr, str)
-             else one.status == psutil.CONN_LISTEN and one.laddr.port in ports)}
+    return {
+        one.pid
+        for one in connections
+        if one.pid is not None
+        and one.laddr
+        and (
+            one.laddr in paths
+            if isinstance(one.laddr, str)
+            else one.status == psutil.CONN_LISTEN and one.laddr.port in ports
+        )
+    }
 
 
 def _parallel(argv: list[str]) -> int:

@@ -32,8 +32,11 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     folders = {f"*/*/{layout.program}/{PROGRAM_FOLDER}" for layout in LAYOUTS.values()}
     program = [path for folder in folders for path in tree.glob(f"{folder}/**/*") if path.is_file()]
     public = _public_digests()
-    refuse_private(tree, words_of(tree.parent) if words is None else words,
-                   {path.relative_to(tree).as_posix(): sha256_of(path) in public for path in program})
+    refuse_private(
+        tree,
+        words_of(tree.parent) if words is None else words,
+        {path.relative_to(tree).as_posix(): sha256_of(path) in public for path in program},
+    )
 
 
 def words_of(out: Path) -> list[PrivateWord]:

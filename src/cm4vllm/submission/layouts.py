@@ -49,19 +49,30 @@ class TreeLayout:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        TreeLayout(name="v4.1", program="code", settings="measurements/{system}/{model}/{scenario}",
-                   measurements="{system}.json", mlperf_conf=True,
-                   compliance="compliance/{system}/{model}/{scenario}"),
+        TreeLayout(
+            name="v4.1",
+            program="code",
+            settings="measurements/{system}/{model}/{scenario}",
+            measurements="{system}.json",
+            mlperf_conf=True,
+            compliance="compliance/{system}/{model}/{scenario}",
+        ),
         # submission_structure.md still names `code/` where both checkers look for `src/`.
-        TreeLayout(name="v6.0", program="src", settings="results/{system}/{model}/{scenario}",
-                   measurements="measurements.json", mlperf_conf=False),
+        TreeLayout(
+            name="v6.0",
+            program="src",
+            settings="results/{system}/{model}/{scenario}",
+            measurements="measurements.json",
+            mlperf_conf=False,
+        ),
     )
-}  # fmt: skip
+}
 
 
 def layout_named(name: str) -> TreeLayout:
     """Return a layout. Raises UsageError when it is not known."""
     if name not in LAYOUTS:
-        raise UsageError(f"submission trees of layout {name} cannot be written",
-                         remedy=f"supported layouts: {', '.join(LAYOUTS)}")
+        raise UsageError(
+            f"submission trees of layout {name} cannot be written", remedy=f"supported layouts: {', '.join(LAYOUTS)}"
+        )
     return LAYOUTS[name]

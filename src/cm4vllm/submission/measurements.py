@@ -26,8 +26,9 @@ def measurements(run: RunRecord) -> dict[str, str]:
     content = {
         "input_data_types": "int32",  # token ids, as LoadGen is handed them
         "retraining": f"not the benchmark's weights: {without_folder(model.source, model.path)}" if own else "no",
-        "starting_weights_filename": (model.quantization.starting_weights if model.quantization
-                                      else _weights(model.name, model.path)),
+        "starting_weights_filename": (
+            model.quantization.starting_weights if model.quantization else _weights(model.name, model.path)
+        ),
         "weight_data_types": model.weight_data_types,
         "weight_transformations": model.weight_transformations or "none",
         "model_sha256": model.sha256,

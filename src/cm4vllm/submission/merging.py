@@ -47,9 +47,11 @@ def require_same_submission(results: Iterable[Added], tree: Path | None = None) 
             _require_same_system(tree, one)
     for what, found in (("submitter", submitters), ("round", rounds)):
         if len(found) > 1:
-            raise SubmissionError(f"a submission is of one {what}",
-                                  cause=", ".join(f"{name} in {where}" for name, where in found.items()),
-                                  remedy=f"make a tree for each {what}: --tags={GENERATE} --submission_dir=DIR")
+            raise SubmissionError(
+                f"a submission is of one {what}",
+                cause=", ".join(f"{name} in {where}" for name, where in found.items()),
+                remedy=f"make a tree for each {what}: --tags={GENERATE} --submission_dir=DIR",
+            )
 
 
 def _require_same_system(tree: Path, one: Added) -> None:
@@ -57,5 +59,6 @@ def _require_same_system(tree: Path, one: Added) -> None:
         path = tree / division / one.submitter / "systems" / f"{one.system}.json"
         if path.is_file():
             there = read_object(path)
-            refuse_other(path.relative_to(tree).as_posix(), {**there, "division": ""},
-                         {**one.description, "division": ""})
+            refuse_other(
+                path.relative_to(tree).as_posix(), {**there, "division": ""}, {**one.description, "division": ""}
+            )

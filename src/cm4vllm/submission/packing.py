@@ -30,8 +30,10 @@ __all__ = ["ENCRYPTION", "Packed", "pack", "private_ids"]
 #: The programs that encrypt, each with the ending of its files.
 ENCRYPTION = {"age": ".age", "gpg": ".gpg"}
 _DIVISIONS = ("open", "closed", "network")
-_PRIVATE_ID = "from submission_checker.utils import generate_private_id as made; import json, sys\n" \
-              "print(json.dumps({name: made(name) for name in sys.argv[1:]}))"
+_PRIVATE_ID = (
+    "from submission_checker.utils import generate_private_id as made; import json, sys\n"
+    "print(json.dumps({name: made(name) for name in sys.argv[1:]}))"
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Packed:
     encrypted_sha256: str = ""
 
 
-def pack(tree: Path, archive: Path, *, program: str = "", recipients: tuple[str, ...] = (),
-         ids: dict[str, str] | None = None) -> Packed:
+def pack(
+    tree: Path, archive: Path, *, program: str = "", recipients: tuple[str, ...] = (), ids: dict[str, str] | None = None
+) -> Packed:
     """Write the divisions of a tree into `archive` (tar.gz), and its digest beside it; encrypt it for `recipients`.
 
     The tree stays as it is; `ids` are the private ids of systems, which are put into the archive alone. Raises
@@ -54,11 +57,15 @@ def pack(tree: Path, archive: Path, *, program: str = "", recipients: tuple[str,
     """
     files = list(_files(tree))
     if not files:
-        raise SubmissionError(f"no submission in {tree}", cause=f"no file below {', '.join(_DIVISIONS)}",
-                              remedy="build it first: --tags=generate,mlperf,inference,submission")
+        raise SubmissionError(
+            f"no submission in {tree}",
+            cause=f"no file below {', '.join(_DIVISIONS)}",
+            remedy="build it first: --tags=generate,mlperf,inference,submission",
+        )
     if program and not recipients:
-        raise UsageError(f"{program} needs somebody to encrypt for", remedy="give the recipient's public key: "
-                         "--recipient")
+        raise UsageError(
+            f"{program} needs somebody to encrypt for", remedy="give the recipient's public key: --recipient"
+        )
     if program and shutil.which(program) is None:
         raise NotFoundError(f"{program} not found on PATH", remedy=f"install it, or give --encrypt={_other(program)}")
     inspect_tree(tree)
@@ -83,8 +90,11 @@ def private_ids(tree: Path, source: Source) -> dict[str, str]:
         tools, _ = extract_checker(source, Path(folder))
         done = run([sys.executable, "-B", "-c", _PRIVATE_ID, *systems], cwd=tools)
     if not done.ok:
-        raise SubmissionError("the official checker made no private ids", cause=done.output.strip()[-400:],
-                              remedy="give the sources of another commit: --inference_src")
+        raise SubmissionError(
+            "the official checker made no private ids",
+            cause=done.output.strip()[-400:],
+            remedy="give the sources of another commit: --inference_src",
+        )
     found: dict[str, str] = json.loads(done.output)
     return found
 
@@ -96,16 +106,22 @@ def _files(tree: Path) -> Iterator[Path]:
 
 def _id_files(tree: Path, ids: dict[str, str]) -> dict[str, bytes]:
     """Return the files of private ids, by their path in the tree."""
-    return {f"{path.relative_to(tree).as_posix()}/privateid.json": json.dumps({path.name: ids[path.name]},
-                                                                              indent=4).encode()
-            for path in tree.glob("*/*/results/*") if path.name in ids}
+    return {
+        f"{path.relative_to(tree).as_posix()}/privateid.json": json.dumps(
+            {path.name: ids[path.name]}, indent=4
+        ).encode()
+        for path in tree.glob("*/*/results/*")
+        if path.name in ids
+    }
 
 
 def _write(out: io.BufferedWriter, tree: Path, files: list[Path], added: dict[str, bytes]) -> None:
     """Write the archive: in the order of names, without times, owners and compression headers of this machine."""
     sources: dict[str, Path | bytes] = {path.relative_to(tree).as_posix(): path for path in files} | dict(added)
-    with (gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=9, mtime=0) as packed,
-          tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar):
+    with (
+        gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=9, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
         for name in sorted(sources):
             source = sources[name]
             entry = tarfile.TarInfo(name)
@@ -129,14 +145,29 @@ def _encrypt(program: str, recipients: tuple[str, ...], archive: Path, encrypted
     partial = encrypted.with_name(f"{encrypted.name}.partial")
     partial.unlink(missing_ok=True)
     named = [word for one in recipients for word in ("--recipient", one)]
-    words = {"age": ["age", "--encrypt", *named, "--output", str(partial), str(archive)],
-             "gpg": ["gpg", "--batch", "--yes", "--trust-model", "always", "--encrypt", *named, "--output",
-                     str(partial), str(archive)]}
+    words = {
+        "age": ["age", "--encrypt", *named, "--output", str(partial), str(archive)],
+        "gpg": [
+            "gpg",
+            "--batch",
+            "--yes",
+            "--trust-model",
+            "always",
+            "--encrypt",
+            *named,
+            "--output",
+            str(partial),
+            str(archive),
+        ],
+    }
     done = subprocess.run(words[program], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         partial.unlink(missing_ok=True)
-        raise SubmissionError(f"{program} could not encrypt {archive.name}", cause=done.stderr.strip(),
-                              remedy="give a public key that it knows with --recipient")
+        raise SubmissionError(
+            f"{program} could not encrypt {archive.name}",
+            cause=done.stderr.strip(),
+            remedy="give a public key that it knows with --recipient",
+        )
     partial.replace(encrypted)
 
 

@@ -42,8 +42,10 @@ def with_section(page: str, heading: str, body: str) -> str:
     text = f"## {heading}\n\n{body.strip()}\n"
     if heading in {name for name, _ in parts}:
         last = len(parts) - 1
-        return "".join(part if name != heading else text + ("\n" if number < last else "")
-                       for number, (name, part) in enumerate(parts))
+        return "".join(
+            part if name != heading else text + ("\n" if number < last else "")
+            for number, (name, part) in enumerate(parts)
+        )
     return f"{page.rstrip()}\n\n{text}" if page.strip() else text
 
 

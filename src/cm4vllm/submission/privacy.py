@@ -30,8 +30,21 @@ from cm4vllm.hardware.kernel_files import text
 
 __all__ = ["PrivateWord", "first_private", "private_words", "refuse_private", "scrubbed"]
 
-_NO_NAMES = frozenset({"localhost", "localhost.localdomain", "(none)", "none", "not specified", "default string",
-                       "to be filled by o.e.m.", "system serial number", "chassis serial number", "0", ""})
+_NO_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "(none)",
+        "none",
+        "not specified",
+        "default string",
+        "to be filled by o.e.m.",
+        "system serial number",
+        "chassis serial number",
+        "0",
+        "",
+    }
+)
 #: Where the hub's client keeps what a login gave it.
 _HUB_LOGIN = ".cache/huggingface/token"
 
@@ -64,8 +77,12 @@ class PrivateWord:
 
 
 def private_words(
-    root: Path = Path("/"), environ: Mapping[str, str] | None = None, *, servers: Collection[str] = (),
-    serials: Collection[str] = (), folders: Collection[str] = (),
+    root: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+    *,
+    servers: Collection[str] = (),
+    serials: Collection[str] = (),
+    folders: Collection[str] = (),
 ) -> list[PrivateWord]:
     """Return the private words of this machine, the longest first, so that a folder goes before a name in it.
 
@@ -76,8 +93,11 @@ def private_words(
     env = os.environ if environ is None else environ
     homes = {home.rstrip("/") for home in (env.get("HOME", ""), str(Path.home()))} - {""}
     found = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes]
-    found += [PrivateWord("folder", one, re.compile(rf"{re.escape(one)}(?![\w-])"))
-              for one in {folder.rstrip("/") for folder in folders} - homes if one.count("/") > 2]
+    found += [
+        PrivateWord("folder", one, re.compile(rf"{re.escape(one)}(?![\w-])"))
+        for one in {folder.rstrip("/") for folder in folders} - homes
+        if one.count("/") > 2
+    ]
     found += [word for name in _user_names(env) for word in _name("user", name)]
     found += [word for name in _host_names(root) for word in _name("host", name)]
     found += [word for one in _addresses() for word in _address("address", one)]
@@ -85,8 +105,11 @@ def private_words(
     for server in servers:
         if not is_loopback(server):
             short = {server, server.partition(".")[0]}
-            found += (_address("server", server) if is_address(server)
-                      else [word for name in short for word in _name("server", name)])
+            found += (
+                _address("server", server)
+                if is_address(server)
+                else [word for name in short for word in _name("server", name)]
+            )
     found += _secrets(env, homes)
     return sorted(dict.fromkeys(found), key=lambda one: (-len(one.word), one.kind))
 
@@ -135,25 +158,28 @@ def _refuse(where: str, found: PrivateWord) -> None:
     if found.kind == "secret":
         _refuse_secret(where, found.shown)
     raise SubmissionError(
-        f"no submission: {where} names this machine's {found.kind}", cause=f"{found.shown} would be published",
+        f"no submission: {where} names this machine's {found.kind}",
+        cause=f"{found.shown} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
-               "again with --rerun",
+        "again with --rerun",
     )
 
 
 def _refuse_secret(where: str, what: str = "text in the form of a key, a token or a password") -> None:
     raise SubmissionError(
-        f"no submission: {where} contains a secret", cause=f"{what} would be published",
+        f"no submission: {where} contains a secret",
+        cause=f"{what} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
-               "where it is in use: files of this run contain it; logs are made again with --rerun",
+        "where it is in use: files of this run contain it; logs are made again with --rerun",
     )
 
 
 def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | None:
     """Return a private word that stands in a line; None where none does."""
     lower = line.lower()
-    return next((one for one in words if one.names_somebody and one.word.lower() in lower and one.pattern.search(line)),
-                None)
+    return next(
+        (one for one in words if one.names_somebody and one.word.lower() in lower and one.pattern.search(line)), None
+    )
 
 
 def _standing(word: str, after: str = "") -> re.Pattern[str]:
@@ -175,7 +201,9 @@ def _name(kind: str, name: str) -> list[PrivateWord]:
     if kind == "user":
         as_name = rf"(?<=/home/){quoted}(?!\w)|(?<=/Users/){quoted}(?!\w)|\b{quoted}(?=@\w)"
     else:
-        as_name = rf"(?<=[\w\]]@){quoted}(?![\w-])|(?<=://){quoted}(?=[:/?#\s\"']|$)|(?<![\w.-]){quoted}(?=:\d{{4,5}}\b)"
+        as_name = (
+            rf"(?<=[\w\]]@){quoted}(?![\w-])|(?<=://){quoted}(?=[:/?#\s\"']|$)|(?<![\w.-]){quoted}(?=:\d{{4,5}}\b)"
+        )
         as_name += rf"|(?<=Linux ){quoted}(?= \d)|(?<=hostname[=: ]){quoted}(?![\w-])"
     return [PrivateWord(kind, name, re.compile(as_name))]
 
@@ -188,8 +216,11 @@ def _is_common(name: str) -> bool:
 @cache
 def _vocabulary() -> frozenset[str]:
     """Return the words of the program's public text, its tests left out: those are full of made-up names."""
-    texts = (file.path.read_text(errors="replace", encoding="utf-8") for file in program_files()
-             if file.published and not file.name.startswith("tests/"))
+    texts = (
+        file.path.read_text(errors="replace", encoding="utf-8")
+        for file in program_files()
+        if file.published and not file.name.startswith("tests/")
+    )
     return frozenset(word for content in texts for word in re.findall(r"[^\W_]+", content.lower()))
 
 
@@ -200,8 +231,11 @@ def _secrets(env: Mapping[str, str], homes: Collection[str]) -> list[PrivateWord
         known.note("the model hub's login", text(Path(home) / _HUB_LOGIN))
     values = {**known.values, **vault().values}
     # A password that is an ordinary word stands in any text, and is not found by that.
-    return [PrivateWord("secret", value, re.compile(re.escape(value), re.IGNORECASE), name)
-            for value, name in values.items() if not (value.isalpha() and value.lower() in _vocabulary())]
+    return [
+        PrivateWord("secret", value, re.compile(re.escape(value), re.IGNORECASE), name)
+        for value, name in values.items()
+        if not (value.isalpha() and value.lower() in _vocabulary())
+    ]
 
 
 def _user_names(env: Mapping[str, str]) -> set[str]:
@@ -231,8 +265,17 @@ def _addresses() -> set[str]:
 
 def _serials(root: Path) -> set[str]:
     dmi = root / "sys/class/dmi/id"
-    files = [dmi / name for name in ("product_serial", "product_uuid", "board_serial", "chassis_serial",
-                                     "product_asset_tag", "chassis_asset_tag")]
+    files = [
+        dmi / name
+        for name in (
+            "product_serial",
+            "product_uuid",
+            "board_serial",
+            "chassis_serial",
+            "product_asset_tag",
+            "chassis_asset_tag",
+        )
+    ]
     disks = root / "sys/block"
     files += [root / "etc/machine-id", *disks.glob("*/device/serial"), *disks.glob("*/serial"), *disks.glob("*/wwid")]
     return {serial for path in files if (serial := text(path)) and serial.lower() not in _NO_NAMES}

@@ -32,13 +32,17 @@ def remove_results(tree: Path, what: str, submitter: str = "") -> list[str]:
     with changed_tree(tree) as writer:
         homes = [home for home in sorted(writer.root.glob(f"*/{submitter or '*'}")) if (home / "results").is_dir()]
         places = {home: result_folders(home) for home in homes}
-        chosen = {home: [one for one in found if [part.lower() for part in one[: len(wanted)]] == wanted]
-                  for home, found in places.items()}
+        chosen = {
+            home: [one for one in found if [part.lower() for part in one[: len(wanted)]] == wanted]
+            for home, found in places.items()
+        }
         there = ["/".join(one) for found in places.values() for one in found]
         names = ["/".join(one) for found in chosen.values() for one in found]
         if not names:
-            raise SubmissionError(f"{tree} has no result {what}",
-                                  remedy=nearest(what, there) or f"its results: {', '.join(there) or 'none'}")
+            raise SubmissionError(
+                f"{tree} has no result {what}",
+                remedy=nearest(what, there) or f"its results: {', '.join(there) or 'none'}",
+            )
         if len(names) == len(there):
             raise SubmissionError(f"{what} is all that {tree} has", remedy="remove the folder of the tree itself")
         for home, found in chosen.items():
@@ -71,8 +75,14 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
 
 def _layout(home: Path) -> TreeLayout:
     """Return the layout of a submission: that whose folder of settings it has."""
-    return next((one for one in LAYOUTS.values() if not one.settings.startswith("results/")
-                 and (home / one.settings.partition("/")[0]).is_dir()), LAYOUTS["v6.0"])
+    return next(
+        (
+            one
+            for one in LAYOUTS.values()
+            if not one.settings.startswith("results/") and (home / one.settings.partition("/")[0]).is_dir()
+        ),
+        LAYOUTS["v6.0"],
+    )
 
 
 def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) -> None:

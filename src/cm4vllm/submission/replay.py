@@ -37,8 +37,11 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
     if len(meant) == 1:
         return meant[0]
     names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
-    raise UsageError(f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}", cause=names,
-                     remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf")
+    raise UsageError(
+        f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
+        cause=names,
+        remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf",
+    )
 
 
 def capsules_at(place: Path) -> list[Capsule]:
@@ -53,14 +56,32 @@ def capsules_at(place: Path) -> list[Capsule]:
 def this_place(capsule: Capsule) -> Capsule:
     """Return the capsule as it is before a run here: with this program, its packages, and this machine."""
     software = detect_software()
-    described = describe_system(detect_machine(), SystemAsked(
-        submitter=capsule.submitter, division=capsule.division, system_type="datacenter", vllm="", packages={},
-        used=None, rehearsal=capsule.rehearsal))
+    described = describe_system(
+        detect_machine(),
+        SystemAsked(
+            submitter=capsule.submitter,
+            division=capsule.division,
+            system_type="datacenter",
+            vllm="",
+            packages={},
+            used=None,
+            rehearsal=capsule.rehearsal,
+        ),
+    )
     return msgspec.structs.replace(
-        capsule, packages=software.packages, contents=software.contents, machine=machine_of(described),
-        program={"name": "cm4vllm", "version": __version__, "commit": commit_of_this_repository(),
-                 "url": url_of_this_repository(), "files_sha256": program_digest(), "cm": software.cm,
-                 "python": software.python},
+        capsule,
+        packages=software.packages,
+        contents=software.contents,
+        machine=machine_of(described),
+        program={
+            "name": "cm4vllm",
+            "version": __version__,
+            "commit": commit_of_this_repository(),
+            "url": url_of_this_repository(),
+            "files_sha256": program_digest(),
+            "cm": software.cm,
+            "python": software.python,
+        },
         server=CapsuleServer(),
     )
 
@@ -74,19 +95,26 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
     """
     tags, flags = _parsed(capsule.command)
     if not tags:
-        raise UsageError("the capsule cannot be run again", cause="it does not state the command that made its runs",
-                         remedy="see its list of what is unknown")
+        raise UsageError(
+            "the capsule cannot be run again",
+            cause="it does not state the command that made its runs",
+            remedy="see its list of what is unknown",
+        )
     wanted = {**_fixed(capsule, flags, given), **flags, **given}
     wanted = {name: value for name, value in wanted.items() if name in given or name not in _NOT_REPEATED}
     if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
         tags += f",_r{capsule.round.removeprefix('v')}"
-    words = [f"--tags={tags}", *(f"--{name}={value}" if value is not None else f"--{name}"
-                                 for name, value in wanted.items())]
+    words = [
+        f"--tags={tags}",
+        *(f"--{name}={value}" if value is not None else f"--{name}" for name, value in wanted.items()),
+    ]
     missing = sorted({name for word in words for name in _variables(word) if not environ.get(name)})
     if missing:
-        raise UsageError("what stood only where the first command was typed is not known here",
-                         cause=f"variables without a value: {', '.join(missing)}",
-                         remedy="export them with the values of this machine, or give the flags that they stand in")
+        raise UsageError(
+            "what stood only where the first command was typed is not known here",
+            cause=f"variables without a value: {', '.join(missing)}",
+            remedy="export them with the values of this machine, or give the flags that they stand in",
+        )
     return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in words]
 
 
@@ -114,9 +142,11 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
         if run.mode == Mode.PERFORMANCE and isinstance(rate, int | float) and rate > 0:
             name, value = _target(capsule, run.scenario, float(rate))
             if fixed.setdefault(name, value) != value:
-                raise UsageError(f"the runs of the capsule have several rates for --{name}",
-                                 cause=f"{fixed[name]} and {value}",
-                                 remedy="replay one scenario: --tags=replay,mlperf --scenario=NAME")
+                raise UsageError(
+                    f"the runs of the capsule have several rates for --{name}",
+                    cause=f"{fixed[name]} and {value}",
+                    remedy="replay one scenario: --tags=replay,mlperf --scenario=NAME",
+                )
     server, hub = capsule.server, capsule.model.get("hub", "")
     if server.software == "vLLM" and server.version and not {"api_server", "vllm_wheel"} & {*flags, *given}:
         fixed["vllm_version"] = server.version.partition("+")[0]

@@ -46,11 +46,21 @@ def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, di
     submission = replace(run_folders.read_runs(out, folder, wanted), submitter=submitter, division=division)
     refuse(findings(submission, submitted=True), out)
     return [
-        ScenarioRuns(scenario, performance.run, accuracy.run, accuracy.record, performance.folder, accuracy.folder,
-                     tuple(_belonging(result.tests, performance.run)))
+        ScenarioRuns(
+            scenario,
+            performance.run,
+            accuracy.run,
+            accuracy.record,
+            performance.folder,
+            accuracy.folder,
+            tuple(_belonging(result.tests, performance.run)),
+        )
         for scenario, result in zip(wanted, submission.results, strict=True)
-        if (performance := result.performance) and (accuracy := result.accuracy)
-        and performance.run and accuracy.run and accuracy.record
+        if (performance := result.performance)
+        and (accuracy := result.accuracy)
+        and performance.run
+        and accuracy.run
+        and accuracy.record
     ]
 
 
@@ -60,6 +70,8 @@ def _belonging(tests: Iterable[ComplianceTest], run: RunRecord) -> Iterator[Comp
         if test.belongs_to(run):
             yield test
         else:
-            warn(f"{test.record.test} of {run.settings.scenario} is not part of the submission: it was made with "
-                 f"another model, dataset, server or LoadGen than the performance run\n--compliance={test.record.test} "
-                 "makes it again")
+            warn(
+                f"{test.record.test} of {run.settings.scenario} is not part of the submission: it was made with "
+                f"another model, dataset, server or LoadGen than the performance run\n--compliance={test.record.test} "
+                "makes it again"
+            )

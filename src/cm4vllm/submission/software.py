@@ -27,8 +27,17 @@ from cm4vllm.hardware.os_release import os_env
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["FACTS_FILES", "SCRIPTS_FILE", "SOFTWARE_FILE", "SoftwareRecord", "contents_digest", "detect_software",
-           "published_facts", "read_software", "scripts_that_ran"]
+__all__ = [
+    "FACTS_FILES",
+    "SCRIPTS_FILE",
+    "SOFTWARE_FILE",
+    "SoftwareRecord",
+    "contents_digest",
+    "detect_software",
+    "published_facts",
+    "read_software",
+    "scripts_that_ran",
+]
 
 #: The record's name beside system.json and machine.json.
 SOFTWARE_FILE = "software.json"
@@ -45,8 +54,11 @@ def contents_digest(package: metadata.Distribution) -> str:
     """
     added = ("__pycache__", ".dist-info/INSTALLER", ".dist-info/REQUESTED", ".dist-info/direct_url.json")
     read = package.read_text  # a file of the package's, in UTF-8
-    lines = [line for line in (read("RECORD") or "").splitlines()
-             if ",sha256=" in line and not line.startswith("../") and not any(name in line for name in added)]
+    lines = [
+        line
+        for line in (read("RECORD") or "").splitlines()
+        if ",sha256=" in line and not line.startswith("../") and not any(name in line for name in added)
+    ]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
@@ -90,10 +102,17 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     own = next((one for one in (server, *server.members) if one.owned and one.argv), None) if server else None
     python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
     return SoftwareRecord(
-        python=sys.version.replace("\n", ""), platform=platform.platform(), cm=metadata.version("cmind"),
-        cm4vllm=__version__, commit=commit_of_this_repository(), url=url_of_this_repository(),
-        packages=_sorted({name: one.version for name, one in found.items()}), os=os_env() | _libc(),
-        server_python=python, server_packages=packages, server_contents=server_contents,
+        python=sys.version.replace("\n", ""),
+        platform=platform.platform(),
+        cm=metadata.version("cmind"),
+        cm4vllm=__version__,
+        commit=commit_of_this_repository(),
+        url=url_of_this_repository(),
+        packages=_sorted({name: one.version for name, one in found.items()}),
+        os=os_env() | _libc(),
+        server_python=python,
+        server_packages=packages,
+        server_contents=server_contents,
         contents=_sorted({name: digest for name, one in found.items() if (digest := contents_digest(one))}),
     )
 
@@ -116,8 +135,15 @@ def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[st
     ended = {f"{detail['script_alias']},{detail['script_uid']}" for detail in details}
     asked = [str(detail["parent"]) for detail in details if detail.get("parent") and detail["parent"] not in ended]
     root = asked[0] if asked else "cm"
-    return {root: [{_published(tags): {key: _published(value) for key, value in detail.items()}
-                    for tags, detail in entry.items()} for entry in noted]}
+    return {
+        root: [
+            {
+                _published(tags): {key: _published(value) for key, value in detail.items()}
+                for tags, detail in entry.items()
+            }
+            for entry in noted
+        ]
+    }
 
 
 def published_facts(out: Path) -> dict[str, str]:
@@ -134,7 +160,8 @@ def published_facts(out: Path) -> dict[str, str]:
         machine = read_record(path, MachineFacts)
         capacity = memory_env(machine.memory) | storage_env(machine.disks, machine.root_bytes)
         facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | {
-            key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")}
+            key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")
+        }
     if software is not None:
         facts["os_info.json"] = software.os
     return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}

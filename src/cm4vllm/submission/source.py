@@ -55,14 +55,18 @@ def open_source(path: Path) -> Source:
         if git == path:
             raise SourceUnavailable(f"{path} does not hold commit {COMMIT}", remedy=_REMEDY)
     if not (path / _TOOLS / "submission_checker" / "main.py").is_file():
-        raise SourceUnavailable(f"{path} holds no submission checker", cause=f"no {_TOOLS}/submission_checker in it",
-                                remedy=_REMEDY)
+        raise SourceUnavailable(
+            f"{path} holds no submission checker", cause=f"no {_TOOLS}/submission_checker in it", remedy=_REMEDY
+        )
     if not git.exists():
         return Source(path, None, f"files with sha256 {sha256_of_tree(path / _TOOLS / 'submission_checker')}")
     changes = _git(git, "--work-tree", str(path), "status", "--porcelain", "--untracked-files=no", "--", _TOOLS)
     if changes:
-        raise SourceUnavailable(f"the checker in {path} was changed", cause=changes,
-                                remedy="undo the changes: a submission is judged by the unchanged checker")
+        raise SourceUnavailable(
+            f"the checker in {path} was changed",
+            cause=changes,
+            remedy="undo the changes: a submission is judged by the unchanged checker",
+        )
     return Source(path, None, (_git(git, "rev-parse", "HEAD") or "unknown commit"))
 
 
@@ -74,8 +78,9 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
     if (folder / ".git").exists():
         return open_source(folder)
     if shutil.which("git") is None:
-        raise SourceUnavailable("the official checker's sources cannot be fetched", cause="`git` not found on PATH",
-                                remedy=_REMEDY)
+        raise SourceUnavailable(
+            "the official checker's sources cannot be fetched", cause="`git` not found on PATH", remedy=_REMEDY
+        )
     _reach(url)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with staged_folder(folder) as staging:
@@ -100,8 +105,11 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
     """
     if source.git is None:
         if not source.commit.startswith(commit):
-            raise SourceUnavailable(f"{source.path} holds the checker of one commit", remedy=_REMEDY,
-                                    cause=f"the round is checked by the one at {commit}, too")
+            raise SourceUnavailable(
+                f"{source.path} holds the checker of one commit",
+                remedy=_REMEDY,
+                cause=f"the round is checked by the one at {commit}, too",
+            )
         for file in (source.path / _TOOLS).rglob("*.py"):
             copy = target / file.relative_to(source.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +119,11 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
     if not source.commit.startswith(commit):
         whole = _git(source.git, "rev-parse", f"{commit}^{{commit}}")
     if not whole:
-        raise SourceUnavailable(f"{source.git} does not hold {commit}", remedy=_REMEDY,
-                                cause="the round's checker is taken from that commit")
+        raise SourceUnavailable(
+            f"{source.git} does not hold {commit}",
+            remedy=_REMEDY,
+            cause="the round's checker is taken from that commit",
+        )
     listing = _git(source.git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or ""
     for name in listing.splitlines():
         if name.endswith(".py"):
@@ -123,11 +134,13 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
 
 
 def _blob(git: Path, name: str) -> bytes:
-    done = subprocess.run(["git", f"--git-dir={git}", "show", name], capture_output=True, check=False,
-                          stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["git", f"--git-dir={git}", "show", name], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
-        raise SourceUnavailable(f"{git} lacks {name}", cause=done.stderr.decode(errors="replace").strip(),
-                                remedy=_REMEDY)
+        raise SourceUnavailable(
+            f"{git} lacks {name}", cause=done.stderr.decode(errors="replace").strip(), remedy=_REMEDY
+        )
     return done.stdout
 
 
@@ -136,8 +149,9 @@ def _git(git: Path, *words: str) -> str | None:
     try:
         done = run(["git", f"--git-dir={git}", *words])
     except FileNotFoundError as error:
-        raise SourceUnavailable("the official checker's sources cannot be read", cause="`git` not found on PATH",
-                                remedy="install git") from error
+        raise SourceUnavailable(
+            "the official checker's sources cannot be read", cause="`git` not found on PATH", remedy="install git"
+        ) from error
     return done.output.strip() if done.ok else None
 
 
@@ -157,8 +171,10 @@ def _fetching(folder: Path, url: str, words: list[str]) -> None:
     try:
         done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
     except subprocess.TimeoutExpired as error:
-        raise SourceUnavailable(f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s",
-                                remedy=_REMEDY) from error
+        raise SourceUnavailable(
+            f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=_REMEDY
+        ) from error
     if not done.ok:
-        raise SourceUnavailable(f"the official checker's sources cannot be fetched from {url}", cause=done.tail(5),
-                                remedy=_REMEDY)
+        raise SourceUnavailable(
+            f"the official checker's sources cannot be fetched from {url}", cause=done.tail(5), remedy=_REMEDY
+        )

@@ -54,8 +54,11 @@ def add_program(folder: Path) -> list[str]:
         listed = folder / MANIFEST
         same = listed.is_file() and listed.read_bytes() == (Path(aside) / MANIFEST).read_bytes()
     if not same:
-        raise SubmissionError("the tree holds another version of the program", cause=f"its {MANIFEST} is another",
-                              remedy=f"build the tree again from all results folders: --tags={GENERATE} without --add")
+        raise SubmissionError(
+            "the tree holds another version of the program",
+            cause=f"its {MANIFEST} is another",
+            remedy=f"build the tree again from all results folders: --tags={GENERATE} without --add",
+        )
     return changed
 
 

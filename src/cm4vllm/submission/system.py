@@ -106,8 +106,11 @@ def check_stated(system_file: str, name: str) -> None:
     stated = _stated(file, name)
     _refuse_private(stated)
     if len(stated.get("system_name", "")) > _LONGEST_NAME:
-        raise UsageError("the system's name is too long", cause=f"it names a folder, and has more than {_LONGEST_NAME} "
-                         "characters", remedy="shorten it, in --hw_name or the system file")
+        raise UsageError(
+            "the system's name is too long",
+            cause=f"it names a folder, and has more than {_LONGEST_NAME} characters",
+            remedy="shorten it, in --hw_name or the system file",
+        )
 
 
 def _stated(file: SystemFile, name: str) -> dict[str, str]:
@@ -117,8 +120,11 @@ def _stated(file: SystemFile, name: str) -> dict[str, str]:
 def _refuse_private(stated: Mapping[str, str]) -> None:
     for key, value in stated.items():
         if found := first_private(value, private_words()):
-            raise UsageError(f"{key} names this machine's {found.kind}", cause=f"{found.shown} would be published",
-                             remedy="leave it out of the system file and of --hw_name")
+            raise UsageError(
+                f"{key} names this machine's {found.kind}",
+                cause=f"{found.shown} would be published",
+                remedy="leave it out of the system file and of --hw_name",
+            )
 
 
 def runs_here(endpoint: str) -> bool:

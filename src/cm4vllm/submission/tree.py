@@ -68,8 +68,9 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
     """
     results = [Results.of(one) for one in (asked, *more)]
     submission = tree or asked.out / "submission"
-    private = sorted({word for one in results for word in words_of(one.asked.out)},
-                     key=lambda word: (-len(word.word), word.kind))
+    private = sorted(
+        {word for one in results for word in words_of(one.asked.out)}, key=lambda word: (-len(word.word), word.kind)
+    )
     recover(submission)
     require_same_submission(results, submission if add else None)
     changed: list[str] = []
@@ -113,11 +114,17 @@ class Results:
         """Read what is asked for. Raises SubmissionError as build_tree does."""
         description = _system(asked.out)
         name = folder_name(description)
-        runs = read_runs(asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter,
-                         division=asked.division)
+        runs = read_runs(
+            asked.out / "runs" / name / asked.model, asked.readmes, submitter=asked.submitter, division=asked.division
+        )
         settings = runs[0].performance.settings
-        return cls(asked=asked, system=name, runs=tuple(runs), layout=layout_named(settings.terms.layout),
-                   description=_marked(description, settings.notices))
+        return cls(
+            asked=asked,
+            system=name,
+            runs=tuple(runs),
+            layout=layout_named(settings.terms.layout),
+            description=_marked(description, settings.notices),
+        )
 
     @property
     def settings(self) -> RunSettings:
@@ -152,8 +159,14 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None
         place = home, one.system, asked.model, measured.scenario
         _require_free(writer, layout.results_of(*place))
         _logs(layout.results_of(*place), measured)
-        _settings(layout.settings_of(*place), measured, asked.readmes[measured.scenario], private,
-                  measurements_file=layout.measurements.format(system=one.system), mlperf_conf=layout.mlperf_conf)
+        _settings(
+            layout.settings_of(*place),
+            measured,
+            asked.readmes[measured.scenario],
+            private,
+            measurements_file=layout.measurements.format(system=one.system),
+            mlperf_conf=layout.mlperf_conf,
+        )
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():
@@ -162,14 +175,20 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None
     writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
     command = published_command(asked.command, hosts=servers_of(asked.out))
     program = home / layout.program / asked.model
-    writer.section(program / "README.md", f"# {asked.model}: what ran", heading_of(one.system, one.scenarios),
-                   scrubbed(source_page(command, asked.commit, run), private))
+    writer.section(
+        program / "README.md",
+        f"# {asked.model}: what ran",
+        heading_of(one.system, one.scenarios),
+        scrubbed(source_page(command, asked.commit, run), private),
+    )
     if asked.capsule:
         writer.text(program / capsule_name(one.system, one.scenarios), scrubbed(asked.capsule, private))
     writer.section(
-        home / SUBMITTER_PAGE, scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
+        home / SUBMITTER_PAGE,
+        scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
         heading_of(f"{asked.model} on {one.system}", one.scenarios),
-        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private))
+        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
+    )
     for path, text in (asked.extra_files or {}).items():
         _extra(writer, home / place_below(path), scrubbed(text, private), one)
 
@@ -178,8 +197,10 @@ def _require_free(writer: TreeWriter, folder: Path) -> None:
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     if any(path.name.lower() == folder.name.lower() for path in beside):
         system, model, scenario = folder.parts[-3:]
-        raise SubmissionError(f"the tree has a result of {system}, {model}, {scenario} already",
-                              remedy=f"remove it first: --tags={GENERATE} --remove={system}/{model}/{scenario}")
+        raise SubmissionError(
+            f"the tree has a result of {system}, {model}, {scenario} already",
+            remedy=f"remove it first: --tags={GENERATE} --remove={system}/{model}/{scenario}",
+        )
 
 
 def _extra(writer: TreeWriter, path: Path, text: str, one: Results) -> None:
@@ -203,12 +224,21 @@ def _system(out: Path) -> dict[str, str]:
 
 def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:
     """Return the description with the runs' notices in its remarks."""
-    return system | {key: " ".join([*(notice for notice in notices if notice not in system[key]), system[key]]).strip()
-                     for key in ("hw_notes", "sw_notes")}
+    return system | {
+        key: " ".join([*(notice for notice in notices if notice not in system[key]), system[key]]).strip()
+        for key in ("hw_notes", "sw_notes")
+    }
 
 
-def _settings(folder: Path, run: ScenarioRuns, readme: str, private: list[PrivateWord], *, measurements_file: str,
-              mlperf_conf: bool) -> None:
+def _settings(
+    folder: Path,
+    run: ScenarioRuns,
+    readme: str,
+    private: list[PrivateWord],
+    *,
+    measurements_file: str,
+    mlperf_conf: bool,
+) -> None:
     """Write what a reader needs to repeat a run: README, user.conf, the model's facts, and mlperf.conf if asked for."""
     notice = run.performance.notice
     if not readme.strip():
@@ -224,8 +254,10 @@ def _settings(folder: Path, run: ScenarioRuns, readme: str, private: list[Privat
 def _logs(folder: Path, run: ScenarioRuns) -> None:
     """Copy the logs of both runs and the scores."""
     accuracy, performance = folder / "accuracy", folder / "performance" / "run_1"
-    for source, target, names in ((run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
-                                  (run.performance_folder, performance, LOGS)):
+    for source, target, names in (
+        (run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
+        (run.performance_folder, performance, LOGS),
+    ):
         target.mkdir(parents=True)
         for name in names:
             shutil.copyfile(source / name, target / name)

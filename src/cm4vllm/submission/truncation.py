@@ -28,8 +28,10 @@ def truncate_tree(submission: Path, submitter: str = "") -> list[Path]:
     """
     logs = sorted(submission.glob(f"*/{submitter or '*'}/results/*/*/*/accuracy/mlperf_log_accuracy.json"))
     if not logs:
-        raise SubmissionError(f"no accuracy log of {submitter or 'anyone'} in {submission}",
-                              remedy="build the tree first: --tags=generate,mlperf,inference,submission")
+        raise SubmissionError(
+            f"no accuracy log of {submitter or 'anyone'} in {submission}",
+            remedy="build the tree first: --tags=generate,mlperf,inference,submission",
+        )
     cut = [log for log in logs if truncate_log(log)]
     inspect_tree(submission)
     return cut
@@ -47,16 +49,20 @@ def truncate_log(log: Path) -> bool:
     stated = _HASH_LINE.search(text)
     if _is_cut(log):
         if stated is None:
-            raise SubmissionError(f"{log} is cut, and the digest of the whole log is not in accuracy.txt",
-                                  remedy="build the tree again from the recorded runs")
+            raise SubmissionError(
+                f"{log} is cut, and the digest of the whole log is not in accuracy.txt",
+                remedy="build the tree again from the recorded runs",
+            )
         return False
     digest = sha256_of(log)
     if stated is None:
         # The digest first: killed between the two writes, the whole log is still there to be cut.
         write_bytes(scores, text + f"\nhash={digest}\n".encode())
     elif stated.group(1).decode() != digest:
-        raise SubmissionError(f"{scores} states the digest of another log than {log.name} beside it",
-                              remedy="build the tree again from the recorded runs")
+        raise SubmissionError(
+            f"{scores} states the digest of another log than {log.name} beside it",
+            remedy="build the tree again from the recorded runs",
+        )
     return _cut(log) or stated is None
 
 

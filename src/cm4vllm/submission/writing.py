@@ -20,9 +20,11 @@ __all__ = ["GENERATE", "TreeWriter", "place_below", "read_object", "refuse_other
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"
-_APART = ("results of one tree agree in everything that they share: measure them with the same settings\n"
-          "or remove what is in the tree: --tags=generate,mlperf,inference,submission --remove=SYSTEM\n"
-          "or make another tree: --tags=generate,mlperf,inference,submission --submission_dir=DIR")
+_APART = (
+    "results of one tree agree in everything that they share: measure them with the same settings\n"
+    "or remove what is in the tree: --tags=generate,mlperf,inference,submission --remove=SYSTEM\n"
+    "or make another tree: --tags=generate,mlperf,inference,submission --submission_dir=DIR"
+)
 
 
 class TreeWriter:
@@ -75,8 +77,11 @@ class TreeWriter:
         """Add entries to an object. Raises SubmissionError where it has another value for one of them."""
         self.shared.add(self.name(path))
         there = read_object(path) if path.is_file() else {}
-        refuse_other(self.name(path), {key: there[key] for key in there if key in values},
-                     {key: values[key] for key in values if key in there})
+        refuse_other(
+            self.name(path),
+            {key: there[key] for key in there if key in values},
+            {key: values[key] for key in values if key in there},
+        )
         write_json(path, {**there, **values})
 
     def name(self, path: Path) -> str:
@@ -84,8 +89,9 @@ class TreeWriter:
         return path.relative_to(self.root).as_posix()
 
     def _apart(self, path: Path, cause: str = "the file in the tree has other content") -> SubmissionError:
-        return SubmissionError(f"the results contradict what the tree has in {self.name(path)}", cause=cause,
-                               remedy=_APART)
+        return SubmissionError(
+            f"the results contradict what the tree has in {self.name(path)}", cause=cause, remedy=_APART
+        )
 
 
 def refuse_other(name: str, there: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -21,52 +21,102 @@ def step(name, state, took_s=None, **fields):
 
 
 STEPS = (
-    step("checker source", "done", 1.2), step("LoadGen", "kept", 0.1), step("model", "done", 45.0),
-    step("dataset", "done", 2.0), step("server", "done", 31.0), step("system", "done", 0.4),
-    step("Offline accuracy: settings", "done", 0.1), step("Offline accuracy", "done", 72.3),
+    step("checker source", "done", 1.2),
+    step("LoadGen", "kept", 0.1),
+    step("model", "done", 45.0),
+    step("dataset", "done", 2.0),
+    step("server", "done", 31.0),
+    step("system", "done", 0.4),
+    step("Offline accuracy: settings", "done", 0.1),
+    step("Offline accuracy", "done", 72.3),
     step("Offline accuracy: scores", "done", 4.4),
     step("Offline rate", "left out", 0.0, why="it is run only if there is no earlier result"),
-    step("Server performance: settings", "done", 0.1), step("Server performance", "running", 247.0),
-    step("Server accuracy: settings", "planned"), step("Server accuracy", "planned", expected_s=80.0),
-    step("Server accuracy: scores", "planned"), step("submission", "planned", expected_s=3.0),
-    step("truncation", "planned"), step("checkers", "planned"),
+    step("Server performance: settings", "done", 0.1),
+    step("Server performance", "running", 247.0),
+    step("Server accuracy: settings", "planned"),
+    step("Server accuracy", "planned", expected_s=80.0),
+    step("Server accuracy: scores", "planned"),
+    step("submission", "planned", expected_s=3.0),
+    step("truncation", "planned"),
+    step("checkers", "planned"),
 )
 
 LATENCIES = (
-    LatencyStatus(name="TTFT", queries=12_340, p50_ms=61.2, p99_ms=812.5, limit_ms=2000.0, over=3, missing=0,
-                  p99_at_most_ms=903.1),
+    LatencyStatus(
+        name="TTFT", queries=12_340, p50_ms=61.2, p99_ms=812.5, limit_ms=2000.0, over=3, missing=0, p99_at_most_ms=903.1
+    ),
     LatencyStatus(name="TPOT", queries=12_340, p50_ms=31.0, p99_ms=104.5, limit_ms=100.0, over=180, missing=5660),
     LatencyStatus(name="answer", queries=12_340, p50_ms=4020.0, p99_ms=6100.0),
 )
 
 SERVER_RUN = RunStatus(
-    title="Server performance", elapsed_s=247.0, done=12_340, total=30_012, in_flight=214, tokens=1_579_520,
-    samples_per_second=50.1, tokens_per_second=6412.8, left=TimeLeft(seconds=357.0, low=353.0, high=359.1),
+    title="Server performance",
+    elapsed_s=247.0,
+    done=12_340,
+    total=30_012,
+    in_flight=214,
+    tokens=1_579_520,
+    samples_per_second=50.1,
+    tokens_per_second=6412.8,
+    left=TimeLeft(seconds=357.0, low=353.0, high=359.1),
     latencies=LATENCIES,
     server=ServerStatus(running=198, waiting=12, kv_cache_usage=0.873, preemptions=4, cached_prompt_tokens=0),
-    client=ClientStatus(workers=1, capacity_qps=1310.0, headroom=26.2))
+    client=ClientStatus(workers=1, capacity_qps=1310.0, headroom=26.2),
+)
 
 ACCURACY_RUN = RunStatus(
-    title="Offline accuracy", elapsed_s=100.0, done=5_000, total=13_368, in_flight=512, tokens=640_000,
-    samples_per_second=51.0, tokens_per_second=6500.0, left=TimeLeft(seconds=167.4, low=150.2, high=190.0),
+    title="Offline accuracy",
+    elapsed_s=100.0,
+    done=5_000,
+    total=13_368,
+    in_flight=512,
+    tokens=640_000,
+    samples_per_second=51.0,
+    tokens_per_second=6500.0,
+    left=TimeLeft(seconds=167.4, low=150.2, high=190.0),
     server=ServerStatus(running=256, waiting=256, kv_cache_usage=0.41, preemptions=0, cached_prompt_tokens=0),
     client=ClientStatus(workers=1, capacity_qps=60.0, headroom=1.2),
-    scores=PartialScores(answers=640, scores=tuple(
-        PartialScore(name=name, mean=mean, half=0.4) for name, mean in
-        (("ROUGE-1", 38.8), ("ROUGE-2", 15.9), ("ROUGE-L", 24.5), ("ROUGE-Lsum", 35.8)))))
+    scores=PartialScores(
+        answers=640,
+        scores=tuple(
+            PartialScore(name=name, mean=mean, half=0.4)
+            for name, mean in (("ROUGE-1", 38.8), ("ROUGE-2", 15.9), ("ROUGE-L", 24.5), ("ROUGE-Lsum", 35.8))
+        ),
+    ),
+)
 
-SEARCH = SearchStatus(scenario="Server", number=5, rate=285.4, planned_s=75.0, full_length=False, passing=271.0,
-                      failing=301.2, spent_s=214.0,
-                      probes=(TriedRate(rate=301.2, verdict=Verdict.FAILS, full_length=False),
-                              TriedRate(rate=271.0, verdict=Verdict.PASSES, full_length=False)))
+SEARCH = SearchStatus(
+    scenario="Server",
+    number=5,
+    rate=285.4,
+    planned_s=75.0,
+    full_length=False,
+    passing=271.0,
+    failing=301.2,
+    spent_s=214.0,
+    probes=(
+        TriedRate(rate=301.2, verdict=Verdict.FAILS, full_length=False),
+        TriedRate(rate=271.0, verdict=Verdict.PASSES, full_length=False),
+    ),
+)
 
 
 def status(**fields) -> StatusRecord:
     """A job in the middle of its Server run, or what the fields say."""
-    shown = {"title": "llama3.1-8b v6.1, Offline, Server, open", "notices": (REHEARSAL_NOTICE,),
-             "state": JobState.RUNNING, "pid": 4711, "started_at": "2026-11-23T04:00:00+00:00",
-             "updated_at": "2026-11-23T04:06:45+00:00", "elapsed_s": 405.0, "steps": STEPS,
-             "doing": "Server performance run", "progress": "12,340 samples", "run": SERVER_RUN,
-             "left": TimeLeft(seconds=440.0, low=436.0, high=442.1), "left_is_least": True,
-             "warnings": ("this machine: 31% of the processors are in use, most of it a compiler",)}
+    shown = {
+        "title": "llama3.1-8b v6.1, Offline, Server, open",
+        "notices": (REHEARSAL_NOTICE,),
+        "state": JobState.RUNNING,
+        "pid": 4711,
+        "started_at": "2026-11-23T04:00:00+00:00",
+        "updated_at": "2026-11-23T04:06:45+00:00",
+        "elapsed_s": 405.0,
+        "steps": STEPS,
+        "doing": "Server performance run",
+        "progress": "12,340 samples",
+        "run": SERVER_RUN,
+        "left": TimeLeft(seconds=440.0, low=436.0, high=442.1),
+        "left_is_least": True,
+        "warnings": ("this machine: 31% of the processors are in use, most of it a compiler",),
+    }
     return StatusRecord(**{**shown, **fields})

@@ -66,10 +66,18 @@ def test_it_serves_no_other_file(page, path):
     connection.close()
 
 
-@pytest.mark.parametrize(("host", "answer"), [
-    ("127.0.0.1", 200), ("localhost", 200), ("[::1]:80", 200), ("evil.example", 403), ("localhost.evil.example", 403),
-    ("0.0.0.0", 403), ("", 403),
-])
+@pytest.mark.parametrize(
+    ("host", "answer"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("0.0.0.0", 403),
+        ("", 403),
+    ],
+)
 def test_on_loopback_it_answers_under_the_names_of_loopback_alone(page, host, answer):
     connection = HTTPConnection("127.0.0.1", page.address.port, timeout=10)
     connection.request("GET", "/", headers={"Host": host})
@@ -81,8 +89,9 @@ def test_loopback_is_what_a_port_alone_means():
     assert Address.parse("8080") == Address("127.0.0.1", 8080)
     assert Address.parse("0.0.0.0:80") == Address("0.0.0.0", 80)
     assert Address.parse("[::1]:80").url == "http://[::1]:80/"
-    assert [Address.parse(text).is_loopback for text in ("80", "[::1]:80", "localhost:80", "0.0.0.0:80", "10.1.2.3:80")
-            ] == [True, True, True, False, False]
+    assert [
+        Address.parse(text).is_loopback for text in ("80", "[::1]:80", "localhost:80", "0.0.0.0:80", "10.1.2.3:80")
+    ] == [True, True, True, False, False]
     for wrong in ("http", "1.5", "-1", "70000", "host:", "yes"):
         with pytest.raises(UsageError, match=f"--serve={wrong}"):
             Address.parse(wrong)
@@ -104,11 +113,24 @@ def test_in_a_browser_it_updates_itself_and_logs_no_error(page, tmp_path):
         show(page, status(search=SEARCH))
 
     threading.Thread(target=change, daemon=True).start()
-    flags = [CHROMIUM, "--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
-             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,1000",
-             *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    done = subprocess.run([*flags, "--virtual-time-budget=4000", "--dump-dom", page.address.url], timeout=120,
-                          capture_output=True, text=True, check=True)
+    flags = [
+        CHROMIUM,
+        "--headless",
+        "--disable-gpu",
+        "--no-first-run",
+        "--hide-scrollbars",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1000,1000",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
+    done = subprocess.run(
+        [*flags, "--virtual-time-budget=4000", "--dump-dom", page.address.url],
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for part in ("running, 6:45", "12,340 of 30,012", "271 passes, 301.2 fails", "<progress", "passes so far"):
         assert part in done.stdout, part
     assert "CONSOLE" not in done.stderr, done.stderr

@@ -43,8 +43,14 @@ STATES = {
     "server run": status(),
     "accuracy run": status(run=ACCURACY_RUN),
     "search": status(search=SEARCH),
-    "first step": status(steps=tuple(step(one.name, "running" if one is STEPS[0] else "planned") for one in STEPS),
-                         run=None, doing="cloning", progress="", left=None, warnings=()),
+    "first step": status(
+        steps=tuple(step(one.name, "running" if one is STEPS[0] else "planned") for one in STEPS),
+        run=None,
+        doing="cloning",
+        progress="",
+        left=None,
+        warnings=(),
+    ),
     "preparing": status(run=replace(SERVER_RUN, elapsed_s=0.0, latencies=(), server=None)),
     "failed": status(state=JobState.FAILED, run=None, left=None, cause="the server ended during the Server run"),
     "many warnings": status(warnings=tuple(f"warning {n}" for n in range(9))),
@@ -61,14 +67,25 @@ def test_every_state_fits_80_columns_and_24_lines(name):
 
 def test_a_server_run_is_shown_with_all_that_is_known_of_it():
     text = plain_text(view_of(status()))
-    for part in ("llama3.1-8b v6.1", "running, 6:45", "REHEARSAL", "11 of 18 steps, at least 7:20 left (7:16 to 7:22)",
-                 "running   Server performance", "4:07", "planned   Server accuracy", "about 1:20", "4 steps after",
-                 "[#####.......] 41%  12,340 of 30,012", "5:57 left (5:53 to 5:59)",
-                 "50.1 samples/s, 6,413 tokens/s, 214 in flight",
-                 "TTFT      p50 61.2, p99 812 of 2,000 ms, at most 903; passes so far",
-                 "TPOT      p50 31.0, p99 104 of 100 ms; 180 over, 5,660 more needed",
-                 "server    198 running, 12 waiting, KV cache 87%, 4 preemptions",
-                 "client    can carry 26.2 times the load", "31% of the processors are in use"):
+    for part in (
+        "llama3.1-8b v6.1",
+        "running, 6:45",
+        "REHEARSAL",
+        "11 of 18 steps, at least 7:20 left (7:16 to 7:22)",
+        "running   Server performance",
+        "4:07",
+        "planned   Server accuracy",
+        "about 1:20",
+        "4 steps after",
+        "[#####.......] 41%  12,340 of 30,012",
+        "5:57 left (5:53 to 5:59)",
+        "50.1 samples/s, 6,413 tokens/s, 214 in flight",
+        "TTFT      p50 61.2, p99 812 of 2,000 ms, at most 903; passes so far",
+        "TPOT      p50 31.0, p99 104 of 100 ms; 180 over, 5,660 more needed",
+        "server    198 running, 12 waiting, KV cache 87%, 4 preemptions",
+        "client    can carry 26.2 times the load",
+        "31% of the processors are in use",
+    ):
         assert part in text, part
 
 
@@ -100,7 +117,8 @@ def test_another_process_reads_the_same(tmp_path):
 
 def test_status_mlperf_shows_the_view_while_a_command_goes_on(tmp_path, capsys):
     LedgerFile(tmp_path, "2026-01-01T00:00:00+00:00 77").append(
-        [Entry(run="", at="", step="Server performance", state=State.RUNNING)])
+        [Entry(run="", at="", step="Server performance", state=State.RUNNING)]
+    )
     write_record(tmp_path / STATUS_FILE, status())
     with (tmp_path / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,8 +131,19 @@ def test_status_mlperf_shows_the_view_while_a_command_goes_on(tmp_path, capsys):
 
 def test_every_field_is_documented():
     page = (Path(__file__).parents[3] / "docs/status.md").read_text()
-    kinds = [StatusRecord, StepStatus, RunStatus, TimeLeft, LatencyStatus, ServerStatus, ClientStatus, PartialScores,
-             PartialScore, SearchStatus, TriedRate]
+    kinds = [
+        StatusRecord,
+        StepStatus,
+        RunStatus,
+        TimeLeft,
+        LatencyStatus,
+        ServerStatus,
+        ClientStatus,
+        PartialScores,
+        PartialScore,
+        SearchStatus,
+        TriedRate,
+    ]
     names = {name for kind in kinds for name in kind.__struct_fields__}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
@@ -270,8 +299,12 @@ def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys, monkeypat
 
 
 def test_what_is_drawn_is_what_the_text_says(tmp_path):
-    with (terminal() as written, watched(JobStatus("a job", ["NOTICE"], lambda: STEPS), tmp_path) as monitor,
-          monitor.drawn(), progress.step("measuring") as shown):
+    with (
+        terminal() as written,
+        watched(JobStatus("a job", ["NOTICE"], lambda: STEPS), tmp_path) as monitor,
+        monitor.drawn(),
+        progress.step("measuring") as shown,
+    ):
         shown.facts = SERVER_RUN
         monitor._pass_on()
         screen = screen_of(written())
@@ -290,7 +323,7 @@ def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:
             end = at + 2
             while not output[end].isalpha():
                 end += 1
-            number = output[at + 2:end]
+            number = output[at + 2 : end]
             if output[end] == "A":
                 row = max(0, row - int(number or 1))
             elif output[end] == "K" and number == "2":

@@ -34,10 +34,16 @@ def server_settings(make_settings):
 
 def prober(settings, folder, *, alive=None, **conf):
     """Return a prober whose full-length runs have the user.conf of a rehearsal."""
+
     def at(rate):
-        text = user_conf(settings.terms, ExecutionMode.TEST, dataset_samples=settings.samples,
-                         target_qps=conf["target_qps"], test_query_count=conf["test_query_count"],
-                         max_test_duration_s=conf["max_test_duration"]).text
+        text = user_conf(
+            settings.terms,
+            ExecutionMode.TEST,
+            dataset_samples=settings.samples,
+            target_qps=conf["target_qps"],
+            test_query_count=conf["test_query_count"],
+            max_test_duration_s=conf["max_test_duration"],
+        ).text
         return replace(settings, user_conf=text, target_qps=rate)
 
     return LoadGenProber(settings, folder, at, alive=alive)
@@ -95,8 +101,17 @@ def inputs(tmp_path, settings, **fields):
     for name in ("model", "dataset", "server"):
         paths[f"{name}_record"] = str(tmp_path / f"{name}.json")
         write_record(tmp_path / f"{name}.json", getattr(settings, name))
-    return RunInputs(**{"scenario": "Server", "mode": "performance", "target_qps": 150.0, "num_workers": 1,
-                        "output_dir": str(tmp_path / "search"), **paths, **fields})
+    return RunInputs(
+        **{
+            "scenario": "Server",
+            "mode": "performance",
+            "target_qps": 150.0,
+            "num_workers": 1,
+            "output_dir": str(tmp_path / "search"),
+            **paths,
+            **fields,
+        }
+    )
 
 
 def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
@@ -116,23 +131,35 @@ def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server
     assert record.probes[0].rate == pytest.approx(record.start, rel=1e-3)
     assert record.result == "", "a rehearsal is no result"
     assert [f"probe-{probe.number:02d}" for probe in record.probes] == sorted(
-        one.name for one in path.parent.iterdir() if one.is_dir())
+        one.name for one in path.parent.iterdir() if one.is_dir()
+    )
     assert record.start < 150
 
 
-def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_again(tmp_path, server_settings,
-                                                                                 monkeypatch):
+def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_again(
+    tmp_path, server_settings, monkeypatch
+):
     monkeypatch.setattr(probing, "search", one_run)
     monkeypatch.setattr(measurement, "read_performance", lambda folder: SimpleNamespace(valid=True))
     real = measurement.run_settings  # the rehearsal's length, counted as a result
-    monkeypatch.setattr(measurement, "run_settings", lambda *args, **kwargs: replace(
-        real(*args, **kwargs), rehearsal=False, terms=replace(args[0].terms, min_duration_ms=5000)))
+    monkeypatch.setattr(
+        measurement,
+        "run_settings",
+        lambda *args, **kwargs: replace(
+            real(*args, **kwargs), rehearsal=False, terms=replace(args[0].terms, min_duration_ms=5000)
+        ),
+    )
     result = tmp_path / "runs" / "performance"
     left = tmp_path / "search" / "probe-09"
     left.mkdir(parents=True)
     with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
-        asked = inputs(tmp_path, server_settings(server), max_test_duration=5.0, search_result_dir=str(result),
-                       user_conf="of an earlier run")
+        asked = inputs(
+            tmp_path,
+            server_settings(server),
+            max_test_duration=5.0,
+            search_result_dir=str(result),
+            user_conf="of an earlier run",
+        )
         record, _ = find_target_rate(asked)
         assert record.result == str(result)
         assert not left.exists(), "a probe of an earlier search"
@@ -147,8 +174,19 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
 def one_run(prober, start, plan, seen):
     """Find a rate by one full-length run, which this machine may be too busy to make valid."""
     made, _ = prober.probe(150.0, ProbePlan(5, warm_up_s=0, full_s=5, sure=True, most_late=10**6))
-    return Found(rate=made.rate, confirmed=True, run=made.number, lowest_failing=None, low=made.rate, high=None,
-                 binding="", cause="", boundary=Boundary.UNKNOWN, stopped="", probes=(made,))
+    return Found(
+        rate=made.rate,
+        confirmed=True,
+        run=made.number,
+        lowest_failing=None,
+        low=made.rate,
+        high=None,
+        binding="",
+        cause="",
+        boundary=Boundary.UNKNOWN,
+        stopped="",
+        probes=(made,),
+    )
 
 
 def short_plan(settings):

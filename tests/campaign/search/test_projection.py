@@ -22,17 +22,19 @@ def edge(system, limits, full, low, high):
     """Return up to which rate a full-length run is valid, by trying."""
     while high / low > 1.002:
         middle = math.sqrt(low * high)
-        low, high = ((middle, high) if full_length_run_is_valid(system, limits, middle, full, noise=1)
-                     else (low, middle))
+        low, high = (middle, high) if full_length_run_is_valid(system, limits, middle, full, noise=1) else (low, middle)
     return low
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize(("name", "system", "limits", "capacity"), [
-    ("TTFT", Queue(4, 0.2), WIDE, 20.0),
-    ("TTFT", Batching(0.02, 0.0002, 0.003, 64), WIDE, 43.0),
-    ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
-])
+@pytest.mark.parametrize(
+    ("name", "system", "limits", "capacity"),
+    [
+        ("TTFT", Queue(4, 0.2), WIDE, 20.0),
+        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), WIDE, 43.0),
+        ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
+    ],
+)
 def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(seed, name, system, limits, capacity):
     full = FullLength(600.0, seed)
     true = edge(system, limits, full, capacity / 3, capacity * 1.3)

@@ -158,8 +158,10 @@ def test_the_queueing_estimate_lies_below_the_capacity_and_grows_with_the_limit(
 def test_a_full_kv_cache_computes_again_what_it_has_lost():
     """All queries get all their tokens, in more time than a cache with room for all of them takes."""
     issued = np.arange(200) / 20
-    runs = [Paged(blocks=blocks).serve(issued, np.random.default_rng(1), np.random.default_rng(2))
-            for blocks in (2500, 100_000)]
+    runs = [
+        Paged(blocks=blocks).serve(issued, np.random.default_rng(1), np.random.default_rng(2))
+        for blocks in (2500, 100_000)
+    ]
     assert (runs[0].tokens == runs[1].tokens).all()
     assert all((one.issued < one.first).all() and (one.first < one.done).all() for one in runs)
     assert runs[0].done[-1] > runs[1].done[-1]
@@ -169,12 +171,18 @@ def test_a_full_kv_cache_computes_again_what_it_has_lost():
 # --- the judge -------------------------------------------------------------------------------------------------------
 
 
-def judged(answers, *, elapsed_s=60.0, issued=None, overdue=0, oldest=None, seconds=60.0, rate=20.0, sure=False,
-           most_late=0):
+def judged(
+    answers, *, elapsed_s=60.0, issued=None, overdue=0, oldest=None, seconds=60.0, rate=20.0, sure=False, most_late=0
+):
     warm_up = 0.0 if sure else 10.0
     judge = Judge(LIMITS, rate, ProbePlan(seconds, warm_up, full_s=600, sure=sure, most_late=most_late))
-    news = Latencies(elapsed_s=elapsed_s, answers=answers, issued=len(answers) if issued is None else issued,
-                     overdue=overdue, oldest_open_s=oldest)
+    news = Latencies(
+        elapsed_s=elapsed_s,
+        answers=answers,
+        issued=len(answers) if issued is None else issued,
+        overdue=overdue,
+        oldest_open_s=oldest,
+    )
     return judge, judge.take(news)
 
 

@@ -14,11 +14,13 @@ COUNT = 'echo run >> "$CM_LOG"; echo "CM_PATH=$PWD/made" > tmp-run-env.out; echo
 @pytest.fixture
 def made(home):
     """Give a function that runs the cached script and returns its result, with the number of real runs so far."""
+
     def run(tags="make", **given):
         given["env"] = {"CM_LOG": str(home.work / "log"), **given.get("env", {})}
         result = home.run(tags, **given)
         log = home.work / "log"
         return result, len(log.read_text().split()) if log.exists() else 0
+
     return run
 
 
@@ -158,7 +160,10 @@ def test_failed_run_leaves_no_entry(home, made):
 
 
 def test_logs_of_a_failed_entry_outlive_it(home, made):
-    home.script("make", META, customize="""
+    home.script(
+        "make",
+        META,
+        customize="""
 from pathlib import Path
 from cm4vllm.common.errors import InstallError
 
@@ -166,7 +171,8 @@ def preprocess(i):
     log = Path.cwd() / "proof.log"
     log.write_text("why")
     raise InstallError("it does not run", remedy=f"the whole log: {log}")
-""")
+""",
+    )
     error = made()[0]["error"]
     told = Path(error.partition("the whole log: ")[2].split()[0])
     assert told.read_text() == "why"
@@ -184,14 +190,21 @@ def test_killed_run_leaves_no_entry_and_the_next_one_makes_it(home, made, signum
     assert made()[0]["return"] == 0
     assert len(home.entries()) == 1
     assert [path.name for path in home.entries()[0].parent.iterdir() if not path.name.startswith(".")] == [
-        home.entries()[0].name]
+        home.entries()[0].name
+    ]
 
 
 def test_killed_renewal_is_undone_by_the_next_run(home, made):
     home.script("make", META, run=COUNT + 'if [ -n "$CM_WAIT" ]; then touch "$CM_WAIT"; sleep 60; fi\n')
     first, _ = made()
-    process = home.start("run", "script", "--tags=make", "--renew", f"--env.CM_LOG={home.work / 'log'}",
-                         f"--env.CM_WAIT={home.work / 'waits'}")
+    process = home.start(
+        "run",
+        "script",
+        "--tags=make",
+        "--renew",
+        f"--env.CM_LOG={home.work / 'log'}",
+        f"--env.CM_WAIT={home.work / 'waits'}",
+    )
     wait_for(home.work / "waits")
     process.kill()
     process.communicate(timeout=30)
@@ -231,8 +244,9 @@ def test_entry_whose_files_vanished_is_made_again(home, made, what):
 
 
 def test_entry_that_names_a_path_elsewhere_is_made_again_when_that_vanished(home, made):
-    home.script("make", META, run='echo run >> "$CM_LOG"; touch "$CM_LOG.out"; '
-                                  'echo "CM_PATH=$CM_LOG.out" > tmp-run-env.out\n')
+    home.script(
+        "make", META, run='echo run >> "$CM_LOG"; touch "$CM_LOG.out"; echo "CM_PATH=$CM_LOG.out" > tmp-run-env.out\n'
+    )
     made()
     assert made()[1] == 1
     (home.work / "log.out").unlink()
@@ -265,21 +279,29 @@ def test_entries_follow_a_moved_home(home, made):
 def test_hit_runs_only_dynamic_dependencies_and_no_hook(home, made):
     home.script("dyn", {"new_env_keys": ["CM_DYN"], "env": {"CM_DYN": "1"}}, run='echo dyn >> "$CM_LOG.d"')
     home.script("static", run='echo static >> "$CM_LOG.d"')
-    home.script("make", {**META, "deps": [{"tags": "static"}, {"tags": "dyn", "dynamic": True}]}, run=COUNT,
-                customize="""
+    home.script(
+        "make",
+        {**META, "deps": [{"tags": "static"}, {"tags": "dyn", "dynamic": True}]},
+        run=COUNT,
+        customize="""
 def preprocess(i):
     with open(i["env"]["CM_LOG"] + ".d", "a") as file:
         print("hook", file=file)
     return {"return": 0}
-""")
+""",
+    )
     made()
     made()
     assert (home.work / "log.d").read_text().split() == ["static", "dyn", "hook", "dyn"]
 
 
 def test_versions_choose_among_entries(home, made):
-    home.script("make", {**META, "default_version": "2.0"}, run=COUNT,
-                customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n")
+    home.script(
+        "make",
+        {**META, "default_version": "2.0"},
+        run=COUNT,
+        customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n",
+    )
     assert made()[0]["version"] == "2.0"
     assert made(version="1.5")[0]["version"] == "1.5"
     assert made(version="1.5")[1] == 2
@@ -295,8 +317,12 @@ def test_versions_choose_among_entries(home, made):
 
 
 def test_default_version_moves_into_the_limits(home, made):
-    home.script("make", {**META, "default_version": "2.0"}, run=COUNT,
-                customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n")
+    home.script(
+        "make",
+        {**META, "default_version": "2.0"},
+        run=COUNT,
+        customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n",
+    )
     assert made(version_min="3.1")[0]["version"] == "3.1"
     assert made(version_max="1.4", version_max_usable="1.3")[0]["version"] == "1.3"
 
@@ -316,8 +342,12 @@ def test_limits_without_a_known_version_do_not_pile_up_entries(home, made):
 
 
 def test_state_comes_back_from_the_cache(home, made):
-    home.script("make", {**META, "new_state_keys": ["facts"]}, run=COUNT,
-                customize="def preprocess(i): i['state']['facts'] = {'n': [1]}; return {'return': 0}\n")
+    home.script(
+        "make",
+        {**META, "new_state_keys": ["facts"]},
+        run=COUNT,
+        customize="def preprocess(i): i['state']['facts'] = {'n': [1]}; return {'return': 0}\n",
+    )
     made()
     assert made()[0]["new_state"] == {"facts": {"n": [1]}}
 
@@ -330,13 +360,17 @@ def test_a_script_that_depends_on_itself_is_told(home, made):
 
 
 def test_cleanup_of_a_cached_script_that_failed_is_called(home, made):
-    home.script("make", META, customize="""
+    home.script(
+        "make",
+        META,
+        customize="""
 def preprocess(i): return {"return": 5, "error": "no"}
 def cleanup(i):
     import pathlib
     pathlib.Path(i["env"]["CM_LOG"]).write_text("cleaned")
     return {"return": 0}
-""")
+""",
+    )
     assert made()[0]["return"] == 5
     assert (home.work / "log").read_text() == "cleaned"
 
@@ -362,14 +396,17 @@ def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_pa
     shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
     module = package / "common" / "units.py"
     right = module.read_text()
-    home.script("one", {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["cm4vllm.common.units"]},
-                customize="from cm4vllm.common import units\n\n\ndef postprocess(i):\n"
-                          "    i['env']['CM_MADE'] = units.MADE\n    return {'return': 0}\n")
+    home.script(
+        "one",
+        {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["cm4vllm.common.units"]},
+        customize="from cm4vllm.common import units\n\n\ndef postprocess(i):\n"
+        "    i['env']['CM_MADE'] = units.MADE\n    return {'return': 0}\n",
+    )
 
     def made(text):
         module.write_text(f"{right}\n{text}\n")
         done = home.cli("run", "script", "--tags=one", "-j", PYTHONPATH=str(package.parent))
-        result = json.loads(done.stdout[done.stdout.index("{"):])  # cmind says first that it indexes a new home
+        result = json.loads(done.stdout[done.stdout.index("{") :])  # cmind says first that it indexes a new home
         return result["new_env"]["CM_MADE"], len(home.entries())
 
     assert made("MADE = 'wrong'") == ("wrong", 1)
@@ -382,8 +419,11 @@ def test_nor_once_the_data_that_it_was_made_from_changed(home, tmp_path):
     package = tmp_path / "package" / "cm4vllm"
     shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
     data = package / "common" / "data.yaml"
-    home.script("one", {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["common/data.yaml"]},
-                customize="def postprocess(i):\n    i['env']['CM_MADE'] = 'yes'\n    return {'return': 0}\n")
+    home.script(
+        "one",
+        {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["common/data.yaml"]},
+        customize="def postprocess(i):\n    i['env']['CM_MADE'] = 'yes'\n    return {'return': 0}\n",
+    )
 
     def entries(text):
         data.write_text(text, encoding="utf-8")

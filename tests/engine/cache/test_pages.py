@@ -9,8 +9,10 @@ import pytest
 from cm4vllm.engine.cache.pages import age_text, size_of
 from cm4vllm.engine.plan.costs import size_text
 
-KEPT = ("def preprocess(i): __import__('pathlib').Path('made').write_bytes(bytes(5000)); "
-        "return {'return': 0, 'version': '1.2'}\n")
+KEPT = (
+    "def preprocess(i): __import__('pathlib').Path('made').write_bytes(bytes(5000)); "
+    "return {'return': 0, 'version': '1.2'}\n"
+)
 
 
 @pytest.fixture
@@ -24,8 +26,15 @@ def two(home):
 def test_show_tells_what_made_an_entry_its_size_and_its_age(two):
     page = two.cli("show", "cache", "--tags=get,one", "--env").stdout
     entry = next(path for path in two.entries() if "one" in (path / "_cm.json").read_text())
-    for text in ("* Tags: get,one", f"  Path: {entry}", "  Version: 1.2", "Made by: get-one", "kB", "CM_X=one",
-                 "1 entry, "):
+    for text in (
+        "* Tags: get,one",
+        f"  Path: {entry}",
+        "  Version: 1.2",
+        "Made by: get-one",
+        "kB",
+        "CM_X=one",
+        "1 entry, ",
+    ):
         assert text in page
     assert "get,two" not in page
     assert "2 entries" in two.cli("show", "cache").stdout
@@ -63,8 +72,13 @@ def test_nothing_is_removed_where_nobody_can_be_asked(two):
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"y\n", 0)])
 def test_a_person_is_asked_once(two, answer, left):
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"], stdin=theirs,
-                               stdout=subprocess.PIPE, cwd=two.work, env=two.env)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        cwd=two.work,
+        env=two.env,
+    )
     os.write(ours, answer)
     output, _ = process.communicate(timeout=60)
     for handle in (ours, theirs):
@@ -77,7 +91,13 @@ def test_a_person_is_asked_once(two, answer, left):
 
 def test_sizes_and_ages_in_words():
     assert [size_text(size) for size in (0, 999, 1000, 12_345_678, 2_450_549_198)] == [
-        "0 B", "999 B", "1.0 kB", "12.3 MB", "2.5 GB"]
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "12.3 MB",
+        "2.5 GB",
+    ]
     import time
+
     now = time.time()
     assert [age_text(now - seconds) for seconds in (5.5, 300, 7300, 200_000)] == ["5 s", "5 min", "2 h", "2 days"]

@@ -31,12 +31,23 @@ class Engine:
         place = self.work / f"round{self._rounds}"
         place.mkdir(parents=True)
         given, got = place / "cases.json", place / "answers.json"
-        given.write_text(json.dumps({
-            name: [{"action": "run", "automation": "script", "quiet": True, **request} for request in requests]
-            for name, requests in cases.items()}))
+        given.write_text(
+            json.dumps(
+                {
+                    name: [{"action": "run", "automation": "script", "quiet": True, **request} for request in requests]
+                    for name, requests in cases.items()
+                }
+            )
+        )
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-        done = subprocess.run([sys.executable, "-W", "ignore", str(RECORDER), str(self.home), str(place / "runs"),
-                               str(given), str(got)], env=env, capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(RECORDER), str(self.home), str(place / "runs"), str(given), str(got)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
         assert got.exists(), done.stdout + done.stderr
         # What differs between two homes, and nothing else, is made the same.
         text = got.read_text().replace(str(place / "runs"), "(work)").replace(str(self.home), "(home)")

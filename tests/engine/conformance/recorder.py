@@ -49,8 +49,13 @@ def answer(home, work, request):
         except Exception as error:  # the public engine lets them through
             result = {"return": 1, "error": f"raised {type(error).__name__}: {error}"}
     shown = {key: result.get(key) for key in ("return", "error", "new_env", "new_state", "deps", "version")}
-    return {**shown, "skipped": bool(result.get("skipped")), "keys": sorted(result), "entries": entries(home),
-            "output": work.with_suffix(".out").read_text(errors="replace")}
+    return {
+        **shown,
+        "skipped": bool(result.get("skipped")),
+        "keys": sorted(result),
+        "entries": entries(home),
+        "output": work.with_suffix(".out").read_text(errors="replace"),
+    }
 
 
 def main(home, work, cases, answers):

@@ -49,8 +49,10 @@ CASES = {
 }
 
 #: Facts that change from one moment to the next, and where the incumbent's own engine puts a value of its own.
-VOLATILE = re.compile(r"CM_HOST_(MEMORY|DISK|SYSTEM|CPU_(ON|MAX_|MIN_|MHZ|PROC|START|WRITE|BOGO|CURRENT|SCALING))|"
-                      r"CM_HOST_SYSTEM_NAME|CM_TMP_PIP_VERSION_STRING")
+VOLATILE = re.compile(
+    r"CM_HOST_(MEMORY|DISK|SYSTEM|CPU_(ON|MAX_|MIN_|MHZ|PROC|START|WRITE|BOGO|CURRENT|SCALING))|"
+    r"CM_HOST_SYSTEM_NAME|CM_TMP_PIP_VERSION_STRING"
+)
 #: Where the answers differ: exit codes of ours and theirs. docs/engine.md says why of each.
 DIFFERENT_CODES = {"unknown": (16, 1), "unknown-variation": (20, 16), "fake-deps": (0, 1)}
 #: A bug of the incumbent (top-level `const` is ignored) that this engine does not have.
@@ -63,14 +65,19 @@ def both(cm4mlops, tmp_path_factory):
     folder = tmp_path_factory.mktemp("public")
     repository = ours_alone(folder / "engine")
 
-    return {"ours": Engine(folder / "ours", repository, cm4mlops).answers(CASES),
-            "theirs": Engine(folder / "theirs", cm4mlops).answers(CASES)}
+    return {
+        "ours": Engine(folder / "ours", repository, cm4mlops).answers(CASES),
+        "theirs": Engine(folder / "theirs", cm4mlops).answers(CASES),
+    }
 
 
 def env_of(answer):
     env = answer["new_env"] or {}
-    return {key: re.sub(r"cache/[0-9a-f]{16}", "cache/(entry)", str(value)) for key, value in env.items()
-            if not VOLATILE.match(key)}
+    return {
+        key: re.sub(r"cache/[0-9a-f]{16}", "cache/(entry)", str(value))
+        for key, value in env.items()
+        if not VOLATILE.match(key)
+    }
 
 
 def finished(answer):
@@ -92,8 +99,10 @@ def test_known_differences(both, name):
     assert (both["ours"][name][0]["return"], both["theirs"][name][0]["return"]) == DIFFERENT_CODES[name]
 
 
-@pytest.mark.parametrize("name", ["conditions", "conditions-1", "conditions-12", "conditions-123", "pipeline",
-                                  "hello-world", "hello-world-env"])
+@pytest.mark.parametrize(
+    "name",
+    ["conditions", "conditions-1", "conditions-12", "conditions-123", "pipeline", "hello-world", "hello-world-env"],
+)
 def test_same_output_in_the_same_order(both, name):
     ours, theirs = (both[side][name][0]["output"].split("\n") for side in ("ours", "theirs"))
     assert [line for line in ours if not re.match(r"\[\d\d:\d\d\.\d\]", line)] == theirs

@@ -33,8 +33,11 @@ def test_18_direct_dependencies_are_printed(detect):
 
 
 def test_22_a_forced_entry_is_found(home):
-    home.script("download,file", {"can_force_cache": True, "input_mapping": {"url": "CM_URL"}},
-                run='cp "${CM_URL#file://}" file\n')
+    home.script(
+        "download,file",
+        {"can_force_cache": True, "input_mapping": {"url": "CM_URL"}},
+        run='cp "${CM_URL#file://}" file\n',
+    )
     (home.work / "source").write_text("data")
     words = ("--tags=download,file", f"--url=file://{home.work / 'source'}", "--force_cache")
     assert home.cli("run", "script", *words).returncode == 0
@@ -48,9 +51,28 @@ def test_31_and_42_json_is_valid_and_logging_keeps_out_of_it(detect):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("flag", ["--time", "--space", "--print_env", "--dirty", "--skip_remembered_selections",
-                                  "--print_versions", "--verbose", "-v", "-s", "--quiet", "--fake_run", "--prepare",
-                                  "--fake_deps", "--skip_cache", "--new", "--renew", "--adr.detect-os.tags=detect,os"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--time",
+        "--space",
+        "--print_env",
+        "--dirty",
+        "--skip_remembered_selections",
+        "--print_versions",
+        "--verbose",
+        "-v",
+        "-s",
+        "--quiet",
+        "--fake_run",
+        "--prepare",
+        "--fake_deps",
+        "--skip_cache",
+        "--new",
+        "--renew",
+        "--adr.detect-os.tags=detect,os",
+    ],
+)
 def test_20_to_35_flags_are_accepted(detect, flag):
     assert detect.run("detect,cpu", **parsed(flag))["return"] == 0
 
@@ -68,10 +90,18 @@ def test_33_help_names_the_script(detect):
     assert "detect-cpu" in done.stdout
 
 
-@pytest.mark.parametrize("words", [
-    ("find", "script", "--tags=detect,os"), ("search", "script", "detect-os"), ("list", "script"),
-    ("ls", "script", "detect-os"), ("show", "script", "--tags=detect,os"), ("find", "script", "detect-os,{uid}"),
-    ("find", "script", "{uid}")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("find", "script", "--tags=detect,os"),
+        ("search", "script", "detect-os"),
+        ("list", "script"),
+        ("ls", "script", "detect-os"),
+        ("show", "script", "--tags=detect,os"),
+        ("find", "script", "detect-os,{uid}"),
+        ("find", "script", "{uid}"),
+    ],
+)
 def test_39_scripts_are_found_by_tags_alias_and_uid(detect, words):
     uid = "000000000000001a"
     done = detect.cli(*(word.format(uid=uid) for word in words))
@@ -102,12 +132,23 @@ def test_43_what_was_deleted_by_hand_is_not_found(detect):
 
 
 def test_44_the_environment_that_is_saved_is_a_valid_shell_file(home):
-    home.script("one", {"new_env_keys": ["*"], "env": {"CM_LIST": ["a", "b", "c"], "+PATH": ["/x", "/y"], "+ CFLAGS": [
-        "-O2", "-g"], "CM_HARD": "a 'b' \"c\" $d `e`\nf"}})
+    home.script(
+        "one",
+        {
+            "new_env_keys": ["*"],
+            "env": {
+                "CM_LIST": ["a", "b", "c"],
+                "+PATH": ["/x", "/y"],
+                "+ CFLAGS": ["-O2", "-g"],
+                "CM_HARD": "a 'b' \"c\" $d `e`\nf",
+            },
+        },
+    )
     assert home.cli("run", "script", "--tags=one", "--save_env").returncode == 0
     show = '. ./tmp-env.sh; printf "%s\\0" "$CM_LIST" "$PATH" "$CFLAGS" "$CM_HARD"'
-    done = subprocess.run(["bash", "-euc", show], cwd=home.work, env={"PATH": "/bin"}, capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run(
+        ["bash", "-euc", show], cwd=home.work, env={"PATH": "/bin"}, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split("\0")[:4] == ["a:b:c", "/x:/y:/bin", "-O2 -g", "a 'b' \"c\" $d `e`\nf"]
 
 
@@ -133,19 +174,27 @@ def test_46_a_script_whose_meta_is_broken_hides_no_other(detect, text):
 
 
 def test_records_of_a_run(detect):
-    done = detect.cli("run", "script", "--tags=detect,cpu", "--repro", "--dump_version_info",
-                      "--debug_script_tags=detect,os")
+    done = detect.cli(
+        "run", "script", "--tags=detect,cpu", "--repro", "--dump_version_info", "--debug_script_tags=detect,os"
+    )
     assert done.returncode == 0
     work = detect.work
     names = {path.name for path in (work / "cm-repro").iterdir()}
-    assert names == {f"cm-run-script-{part}" for part in ("input.json", "info.json", "output.json", "run-state.json",
-                                                          "README-cm.md")}
+    assert names == {
+        f"cm-run-script-{part}" for part in ("input.json", "info.json", "output.json", "run-state.json", "README-cm.md")
+    }
     assert "cm run script --tags=detect,cpu" in (work / "cm-repro" / "cm-run-script-README-cm.md").read_text()
     versions = json.loads((work / "version_info.json").read_bytes())
     assert versions == json.loads((work / "cm-run-script-versions.json").read_bytes())
     assert [next(iter(entry)) for entry in versions] == ["detect,os", "detect,cpu"]
-    assert set(versions[0]["detect,os"]) == {"script_uid", "script_alias", "script_tags", "script_variations",
-                                             "version", "parent"}
+    assert set(versions[0]["detect,os"]) == {
+        "script_uid",
+        "script_alias",
+        "script_tags",
+        "script_variations",
+        "version",
+        "parent",
+    }
     assert versions[0]["detect,os"]["parent"].startswith("detect-cpu,")
     subprocess.run(["bash", "tmp-run-without-cm.sh"], cwd=work, check=True)
     assert "CM_HOST_OS_TYPE=linux" in (work / "tmp-run-env.out").read_text()

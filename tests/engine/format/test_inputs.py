@@ -6,18 +6,23 @@ from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.tools.help import describe
 
-DEFINED = {"inputs": {
-    "size": {"key": "CM_SIZE", "type": "integer", "help": "how many", "default": "1"},
-    "kind": {"key": "CM_KIND", "values": ["a", "b"], "help": "which", "example": "a", "also": ["sort_of"]},
-}}
+DEFINED = {
+    "inputs": {
+        "size": {"key": "CM_SIZE", "type": "integer", "help": "how many", "default": "1"},
+        "kind": {"key": "CM_KIND", "values": ["a", "b"], "help": "which", "example": "a", "also": ["sort_of"]},
+    }
+}
 
 
 @pytest.fixture
 def metas(home):
     """Write two scripts, of which the second refers to the first; give the function that loads one."""
     home.script("defines", DEFINED, run='echo "$CM_SIZE $CM_KIND" > seen\n')
-    home.script("refers", {"inputs_of": {"defines": ["size", "sort_of"]}, "input_defaults": {"size": "9"}},
-                run='echo "$CM_SIZE $CM_KIND" > seen\n')
+    home.script(
+        "refers",
+        {"inputs_of": {"defines": ["size", "sort_of"]}, "input_defaults": {"size": "9"}},
+        run='echo "$CM_SIZE $CM_KIND" > seen\n',
+    )
     return lambda name: load_script(str(home.repo / "script" / name), "synthetic")
 
 
@@ -44,11 +49,14 @@ def test_the_public_form_counts_beside_it(home):
     assert script.input_description["old"] == "a text"
 
 
-@pytest.mark.parametrize(("meta", "text"), [
-    ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
-    ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
-    ({"input_defaults": {"size": "1"}, "inputs": {}}, "which is no input of this script"),
-])
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
+        ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
+        ({"input_defaults": {"size": "1"}, "inputs": {}}, "which is no input of this script"),
+    ],
+)
 def test_a_reference_to_nothing_is_an_error_of_the_recipe(home, metas, meta, text):
     folder = home.script("wrong", meta)
     with pytest.raises(RecipeError) as caught:
@@ -79,11 +87,17 @@ def test_help_shows_type_values_default_and_example(metas):
 
 
 def test_help_asks_the_script_that_defines_an_input_for_its_values(home, metas, capsys):
-    home.script("defines", {**DEFINED, "variations": {"big": {"env": {"CM_BIG": "yes"}}}}, customize="""
+    home.script(
+        "defines",
+        {**DEFINED, "variations": {"big": {"env": {"CM_BIG": "yes"}}}},
+        customize="""
 def values(i):
     return {"return": 0, "values": {"size": [8, 16] if i["env"].get("CM_BIG") else [1]}}
-""")
-    for words, text in ((("show", "script", "refers"), "only 1"),
-                        (("show", "script", "--tags=defines,_big"), "one of 8, 16")):
+""",
+    )
+    for words, text in (
+        (("show", "script", "refers"), "only 1"),
+        (("show", "script", "--tags=defines,_big"), "one of 8, 16"),
+    ):
         assert home.act(*words)["return"] == 0
         assert text in capsys.readouterr().out

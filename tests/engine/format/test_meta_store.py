@@ -63,11 +63,12 @@ def test_a_meta_that_was_written_just_now_is_not_kept(folder, monkeypatch):
     assert not (folder.parent / "store").exists()
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-3], lambda data: b"\0" * len(data),
-                                    lambda data: b"(" + data])
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:-3], lambda data: b"\0" * len(data), lambda data: b"(" + data]
+)
 def test_what_is_damaged_counts_as_absent(folder, damage):
     read(folder)
-    store, = (folder.parent / "store").iterdir()
+    (store,) = (folder.parent / "store").iterdir()
     store.write_bytes(damage(store.read_bytes()))
     assert read(folder) == META
 

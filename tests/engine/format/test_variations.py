@@ -12,9 +12,11 @@ from cm4vllm.engine.format.variations import definition, resolve
 @pytest.fixture
 def script(tmp_path: Path):
     def make(variations, **meta):
-        tmp_path.joinpath("_cm.yaml").write_text(yaml.safe_dump({"alias": "s", "variations": variations, **meta},
-                                                                sort_keys=False))
+        tmp_path.joinpath("_cm.yaml").write_text(
+            yaml.safe_dump({"alias": "s", "variations": variations, **meta}, sort_keys=False)
+        )
         return load_script(str(tmp_path), "repo")
+
     return make
 
 
@@ -57,8 +59,14 @@ def test_dynamic_base_gives_way_to_another_value(script):
 
 
 def test_default_variations_override_a_group_default_but_not_a_choice(script):
-    s = script({"top": {"default_variations": {"g": "b"}}, "a": {"group": "g", "default": True}, "b": {"group": "g"},
-                "c": {"group": "g"}})
+    s = script(
+        {
+            "top": {"default_variations": {"g": "b"}},
+            "a": {"group": "g", "default": True},
+            "b": {"group": "g"},
+            "c": {"group": "g"},
+        }
+    )
     assert set(names(resolve(s, ["top"]))) == {"top", "b"}
     assert set(names(resolve(s, ["top", "c"]))) == {"top", "c"}
 

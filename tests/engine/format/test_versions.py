@@ -3,10 +3,19 @@ import pytest
 from cm4vllm.engine.format.versions import Wanted, version_key
 
 
-@pytest.mark.parametrize(("older", "newer"), [
-    ("1.9", "1.10"), ("1.0", "1.0.1"), ("1.0rc1", "1.0"), ("1.0a", "1.0b"), ("2.13.0", "10"), ("1.0", "1.0.post1"),
-    ("1.0.post1", "1.0.1"), ("1.0.0rc1", "1.0"),
-])
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("1.9", "1.10"),
+        ("1.0", "1.0.1"),
+        ("1.0rc1", "1.0"),
+        ("1.0a", "1.0b"),
+        ("2.13.0", "10"),
+        ("1.0", "1.0.post1"),
+        ("1.0.post1", "1.0.1"),
+        ("1.0.0rc1", "1.0"),
+    ],
+)
 def test_order(older, newer):
     assert version_key(older) < version_key(newer)
 

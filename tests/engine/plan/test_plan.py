@@ -41,8 +41,11 @@ def planned(home, tags, **given):
 
 def files(home):
     """Return when each file was written, but for the store of metas: any command writes it when they have settled."""
-    return {path: path.stat().st_mtime_ns for path in [*home.path.rglob("*"), *home.work.rglob("*")]
-            if path.name != "cm4vllm-scripts.json"}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in [*home.path.rglob("*"), *home.work.rglob("*")]
+        if path.name != "cm4vllm-scripts.json"
+    }
 
 
 def nodes(node):
@@ -52,8 +55,10 @@ def nodes(node):
 
 
 def told(node):
-    return [(one["script"]["alias"], tuple(one["variations"]), one["status"] in ("cached", "made above"))
-            for one in nodes(node)]
+    return [
+        (one["script"]["alias"], tuple(one["variations"]), one["status"] in ("cached", "made above"))
+        for one in nodes(node)
+    ]
 
 
 def find(result, alias):
@@ -63,22 +68,38 @@ def find(result, alias):
 def chain(home):
     """Write scripts with every kind of dependency: cached, dynamic, conditional, inherited, amended, versioned."""
     home.script("os", {"new_env_keys": ["CM_OS_*"]}, customize=HOOK.format({"CM_OS_NAME": "linux"}))
-    home.script("tool", {"cache": True, "new_env_keys": ["CM_TOOL"], "deps": [{"tags": "os"}],
-                         "default_version": "2.0", "versions": {"2.0": {"deps": [{"tags": "two"}]}},
-                         "variations": {"a": {"group": "g", "default": True}, "b": {"group": "g"}}},
-                customize=HOOK.format({"CM_TOOL": "/bin/true"}))
+    home.script(
+        "tool",
+        {
+            "cache": True,
+            "new_env_keys": ["CM_TOOL"],
+            "deps": [{"tags": "os"}],
+            "default_version": "2.0",
+            "versions": {"2.0": {"deps": [{"tags": "two"}]}},
+            "variations": {"a": {"group": "g", "default": True}, "b": {"group": "g"}},
+        },
+        customize=HOOK.format({"CM_TOOL": "/bin/true"}),
+    )
     home.script("two")
     home.script("flag", {"env": {"CM_FLAG": "yes"}, "new_env_keys": ["CM_FLAG"]})
     home.script("live", {"cache": True, "deps": [{"tags": "os", "dynamic": True}, {"tags": "two"}]})
     home.script("late")
-    home.script("top", {
-        "deps": [{"tags": "flag"}, {"tags": "tool", "names": ["tool"]},
-                 {"tags": "two", "skip_if_env": {"CM_FLAG": ["on"]}},
-                 {"tags": "live", "enable_if_env": {"CM_FLAG": ["on"]}}, {"tags": "tool", "names": ["tool"]},
-                 {"tags": "tool,_b"}],
-        "post_deps": [{"tags": "late"}, {"tags": "two", "enable_if_env": {"CM_MODE": ["fast"]}}],
-        "input_mapping": {"mode": "CM_MODE"},
-        "variations": {"x": {"adr": {"tool": {"tags": "_b"}}}}})
+    home.script(
+        "top",
+        {
+            "deps": [
+                {"tags": "flag"},
+                {"tags": "tool", "names": ["tool"]},
+                {"tags": "two", "skip_if_env": {"CM_FLAG": ["on"]}},
+                {"tags": "live", "enable_if_env": {"CM_FLAG": ["on"]}},
+                {"tags": "tool", "names": ["tool"]},
+                {"tags": "tool,_b"},
+            ],
+            "post_deps": [{"tags": "late"}, {"tags": "two", "enable_if_env": {"CM_MODE": ["fast"]}}],
+            "input_mapping": {"mode": "CM_MODE"},
+            "variations": {"x": {"adr": {"tool": {"tags": "_b"}}}},
+        },
+    )
 
 
 @pytest.mark.parametrize("tags", ["top", "top,_x"])
@@ -116,9 +137,17 @@ def test_what_only_a_run_can_tell_is_shown_as_such(home):
     home.script("teller", {"new_env_keys": ["CM_TOLD"]}, customize=HOOK.format({"CM_TOLD": "yes"}))
     home.script("other")
     home.script("get,lib", {"variations": {"name.#": {}}})
-    home.script("top", {"deps": [
-        {"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}},
-        {"tags": "get,lib,_name.<<<CM_TOLD>>>"}, {"tags": "get", "update_tags_from_env": ["CM_TOLD"]}]})
+    home.script(
+        "top",
+        {
+            "deps": [
+                {"tags": "teller"},
+                {"tags": "other", "enable_if_env": {"CM_TOLD": ["on"]}},
+                {"tags": "get,lib,_name.<<<CM_TOLD>>>"},
+                {"tags": "get", "update_tags_from_env": ["CM_TOLD"]},
+            ]
+        },
+    )
     plan = planned(home, "top")
     other = find(plan, "other")
     assert other["why"]["only_if"] == ["depends on CM_TOLD, which teller sets"]
@@ -133,9 +162,16 @@ def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
     group = {"group": "g"}
     home.script("get,src", {"variations": {"a.#": group, "b.#": group}, "new_env_keys": ["CM_SRC"]})
     home.script("other")
-    home.script("top", {"deps": [
-        {"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_a.": ["CM_A"], "_b.": ["CM_B"]}},
-        {"tags": "other", "enable_if_env": {"CM_SRC": ["on"]}}]})
+    home.script(
+        "top",
+        {
+            "deps": [
+                {"tags": "teller"},
+                {"tags": "get,src", "update_tags_from_env_with_prefix": {"_a.": ["CM_A"], "_b.": ["CM_B"]}},
+                {"tags": "other", "enable_if_env": {"CM_SRC": ["on"]}},
+            ]
+        },
+    )
     plan = planned(home, "top")
     assert plan["return"] == 0
     assert plan["plan"]["children"][1]["depends_on"] == [f"CM_{name}, which teller sets" for name in "AB"]
@@ -144,10 +180,17 @@ def test_a_tag_that_a_fact_may_or_may_not_add_is_not_guessed(home):
 
 def test_what_any_of_several_variations_brings_may_be_brought(home):
     home.script("teller", {"new_env_keys": ["CM_A"]}, run="true")
-    home.script("get,src", {"variations": {
-        name: {"brings": [{"how": "install", "what": f"the {name} build"}]} for name in ("cpu", "gpu")}})
-    home.script("top", {"deps": [
-        {"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_": ["CM_A"]}}]})
+    home.script(
+        "get,src",
+        {
+            "variations": {
+                name: {"brings": [{"how": "install", "what": f"the {name} build"}]} for name in ("cpu", "gpu")
+            }
+        },
+    )
+    home.script(
+        "top", {"deps": [{"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_": ["CM_A"]}}]}
+    )
     page = home.cli("plan", "script", "--tags=top").stdout
     assert "may install the cpu build" in page
     assert "may bring: 2 of unknown size" in page
@@ -216,11 +259,15 @@ def test_an_entry_that_depends_on_a_fact_is_open_only_where_one_may_fit(home):
 
 def test_hooks_before_later_dependencies_leave_their_conditions_open(home):
     home.script("other")
-    home.script("top", {"default_env": {"CM_X": "yes"},
-                        "post_deps": [{"tags": "other", "enable_if_env": {"CM_X": ["on"]}}]},
-                customize="def preprocess(i): return {'return': 0, 'skip': True}\n")
+    home.script(
+        "top",
+        {"default_env": {"CM_X": "yes"}, "post_deps": [{"tags": "other", "enable_if_env": {"CM_X": ["on"]}}]},
+        customize="def preprocess(i): return {'return': 0, 'skip': True}\n",
+    )
     assert find(planned(home, "top"), "other")["why"]["only_if"] == [
-        "only if preprocess does not skip it", "depends on CM_X"]
+        "only if preprocess does not skip it",
+        "depends on CM_X",
+    ]
 
 
 def test_a_plan_fails_as_the_run_would_and_shows_where(home):
@@ -254,15 +301,24 @@ def test_why_a_dependency_is_there(home):
 
 
 def test_what_is_brought_is_told_with_sizes_that_are_known(home):
-    folder = home.script("top", {"brings": [
-        {"how": "download", "what": "weights", "disk_bytes": 3_000_000_000},
-        {"how": "install", "what": "tools", "requirements": "list.txt"},
-        {"how": "install", "package": "cmind", "shared": True},
-        {"how": "install", "package": "no-such-package", "shared": True}]})
+    folder = home.script(
+        "top",
+        {
+            "brings": [
+                {"how": "download", "what": "weights", "disk_bytes": 3_000_000_000},
+                {"how": "install", "what": "tools", "requirements": "list.txt"},
+                {"how": "install", "package": "cmind", "shared": True},
+                {"how": "install", "package": "no-such-package", "shared": True},
+            ]
+        },
+    )
     (folder / "list.txt").write_text("one==1\ntwo==2\n")
     brings = planned(home, "top")["plan"]["brings"]
     assert [(one["what"], one["disk_bytes"]) for one in brings] == [
-        ("weights", 3_000_000_000), ("tools: 2 packages of list.txt", None), ("the package no-such-package", None)]
+        ("weights", 3_000_000_000),
+        ("tools: 2 packages of list.txt", None),
+        ("the package no-such-package", None),
+    ]
     tree = home.cli("plan", "script", "--tags=top").stdout
     assert "brings: 3.0 GB on disk; 2 of unknown size" in tree
 
@@ -306,12 +362,20 @@ def test_steps_are_taken_as_the_code_takes_them(home, ran, kind):
 
 
 def test_what_the_code_sets_is_known_to_what_follows(home, ran):
-    home.script("teller", {"new_env_keys": ["CM_TOLD"]},
-                customize="def plan(i): return {'return': 0, 'env': {'CM_TOLD': i['env'].get('CM_ASKED', 'a')}}\n"
-                "def preprocess(i):\n    i['env'].update(plan(i)['env'])\n    return {'return': 0}\n")
+    home.script(
+        "teller",
+        {"new_env_keys": ["CM_TOLD"]},
+        customize="def plan(i): return {'return': 0, 'env': {'CM_TOLD': i['env'].get('CM_ASKED', 'a')}}\n"
+        "def preprocess(i):\n    i['env'].update(plan(i)['env'])\n    return {'return': 0}\n",
+    )
     home.script("other")
-    home.script("top", {"deps": [{"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["b"]}}],
-                        "input_mapping": {"asked": "CM_ASKED"}})
+    home.script(
+        "top",
+        {
+            "deps": [{"tags": "teller"}, {"tags": "other", "enable_if_env": {"CM_TOLD": ["b"]}}],
+            "input_mapping": {"asked": "CM_ASKED"},
+        },
+    )
     for asked, taken in (("a", False), ("b", True)):
         plan = planned(home, "top", asked=asked)
         assert all(node["certain"] for node in nodes(plan["plan"]))
@@ -322,12 +386,21 @@ def test_what_the_code_sets_is_known_to_what_follows(home, ran):
 
 
 def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
-    home.script("use", {"cache": True, "default_env": {"CM_RATE": ""}, "deps": [
-        {"tags": "fast", "enable_if_env": {"CM_RATE": ["9"]}}]})
+    home.script(
+        "use",
+        {
+            "cache": True,
+            "default_env": {"CM_RATE": ""},
+            "deps": [{"tags": "fast", "enable_if_env": {"CM_RATE": ["9"]}}],
+        },
+    )
     home.script("fast")
-    home.script("top", customize="def plan(i): return {'return': 0, 'steps': [{'name': 's', 'tags': 'use', "
-                "'unknown': {'CM_RATE': 'the step before'}, 'notes': ['a note'], 'data': {'a': 1}, "
-                "'brings': [{'how': 'make', 'what': 'a thing', 'disk_bytes': 5}]}]}\n")
+    home.script(
+        "top",
+        customize="def plan(i): return {'return': 0, 'steps': [{'name': 's', 'tags': 'use', "
+        "'unknown': {'CM_RATE': 'the step before'}, 'notes': ['a note'], 'data': {'a': 1}, "
+        "'brings': [{'how': 'make', 'what': 'a thing', 'disk_bytes': 5}]}]}\n",
+    )
     plan = planned(home, "top")
     (step,) = plan["plan"]["children"]
     assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before sets"]
@@ -366,9 +439,10 @@ def test_what_the_code_refuses_the_plan_refuses_with_the_same_message(home):
     assert "CM_KIND=y is not supported" in plan["error"]
 
 
-@pytest.mark.parametrize(("steps", "words"), [
-    ("[{'name': 'a'}]", "the step 'a' has no tags"), ("[{'tags': 'x', 'tgas': 'y'}]", "a step has no key 'tgas'"),
-])
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [("[{'name': 'a'}]", "the step 'a' has no tags"), ("[{'tags': 'x', 'tgas': 'y'}]", "a step has no key 'tgas'")],
+)
 def test_a_step_of_the_wrong_shape_is_a_fault_of_the_recipe(home, steps, words):
     home.script("top", customize=f"def plan(i): return {{'return': 0, 'steps': {steps}}}\n")
     plan = planned(home, "top")
@@ -395,8 +469,9 @@ def test_a_reader_that_goes_early_is_no_failure(home):
     home.cli("find", "script")
     for words in ("plan script --tags=top", "lint script", "show script top", "show cache"):
         command = f"{sys.executable} -m cmind.cli {words} | true; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", command], env=home.env, cwd=home.work, capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run(
+            ["bash", "-c", command], env=home.env, cwd=home.work, capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -406,6 +481,12 @@ def test_a_dependency_of_nearly_every_script_is_shown_once_and_counted(home):
     home.script("third", {"deps": [{"tags": "base"}, {"tags": "base", "enable_if_env": {"CM_OTHER": ["yes"]}}]})
     home.script("top", {"deps": [{"tags": "base"}, {"tags": "other"}, {"tags": "third"}]})
     lines = home.cli("plan", "script", "--tags=top").stdout.splitlines()
-    tree = lines[next(n for n, line in enumerate(lines) if line.startswith("top ")):]
+    tree = lines[next(n for n, line in enumerate(lines) if line.startswith("top ")) :]
     assert [" ".join(line.split()) for line in tree[:6]] == [
-        "top to run", "├─ base to run", "├─ other to run", "└─ third to run", "", "met again: base (2x)"]
+        "top to run",
+        "├─ base to run",
+        "├─ other to run",
+        "└─ third to run",
+        "",
+        "met again: base (2x)",
+    ]

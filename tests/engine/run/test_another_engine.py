@@ -42,17 +42,27 @@ def other(home):
     (folder / "automation" / "script").mkdir(parents=True)
     (folder / "cmr.yaml").write_text('alias: other\nuid: "00000000000000f3"\n')
     (folder / "automation" / "script" / "module.py").write_text(OTHER_ENGINE)
-    (folder / "automation" / "script" / "_cm.yaml").write_text(yaml.safe_dump({
-        "alias": "script", "uid": "5b4e0237da074764", "automation_alias": "automation",
-        "automation_uid": "bbeb15d8f0a944a4"}))
+    (folder / "automation" / "script" / "_cm.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "alias": "script",
+                "uid": "5b4e0237da074764",
+                "automation_alias": "automation",
+                "automation_uid": "bbeb15d8f0a944a4",
+            }
+        )
+    )
     home.register(folder, ROOT, home.repo)
     return folder
 
 
 def test_a_recipe_that_needs_the_package_tells_of_the_other_engine_and_how_to_select_ours(home, other):
     home.env.pop("PYTHONPATH")  # the other engine does not make our package importable
-    home.script("ours", {"deps": [{"tags": "get,generic-python-lib,_requirements"}]},
-                customize="def preprocess(i): import cm4vllm.engine; return {'return': 0}\n")
+    home.script(
+        "ours",
+        {"deps": [{"tags": "get,generic-python-lib,_requirements"}]},
+        customize="def preprocess(i): import cm4vllm.engine; return {'return': 0}\n",
+    )
     done = home.cli("run", "script", "--tags=ours")
     assert "the other engine runs" in done.stdout
     assert done.returncode == 3
@@ -63,11 +73,14 @@ def test_a_recipe_that_needs_the_package_tells_of_the_other_engine_and_how_to_se
 
 
 def test_the_command_that_the_error_names_reaches_our_engine(home, other):
-    home.script("ours", customize="""
+    home.script(
+        "ours",
+        customize="""
 def preprocess(i):
     print("ours ran it" if getattr(i["automation"], "engine", "") == "cm4vllm" else "another ran it")
     return {"return": 0}
-""")
+""",
+    )
     done = home.cli("run", "cm4vllm:script", "--tags=ours")
     assert done.returncode == 0
     assert "ours ran it" in done.stdout
@@ -84,13 +97,14 @@ def test_the_first_dependency_of_every_recipe_that_needs_packages_is_the_one_wit
 
 def test_checkout_that_is_registered_but_not_installed(home):
     home.env.pop("PYTHONPATH")
-    home.script("ours", customize="""
+    home.script(
+        "ours",
+        customize="""
 import subprocess, sys
 def preprocess(i):
     import cm4vllm.engine
     return {"return": subprocess.run([sys.executable, "-c", "import cm4vllm.common"]).returncode}
-""")
+""",
+    )
     done = home.cli("run", "script", "--tags=ours")
     assert (done.returncode, done.stderr) == (0, "")
-
-

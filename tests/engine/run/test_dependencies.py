@@ -25,43 +25,58 @@ def seen(home):
         result = home.run(f"one,{tags}", **given)
         assert result["return"] == 0, result["error"]
         return result["new_env"].get("CM_SEEN")
+
     return run
 
 
-@pytest.mark.parametrize(("conditions", "env", "holds"), [
-    ({"enable_if_env": {"X": ["yes"]}}, {"X": "foo"}, True),
-    ({"enable_if_env": {"X": ["yes"]}}, {"X": "no"}, False),
-    ({"enable_if_env": {"X": ["yes"]}}, {}, False),
-    ({"enable_if_env": {"X": ["no"]}}, {}, True),
-    ({"enable_if_env": {"X": ["no"]}}, {"X": "off"}, True),
-    ({"enable_if_env": {"X": ["Offline"]}}, {"X": "offline"}, True),
-    ({"enable_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
-    ({"enable_if_env": {"X": [True]}}, {"X": "1"}, True),
-    ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, True),
-    ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a", "Y": "b"}, False),
-    ({"skip_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
-    ({"skip_if_any_env": {"X": ["no"]}}, {}, True),
-    ({"enable_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"Y": "b"}, True),
-    ({"enable_if_any_env": {"X": ["no"]}}, {}, False),
-])
+@pytest.mark.parametrize(
+    ("conditions", "env", "holds"),
+    [
+        ({"enable_if_env": {"X": ["yes"]}}, {"X": "foo"}, True),
+        ({"enable_if_env": {"X": ["yes"]}}, {"X": "no"}, False),
+        ({"enable_if_env": {"X": ["yes"]}}, {}, False),
+        ({"enable_if_env": {"X": ["no"]}}, {}, True),
+        ({"enable_if_env": {"X": ["no"]}}, {"X": "off"}, True),
+        ({"enable_if_env": {"X": ["Offline"]}}, {"X": "offline"}, True),
+        ({"enable_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
+        ({"enable_if_env": {"X": [True]}}, {"X": "1"}, True),
+        ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, True),
+        ({"skip_if_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a", "Y": "b"}, False),
+        ({"skip_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"X": "a"}, False),
+        ({"skip_if_any_env": {"X": ["no"]}}, {}, True),
+        ({"enable_if_any_env": {"X": ["a"], "Y": ["b"]}}, {"Y": "b"}, True),
+        ({"enable_if_any_env": {"X": ["no"]}}, {}, False),
+    ],
+)
 def test_conditions(conditions, env, holds):
     assert Conditions.of(conditions).hold(env) is holds
 
 
-@pytest.mark.parametrize(("flags", "expected"), [
-    ((), ["HELLO", "SKIP_IF_ALL", "SKIP_IF_ANY"]),
-    (("t1",), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
-    (("t1", "t2"), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
-    (("t1", "t2", "t3"), ["HELLO", "ENABLE_IF_ALL", "ENABLE_IF_ANY"]),
-])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), ["HELLO", "SKIP_IF_ALL", "SKIP_IF_ANY"]),
+        (("t1",), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
+        (("t1", "t2"), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
+        (("t1", "t2", "t3"), ["HELLO", "ENABLE_IF_ALL", "ENABLE_IF_ANY"]),
+    ],
+)
 def test_conditions_of_dependencies_together(home, flags, expected):
     every = {f"CM_T{n}": ["yes"] for n in (1, 2, 3)}
     home.script("say", {"variations": {"x.#": {"env": {"CM_SAY": "#"}}}}, run='echo "$CM_SAY" >> said')
-    home.script("conditions", {"input_mapping": {f"t{n}": f"CM_T{n}" for n in (1, 2, 3)}, "deps": [
-        {"tags": "say,_x.HELLO"}, {"tags": "say,_x.ENABLE_IF_ALL", "enable_if_env": every},
-        {"tags": "say,_x.SKIP_IF_ALL", "skip_if_env": every},
-        {"tags": "say,_x.ENABLE_IF_ANY", "enable_if_any_env": every},
-        {"tags": "say,_x.SKIP_IF_ANY", "skip_if_any_env": every}]})
+    home.script(
+        "conditions",
+        {
+            "input_mapping": {f"t{n}": f"CM_T{n}" for n in (1, 2, 3)},
+            "deps": [
+                {"tags": "say,_x.HELLO"},
+                {"tags": "say,_x.ENABLE_IF_ALL", "enable_if_env": every},
+                {"tags": "say,_x.SKIP_IF_ALL", "skip_if_env": every},
+                {"tags": "say,_x.ENABLE_IF_ANY", "enable_if_any_env": every},
+                {"tags": "say,_x.SKIP_IF_ANY", "skip_if_any_env": every},
+            ],
+        },
+    )
     assert home.run("conditions", **dict.fromkeys(flags, True))["return"] == 0
     assert sorted((home.work / "said").read_text().split()) == sorted(expected)
 
@@ -78,15 +93,19 @@ def test_tags_from_the_environment(seen):
     assert seen({"update_tags_from_env": ["CM_MORE"]}, env={"CM_MORE": "_a,_b"}) == "a,b"
     assert seen({"update_tags_from_env": ["CM_MORE"]}) == ""
     assert seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}}, env={"CM_V": "1.2"}) == "v.1.2"
-    assert seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}, "env": {"CM_V": "own"}},
-                env={"CM_V": "1.2"}) == "v.own"
+    assert (
+        seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}, "env": {"CM_V": "own"}}, env={"CM_V": "1.2"})
+        == "v.own"
+    )
 
 
 def test_variations_are_inherited(seen):
     meta = {"variations": {"a": {}, "b": {"group": "g"}, "c": {}}}
     assert seen({"inherit_variation_tags": True}, meta=meta, tags="_a,_b,_c") == "a,b,c"
-    assert seen({"inherit_variation_tags": True, "skip_inherit_variation_groups": ["g"]}, meta=meta,
-                tags="_a,_b,_c") == "a,c"
+    assert (
+        seen({"inherit_variation_tags": True, "skip_inherit_variation_groups": ["g"]}, meta=meta, tags="_a,_b,_c")
+        == "a,c"
+    )
     assert seen({"inherit_variation_tags": True, "tags": "dep,-_a,_-c"}, meta=meta, tags="_a,_b,_c") == "b"
 
 
@@ -117,8 +136,12 @@ def test_ad_is_for_this_script_alone_and_names_must_be_known(home):
 
 
 def test_variation_changes_dependencies(seen):
-    meta = {"variations": {"v": {"adr": {"d": {"tags": "_a", "env": {"CM_PART": "adr:"}}}},
-                           "w": {"adr": {"d": {"tags": "_b", "enable_if_env": {"CM_ON": ["yes"]}}}}}}
+    meta = {
+        "variations": {
+            "v": {"adr": {"d": {"tags": "_a", "env": {"CM_PART": "adr:"}}}},
+            "w": {"adr": {"d": {"tags": "_b", "enable_if_env": {"CM_ON": ["yes"]}}}},
+        }
+    }
     assert seen({"names": ["d"]}, meta=meta, tags="_v") == "adr:a"
     assert seen({"names": ["d"]}, meta=meta, tags="_w") == ""
     assert seen({"names": ["d"]}, meta=meta, tags="_w", env={"CM_ON": "1"}) == "b"
@@ -126,26 +149,37 @@ def test_variation_changes_dependencies(seen):
 
 def test_dependency_of_a_variation_replaces_that_of_the_same_names(home):
     home.script("dep", SHOW, customize=SEE)
-    home.script("one", {
-        "deps": [{"tags": "dep,_a", "names": ["d"], "enable_if_env": {"CM_ON": ["yes"]}},
-                 {"tags": "dep,_b", "names": ["d"], "skip_if_env": {"CM_ON": ["yes"]}}],
-        "variations": {"v": {"deps": [{"tags": "dep,_c", "names": ["d"]}]}}})
+    home.script(
+        "one",
+        {
+            "deps": [
+                {"tags": "dep,_a", "names": ["d"], "enable_if_env": {"CM_ON": ["yes"]}},
+                {"tags": "dep,_b", "names": ["d"], "skip_if_env": {"CM_ON": ["yes"]}},
+            ],
+            "variations": {"v": {"deps": [{"tags": "dep,_c", "names": ["d"]}]}},
+        },
+    )
     assert home.run("one")["deps"] == ["dep,_b"]
     assert home.run("one", env={"CM_ON": "yes"})["deps"] == ["dep,_a"]
     assert home.run("one,_v")["deps"] == ["dep,_c"]
 
 
 def test_versions_of_a_dependency_are_its_own(home):
-    home.script("dep", {"new_env_keys": ["CM_SEEN"]}, customize="""
+    home.script(
+        "dep",
+        {"new_env_keys": ["CM_SEEN"]},
+        customize="""
 def preprocess(i):
     i["env"]["CM_SEEN"] = i["env"].get("CM_VERSION", "none") + i["env"].get("CM_TMP_PIP_VERSION_STRING", "")
     return {"return": 0}
-""")
+""",
+    )
     home.script("plain", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_SEEN"]})
     home.script("fixed", {"deps": [{"tags": "dep", "version": "1.2"}], "new_env_keys": ["CM_SEEN"]})
     home.script("reused", {"deps": [{"tags": "dep", "reuse_version": True}], "new_env_keys": ["CM_SEEN"]})
-    home.script("limits", {"deps": [{"tags": "dep", "version_min": "1", "version_max": "2"}],
-                           "new_env_keys": ["CM_SEEN"]})
+    home.script(
+        "limits", {"deps": [{"tags": "dep", "version_min": "1", "version_max": "2"}], "new_env_keys": ["CM_SEEN"]}
+    )
     assert home.run("plain", version="3")["new_env"]["CM_SEEN"] == "none"
     assert home.run("fixed", version="3")["new_env"]["CM_SEEN"] == "1.2==1.2"
     assert home.run("reused", version="3")["new_env"]["CM_SEEN"] == "3==3"
@@ -160,8 +194,14 @@ def test_dependency_can_force_a_key_to_come_back(home):
 
 def test_dependency_hands_flags_to_its_script(home):
     home.script("dep", {"input_mapping": {"who": "CM_WHO"}, "strict_input": True, "new_env_keys": ["CM_WHO"]})
-    home.script("one", {"deps": [{"tags": "dep", "who": "<<<CM_NAME_OF>>>"}], "new_env_keys": ["CM_WHO"],
-                        "default_env": {"CM_NAME_OF": "bob"}})
+    home.script(
+        "one",
+        {
+            "deps": [{"tags": "dep", "who": "<<<CM_NAME_OF>>>"}],
+            "new_env_keys": ["CM_WHO"],
+            "default_env": {"CM_NAME_OF": "bob"},
+        },
+    )
     assert home.run("one")["new_env"]["CM_WHO"] == "bob"
 
 
@@ -185,8 +225,15 @@ def test_print_deps_names_direct_dependencies(home):
 
 
 def test_imports_of_the_engine_stay_light():
-    code = ("import sys; import cm4vllm.engine.run.execution; "
-            "print([m for m in ('yaml', 'msgspec', 'rich', 'numpy', 'subprocess') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")})
+    code = (
+        "import sys; import cm4vllm.engine.run.execution; "
+        "print([m for m in ('yaml', 'msgspec', 'rich', 'numpy', 'subprocess') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")},
+    )
     assert done.stdout.strip() == "[]"

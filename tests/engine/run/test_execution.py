@@ -18,12 +18,16 @@ def log_of(home):
 def test_phases_run_in_the_public_order(home):
     for phase in ("deps", "prehook_deps", "posthook_deps", "post_deps"):
         home.script(f"one,{phase}", run=f'echo {phase} >> "$CM_LOG"')
-    home.script("whole", {phase: [{"tags": f"one,{phase}"}] for phase in
-                          ("post_deps", "posthook_deps", "prehook_deps", "deps")},
-                customize=NOTE + """
+    home.script(
+        "whole",
+        {phase: [{"tags": f"one,{phase}"}] for phase in ("post_deps", "posthook_deps", "prehook_deps", "deps")},
+        customize=NOTE
+        + """
 def preprocess(i): note(i, "preprocess"); return {"return": 0}
 def postprocess(i): note(i, "postprocess"); return {"return": 0}
-""", run='echo run.sh >> "$CM_LOG"')
+""",
+        run='echo run.sh >> "$CM_LOG"',
+    )
     assert home.run("whole", env={"CM_LOG": str(home.work / "log")})["return"] == 0
     assert log_of(home) == ["deps", "preprocess", "prehook_deps", "run.sh", "posthook_deps", "postprocess", "post_deps"]
 
@@ -38,8 +42,16 @@ def test_a_dependency_that_nothing_answers_fails_the_run(home, phase):
 
 def test_result_has_the_public_keys(home):
     home.script("dep")
-    home.script("one", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_A", "CM_B_*"], "env": {
-        "CM_A": 1, "CM_B_C": "x", "CM_D": "hidden"}, "new_state_keys": ["known"], "state": {"known": [1], "other": 2}})
+    home.script(
+        "one",
+        {
+            "deps": [{"tags": "dep"}],
+            "new_env_keys": ["CM_A", "CM_B_*"],
+            "env": {"CM_A": 1, "CM_B_C": "x", "CM_D": "hidden"},
+            "new_state_keys": ["known"],
+            "state": {"known": [1], "other": 2},
+        },
+    )
     result = home.run("one")
     assert {"return", "env", "new_env", "state", "new_state", "deps"} <= set(result)
     assert result["new_env"] == {"CM_A": "1", "CM_B_C": "x"}
@@ -57,8 +69,12 @@ def test_only_exported_keys_of_a_dependency_reach_its_parent(home):
 
 def test_skip_ends_the_script_before_run_sh_and_post_deps(home):
     home.script("later", run='echo later >> "$CM_LOG"')
-    home.script("one", {"post_deps": [{"tags": "later"}]}, run='echo run >> "$CM_LOG"',
-                customize="def preprocess(i): return {'return': 0, 'skip': True}\n")
+    home.script(
+        "one",
+        {"post_deps": [{"tags": "later"}]},
+        run='echo run >> "$CM_LOG"',
+        customize="def preprocess(i): return {'return': 0, 'skip': True}\n",
+    )
     result = home.run("one", env={"CM_LOG": str(home.work / "log")})
     assert result["return"] == 0
     assert result["skipped"]
@@ -72,11 +88,15 @@ def test_skip_can_name_another_script(home):
 
 
 def test_values_with_equal_signs_come_back_whole_from_run_sh(home):
-    home.script("one", {"new_env_keys": ["CM_*"]}, run="""
+    home.script(
+        "one",
+        {"new_env_keys": ["CM_*"]},
+        run="""
 echo "CM_URL=http://host/?q=1&r=2" > tmp-run-env.out
 echo "CM_ABC=a=b=c" >> tmp-run-env.out
 echo '{"from": "run.sh"}' > tmp-run-state.json
-""")
+""",
+    )
     new_env = home.run("one")["new_env"]
     assert new_env["CM_URL"] == "http://host/?q=1&r=2"
     assert new_env["CM_ABC"] == "a=b=c"
@@ -89,16 +109,23 @@ def test_state_of_run_sh_is_merged(home):
 
 
 def test_nested_run_of_a_hook_is_part_of_the_same_run(home):
-    home.script("inner", {"new_env_keys": ["CM_Y"], "env": {"CM_Y": "<<<CM_X>>>!"}},
-                customize="def cleanup(i): print('inner ends'); return {'return': 0}\n")
-    home.script("outer", {"new_env_keys": ["CM_Z"]}, customize="""
+    home.script(
+        "inner",
+        {"new_env_keys": ["CM_Y"], "env": {"CM_Y": "<<<CM_X>>>!"}},
+        customize="def cleanup(i): print('inner ends'); return {'return': 0}\n",
+    )
+    home.script(
+        "outer",
+        {"new_env_keys": ["CM_Z"]},
+        customize="""
 def preprocess(i):
     done = i["automation"].run({"tags": "inner", "env": {"CM_X": "hello"}, "quiet": True})
     if done["return"]: return done
     i["env"]["CM_Z"] = done["new_env"]["CM_Y"]
     print("outer goes on")
     return {"return": 0}
-""")
+""",
+    )
     done = home.cli("run", "script", "--tags=outer", "--out=json")
     assert json.loads(done.stdout)["new_env"] == {"CM_Z": "hello!"}
     assert done.stderr.index("outer goes on") < done.stderr.index("inner ends")
@@ -106,13 +133,16 @@ def preprocess(i):
 
 def test_nested_run_through_cmind_is_part_of_the_same_run_too(home):
     home.script("inner", customize="def cleanup(i): print('inner ends'); return {'return': 0}\n")
-    home.script("outer", customize="""
+    home.script(
+        "outer",
+        customize="""
 import cmind
 def preprocess(i):
     r = i["automation"].cmind.access({"action": "run", "automation": "script", "tags": "inner"})
     print("outer goes on")
     return r
-""")
+""",
+    )
     output = home.cli("run", "script", "--tags=outer").stdout
     assert output.index("outer goes on") < output.index("inner ends")
 
@@ -137,10 +167,13 @@ def test_a_failing_cleanup_does_not_keep_the_others_from_running(home):
 
 
 def test_cleanup_runs_when_the_script_itself_fails(home):
-    home.script("one", customize="""
+    home.script(
+        "one",
+        customize="""
 def preprocess(i): return {"return": 7, "error": "no"}
 def cleanup(i): print("cleaned"); return {"return": 0}
-""")
+""",
+    )
     done = home.cli("run", "script", "--tags=one")
     assert done.returncode == 7
     assert "cleaned" in done.stdout
@@ -163,25 +196,33 @@ def test_prepare_runs_dependencies_alone(home):
 
 
 def test_working_directory_is_left_as_it_was(home):
-    home.script("one", customize="import os\ndef preprocess(i): os.chdir('/'); return {'return': 0}\n",
-                run="pwd > where")
+    home.script(
+        "one", customize="import os\ndef preprocess(i): os.chdir('/'); return {'return': 0}\n", run="pwd > where"
+    )
     assert home.run("one")["return"] == 0
     assert (home.work / "where").read_text().strip() == str(home.work)
 
 
 def test_metas_are_not_changed_by_a_run(home):
     home.script("dep", {"variations": {"a.#": {"env": {"CM_V": "#"}}}, "new_env_keys": ["CM_V"]})
-    home.script("one", {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_V"]}, customize="""
+    home.script(
+        "one",
+        {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_V"]},
+        customize="""
 def preprocess(i):
     i["meta"]["tags"].append("changed")
     i["meta"].clear()
     return {"return": 0}
-""")
-    home.script("both", customize="""
+""",
+    )
+    home.script(
+        "both",
+        customize="""
 def preprocess(i):
     first = i["automation"].run({"tags": "one", "adr": {"d": {"tags": "_a.1"}}})
     second = i["automation"].run({"tags": "one", "adr": {"d": {"tags": "_a.2"}}})
     print("seen", first["new_env"]["CM_V"], second["new_env"]["CM_V"])
     return {"return": 0}
-""")
+""",
+    )
     assert "seen 1 2" in home.cli("run", "script", "--tags=both").stdout

@@ -25,9 +25,9 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("started", [
-    "sleep 600 & echo $! > sleeper; wait", "sh -c 'echo $$ > sleeper; exec sleep 600'",
-])
+@pytest.mark.parametrize(
+    "started", ["sleep 600 & echo $! > sleeper; wait", "sh -c 'echo $$ > sleeper; exec sleep 600'"]
+)
 def test_a_killed_engine_leaves_nothing_of_its_run_sh(home, started):
     home.script("one", run=started)
     process = home.start("run", "script", "--tags=one")

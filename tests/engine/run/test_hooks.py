@@ -1,11 +1,14 @@
 import pytest
 
 
-@pytest.mark.parametrize(("code", "text"), [
-    ("def preprocess(i):\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
-    ("def preprocess(i):\n    return i['env']['CM_MISSING']\n", "KeyError: 'CM_MISSING'"),
-    ("def preprocess(i):\n    raise SystemExit('bye')\n", "SystemExit: bye"),
-])
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("def preprocess(i):\n    return 1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("def preprocess(i):\n    return i['env']['CM_MISSING']\n", "KeyError: 'CM_MISSING'"),
+        ("def preprocess(i):\n    raise SystemExit('bye')\n", "SystemExit: bye"),
+    ],
+)
 def test_exceptions_are_told_with_file_and_line(home, code, text):
     folder = home.script("one", customize=code)
     done = home.cli("run", "script", "--tags=one")
@@ -48,11 +51,14 @@ def test_exception_inside_the_package_names_both_places(home):
 
 
 def test_errors_of_the_tree_keep_their_exit_code_cause_and_remedy(home):
-    home.script("one", customize="""
+    home.script(
+        "one",
+        customize="""
 from cm4vllm.common.errors import ServerDied
 def preprocess(i):
     raise ServerDied("the server died", cause="out of memory", remedy="a smaller model")
-""")
+""",
+    )
     done = home.cli("run", "script", "--tags=one")
     assert done.returncode == 33
     for text in ("the server died", "cause:  out of memory", "remedy: a smaller model"):
@@ -60,7 +66,10 @@ def preprocess(i):
 
 
 def test_hooks_get_the_public_input(home):
-    folder = home.script("one", {"variations": {"v": {}}, "new_state_keys": ["got"]}, customize="""
+    folder = home.script(
+        "one",
+        {"variations": {"v": {}}, "new_state_keys": ["got"]},
+        customize="""
 import os
 def preprocess(i):
     assert i["artifact"].path == i["run_script_input"]["path"]
@@ -70,25 +79,43 @@ def preprocess(i):
                          "x": i["input"]["x"], "platform": i["os_info"]["platform"], "cwd": os.getcwd(),
                          "alias": i["meta"]["alias"], "keys": sorted(i)}
     return {"return": 0}
-""")
+""",
+    )
     got = home.run("one,_v", x="1")["new_state"]["got"]
     assert got["path"] == str(folder)
     assert (got["tags"], got["variations"], got["x"], got["platform"]) == (["one"], ["v"], "1", "linux")
     assert got["cwd"] == str(home.work)
-    assert {"env", "state", "meta", "input", "automation", "artifact", "customize", "os_info", "recursion_spaces",
-            "script_tags", "variation_tags", "run_script_input"} <= set(got["keys"])
+    assert {
+        "env",
+        "state",
+        "meta",
+        "input",
+        "automation",
+        "artifact",
+        "customize",
+        "os_info",
+        "recursion_spaces",
+        "script_tags",
+        "variation_tags",
+        "run_script_input",
+    } <= set(got["keys"])
 
 
 def test_values_that_hooks_write_become_text(home):
-    home.script("one", {"new_env_keys": ["CM_N"]},
-                customize="def preprocess(i): i['env']['CM_N'] = 3; return {'return': 0}\n")
+    home.script(
+        "one", {"new_env_keys": ["CM_N"]}, customize="def preprocess(i): i['env']['CM_N'] = 3; return {'return': 0}\n"
+    )
     assert home.run("one")["new_env"] == {"CM_N": "3"}
 
 
 def test_extra_cache_tags_and_version_of_a_hook(home):
-    home.script("one", {"cache": True}, customize="""
+    home.script(
+        "one",
+        {"cache": True},
+        customize="""
 def postprocess(i): return {"return": 0, "version": "4.5", "add_extra_cache_tags": ["from-hook"]}
-""")
+""",
+    )
     assert home.run("one")["version"] == "4.5"
     assert home.cli("find", "cache", "--tags=one,from-hook,version-4.5").stdout.strip()
 
@@ -101,7 +128,7 @@ def preprocess(i):
 
 
 def test_a_remedy_names_the_key_where_the_command_does_not_take_the_flag(home):
-    home.script("two", {"input_mapping": {"timeout": "CM_TIMEOUT"}}, customize=REFUSING.replace("; or", '\\nor'))
+    home.script("two", {"input_mapping": {"timeout": "CM_TIMEOUT"}}, customize=REFUSING.replace("; or", "\\nor"))
     home.script("one", {"deps": [{"tags": "two"}]})
     home.script("three", {"deps": [{"tags": "two"}], "input_mapping": {"timeout": "CM_TIMEOUT"}})
     assert "give --env.CM_TIMEOUT=9, or --quiet" in home.run("one")["error"]

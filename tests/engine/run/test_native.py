@@ -9,8 +9,16 @@ import pytest
 from cm4vllm.engine.run.native import find_native
 from cm4vllm.engine.run.shell_environment import process_environment, read_assignments
 
-HARD = {"quotes": 'a "b" \'c\'', "shell": "$(touch pwned) `touch pwned` $HOME ; & | > x", "spaces": "  a  b ",
-        "lines": "one\ntwo", "backslash": "a\\nb\\", "unicode": "größe", "empty": "", "equals": "a=b"}
+HARD = {
+    "quotes": "a \"b\" 'c'",
+    "shell": "$(touch pwned) `touch pwned` $HOME ; & | > x",
+    "spaces": "  a  b ",
+    "lines": "one\ntwo",
+    "backslash": "a\\nb\\",
+    "unicode": "größe",
+    "empty": "",
+    "equals": "a=b",
+}
 
 
 @pytest.mark.parametrize("value", HARD.values(), ids=HARD)
@@ -24,8 +32,15 @@ def test_values_arrive_unchanged(home, value):
 def test_lists_and_plus_keys(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("CFLAGS", raising=False)
-    env = process_environment({"LIST": ["a", "b"], "+PATH": ["/x", "/y"], "+ CFLAGS": ["-O2", "-g"], "REF": "${LIST}/c",
-                               "a-b": "no name for a shell"})
+    env = process_environment(
+        {
+            "LIST": ["a", "b"],
+            "+PATH": ["/x", "/y"],
+            "+ CFLAGS": ["-O2", "-g"],
+            "REF": "${LIST}/c",
+            "a-b": "no name for a shell",
+        }
+    )
     assert env["LIST"] == "a:b"
     assert env["PATH"] == "/x:/y:/usr/bin"
     assert env["CFLAGS"] == "-O2 -g"
@@ -123,8 +138,12 @@ def test_assignments(tmp_path):
 
 
 #: Interpreters whose locale has no letters but those of English: in the second, Python itself switches to UTF-8.
-PLAIN_LOCALES = [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"LC_ALL": "C"},
-                 {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "gbk"}, {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}]
+PLAIN_LOCALES = [
+    {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    {"LC_ALL": "C"},
+    {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "gbk"},
+    {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"},
+]
 
 
 @pytest.mark.parametrize("locale", PLAIN_LOCALES, ids=lambda locale: "-".join(locale.values()))
@@ -140,7 +159,8 @@ def test_what_a_script_prints_is_passed_on_in_any_locale(home, locale):
 
 def test_what_a_script_prints_is_passed_on_in_a_chinese_locale(home, tmp_path):
     made = shutil.which("localedef") and subprocess.run(
-        ["localedef", "-i", "zh_CN", "-f", "GBK", tmp_path / "zh_CN.GBK"], capture_output=True, check=False)
+        ["localedef", "-i", "zh_CN", "-f", "GBK", tmp_path / "zh_CN.GBK"], capture_output=True, check=False
+    )
     if not (tmp_path / "zh_CN.GBK").is_dir():
         pytest.skip(f"the locale zh_CN.GBK cannot be made here: {made}")
     home.script("one", run="printf 'größe 漢字 🜚\n'; exit 7\n")

@@ -95,19 +95,29 @@ def test_package_goes_into_the_python_that_asks(tmp_path):
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     venv.create(tmp_path / "venv", with_pip=False)
-    code = ("from cm4vllm.engine.run.python_packages import *; "
-            "print(require_package('tiny-for-test', '==1.2', PipOptions())); "
-            "print(require_package('tiny-for-test', '>=1', PipOptions(index_url='file:///nowhere')))")
+    code = (
+        "from cm4vllm.engine.run.python_packages import *; "
+        "print(require_package('tiny-for-test', '==1.2', PipOptions())); "
+        "print(require_package('tiny-for-test', '>=1', PipOptions(index_url='file:///nowhere')))"
+    )
     done = subprocess.run(
-        [tmp_path / "venv" / "bin" / "python", "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": f"{ROOT / 'src'}:{sysconfig.get_path('purelib')}", "PIP_FIND_LINKS": str(tmp_path),
-             "PIP_NO_INDEX": "1"})
+        [tmp_path / "venv" / "bin" / "python", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PYTHONPATH": f"{ROOT / 'src'}:{sysconfig.get_path('purelib')}",
+            "PIP_FIND_LINKS": str(tmp_path),
+            "PIP_NO_INDEX": "1",
+        },
+    )
     assert done.stdout.count("{'tiny-for-test': '1.2'}") == 2
     assert list((tmp_path / "venv").glob(f"lib/*/site-packages/{info}"))
 
 
-@pytest.mark.parametrize("left", ["tiny_for_test-1.2.dist-info", "tiny_for_test-1.2.egg-info",
-                                  "tiny_for_test-1.2-py3.11.egg-info"])
+@pytest.mark.parametrize(
+    "left", ["tiny_for_test-1.2.dist-info", "tiny_for_test-1.2.egg-info", "tiny_for_test-1.2-py3.11.egg-info"]
+)
 def test_what_any_pip_installed_is_found(left, tmp_path, monkeypatch):
     file = tmp_path / "requirements.txt"
     file.write_text("tiny-for-test==1.2\n")

@@ -32,17 +32,22 @@ def test_unknown_flag_of_a_lenient_script_is_warned_of_where_a_person_typed_it(h
     done = home.cli("run", "script", "--tags=one", "--scenaro=Offline", "--pln")
     assert done.returncode == 0
     warned = [line.partition("] ")[2] for line in done.stdout.splitlines() if "WARNING" in line]
-    assert warned[-2:] == ["WARNING: one has no input --scenaro; did you mean 'scenario'?",
-                           "WARNING: one has no input --pln; did you mean 'plan'?"]
+    assert warned[-2:] == [
+        "WARNING: one has no input --scenaro; did you mean 'scenario'?",
+        "WARNING: one has no input --pln; did you mean 'plan'?",
+    ]
     assert "colour" not in done.stdout
 
 
-@pytest.mark.parametrize(("tags", "cause", "remedy"), [
-    ("detect,oss", "no script has the tag 'oss'", "did you mean detect,os (detect-os)?"),
-    ("detect,os,cpu", "no script has all tags; without 'cpu', detect-os matches", "(detect-cpu) or"),
-    ("detect,os,-host", "-host excludes detect-os", "did you mean detect,cpu (detect-cpu)?"),
-    ("nothing", "no script has the tag 'nothing'", "cm find script"),
-])
+@pytest.mark.parametrize(
+    ("tags", "cause", "remedy"),
+    [
+        ("detect,oss", "no script has the tag 'oss'", "did you mean detect,os (detect-os)?"),
+        ("detect,os,cpu", "no script has all tags; without 'cpu', detect-os matches", "(detect-cpu) or"),
+        ("detect,os,-host", "-host excludes detect-os", "did you mean detect,cpu (detect-cpu)?"),
+        ("nothing", "no script has the tag 'nothing'", "cm find script"),
+    ],
+)
 def test_tags_that_match_nothing_name_the_tag_that_prevents_the_match(home, tags, cause, remedy):
     home.script("detect,os", {"tags": ["detect", "os", "host"], "tags_help": "detect,os"})
     home.script("detect,cpu")
@@ -85,8 +90,14 @@ def test_asked_for_and_excluded_contradict(home, tags):
 
 
 def test_excluding_a_group_default(home):
-    home.script("one", {"variations": {"a": {"group": "g", "default": True, "env": {"CM_X": "a"}}},
-                        "new_env_keys": ["CM_X"], "default_env": {"CM_X": "none"}})
+    home.script(
+        "one",
+        {
+            "variations": {"a": {"group": "g", "default": True, "env": {"CM_X": "a"}}},
+            "new_env_keys": ["CM_X"],
+            "default_env": {"CM_X": "none"},
+        },
+    )
     assert home.run("one")["new_env"]["CM_X"] == "a"
     assert home.run("one,-_a")["new_env"]["CM_X"] == "none"
 
@@ -137,8 +148,14 @@ def test_without_the_index(home):
 
 
 def test_help_and_show(home):
-    home.script("one", {"variations": {"fast": {"group": "speed", "default": True}}, "input_mapping": {"who": "CM_WHO"},
-                        "input_description": {"who": {"desc": "name to greet", "default": "world"}}})
+    home.script(
+        "one",
+        {
+            "variations": {"fast": {"group": "speed", "default": True}},
+            "input_mapping": {"who": "CM_WHO"},
+            "input_description": {"who": {"desc": "name to greet", "default": "world"}},
+        },
+    )
     general = home.cli("run", "script", "--help")
     assert general.returncode == 0
     assert "cm run script --tags=" in general.stdout
@@ -156,8 +173,9 @@ def test_search_prints_paths(home):
 
 
 def test_test_action_runs_the_inputs_of_the_meta(home):
-    home.script("one", {"tests": {"run_inputs": [{"env": {"CM_X": "1"}}, {"env": {"CM_X": "2"}}]}},
-                run='echo "ran $CM_X"')
+    home.script(
+        "one", {"tests": {"run_inputs": [{"env": {"CM_X": "1"}}, {"env": {"CM_X": "2"}}]}}, run='echo "ran $CM_X"'
+    )
     done = home.cli("test", "script", "--tags=one")
     assert done.returncode == 0
     assert "ran 1" in done.stdout

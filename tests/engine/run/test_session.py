@@ -17,7 +17,10 @@ def start_chain(home):
     """Start a run of three scripts with cleanups, the last of which waits; return it once that one does."""
     for name in ("first", "second"):
         home.script(name, customize=CLEANUP.format(name))
-    home.script("outer", {"deps": [{"tags": "first"}]}, customize="""
+    home.script(
+        "outer",
+        {"deps": [{"tags": "first"}]},
+        customize="""
 import pathlib, time
 def preprocess(i):
     r = i["automation"].run({"tags": "second"})
@@ -29,7 +32,8 @@ def preprocess(i):
         print("swallowed")
     return {"return": 0}
 def cleanup(i): print("clean outer"); return {"return": 0}
-""")
+""",
+    )
     process = home.start("run", "script", "--tags=outer")
     while not (home.work / "waits").exists():
         assert process.poll() is None
@@ -37,8 +41,10 @@ def cleanup(i): print("clean outer"); return {"return": 0}
     return process
 
 
-@pytest.mark.parametrize(("signum", "code", "name"), [
-    (signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")])
+@pytest.mark.parametrize(
+    ("signum", "code", "name"),
+    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
+)
 def test_a_stopped_run_cleans_up_in_reverse_order(home, signum, code, name):
     process = start_chain(home)
     process.send_signal(signum)
@@ -52,11 +58,15 @@ def test_a_stopped_run_cleans_up_in_reverse_order(home, signum, code, name):
 
 def test_a_second_stop_interrupts_one_cleanup_only(home):
     home.script("first", customize=CLEANUP.format("first"))
-    home.script("outer", {"deps": [{"tags": "first"}]}, customize="""
+    home.script(
+        "outer",
+        {"deps": [{"tags": "first"}]},
+        customize="""
 import pathlib, time
 def preprocess(i): pathlib.Path("waits").touch(); time.sleep(60); return {"return": 0}
 def cleanup(i): pathlib.Path("cleans").touch(); time.sleep(60); return {"return": 0}
-""")
+""",
+    )
     process = home.start("run", "script", "--tags=outer")
     for name in ("waits", "cleans"):
         while not (home.work / name).exists():
@@ -69,13 +79,16 @@ def cleanup(i): pathlib.Path("cleans").touch(); time.sleep(60); return {"return"
 
 
 def test_an_ignored_signal_stays_ignored(home):
-    home.script("one", customize="""
+    home.script(
+        "one",
+        customize="""
 import os, signal
 def preprocess(i):
     os.kill(os.getpid(), signal.SIGHUP)
     print("still here")
     return {"return": 0}
-""")
+""",
+    )
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         done = home.cli("run", "script", "--tags=one")
@@ -94,8 +107,12 @@ def test_handlers_are_given_back(home):
 
 @pytest.mark.parametrize("flag", ["-j", "--out=json"])
 def test_json_has_standard_output_for_itself(home, flag):
-    home.script("one", {"new_env_keys": ["CM_*"], "env": {"CM_X": "1"}}, run="echo noise",
-                customize="def preprocess(i): print('noise'); return {'return': 0}\n")
+    home.script(
+        "one",
+        {"new_env_keys": ["CM_*"], "env": {"CM_X": "1"}},
+        run="echo noise",
+        customize="def preprocess(i): print('noise'); return {'return': 0}\n",
+    )
     home.cli("find", "script")  # cmind announces its first index on standard output
     done = home.cli("run", "script", "--tags=one", flag, "--env.CM_GH_TOKEN=very-secret")
     result = json.loads(done.stdout)
@@ -109,8 +126,9 @@ def test_silent_and_verbose(home):
     home.script("dep")
     home.script("one", {"deps": [{"tags": "dep"}]})
     home.cli("find", "script")  # cmind announces its first index on standard output
-    lines = {flag: len(home.cli("run", "script", "--tags=one", flag).stdout.splitlines())
-             for flag in ("-s", "--quiet", "-v")}
+    lines = {
+        flag: len(home.cli("run", "script", "--tags=one", flag).stdout.splitlines()) for flag in ("-s", "--quiet", "-v")
+    }
     assert lines["-s"] == 0
     assert lines["-s"] < lines["--quiet"] < lines["-v"]
 
@@ -135,6 +153,7 @@ def test_a_fault_of_the_engine_is_told_without_traceback(home, monkeypatch):
 
     def broken(*_args):
         raise LookupError("an invariant broke")
+
     monkeypatch.setattr(execution, "select", broken)
     result = home.run("one")
     assert result["return"] == 1
@@ -147,14 +166,27 @@ def in_a_removed_folder(home, *words):
     gone = home.work / "gone"
     gone.mkdir()
     command = f'rmdir "{gone}" && exec "$0" -m cmind.cli "$@"'
-    return subprocess.run(["bash", "-c", command, sys.executable, *words], cwd=gone, env=home.env, text=True,
-                          capture_output=True, timeout=60, check=False)
+    return subprocess.run(
+        ["bash", "-c", command, sys.executable, *words],
+        cwd=gone,
+        env=home.env,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
 
 
-@pytest.mark.parametrize("words", [
-    ("run", "script", "--tags=one"), ("run", "script", "--tags=one", "-j"), ("plan", "script", "--tags=one"),
-    ("dockerfile", "script", "--tags=one"), ("run", "script", "--tags=one", "--repro"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "script", "--tags=one"),
+        ("run", "script", "--tags=one", "-j"),
+        ("plan", "script", "--tags=one"),
+        ("dockerfile", "script", "--tags=one"),
+        ("run", "script", "--tags=one", "--repro"),
+    ],
+)
 def test_a_working_directory_that_was_removed_is_named(home, words):
     home.script("one", run="true\n")
     home.cli("find", "script")
@@ -164,9 +196,17 @@ def test_a_working_directory_that_was_removed_is_named(home, words):
     assert "the working directory" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("words", [("find", "script", "--tags=one"), ("show", "script", "one"), ("show", "cache"),
-                                   ("lint", "script", "one"), ("test", "script", "one"),
-                                   ("run", "script", "--tags=one", "--help")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("find", "script", "--tags=one"),
+        ("show", "script", "one"),
+        ("show", "cache"),
+        ("lint", "script", "one"),
+        ("test", "script", "one"),
+        ("run", "script", "--tags=one", "--help"),
+    ],
+)
 def test_what_needs_no_working_directory_works_without_one(home, words):
     home.script("one", run="true\n")
     home.cli("find", "script")
@@ -176,12 +216,15 @@ def test_what_needs_no_working_directory_works_without_one(home, words):
 
 def test_a_working_directory_that_a_script_removes_masks_no_error(home):
     home.script("one", run="rmdir $PWD; exit 7\n")
-    home.script("two", customize="""
+    home.script(
+        "two",
+        customize="""
 import os
 def preprocess(i):
     os.rmdir(os.getcwd())
     raise ValueError("the cause")
-""")
+""",
+    )
     for tags, text in (("one", "exit status 7"), ("two", "the cause")):
         work = home.work / tags
         work.mkdir()
@@ -209,17 +252,23 @@ def test_a_script_whose_environment_grows_with_each_turn_is_refused_too(home):
 
 
 def test_a_hook_that_runs_its_own_script_is_refused(home):
-    home.script("one", customize="""
+    home.script(
+        "one",
+        customize="""
 def preprocess(i):
     return i["automation"].run({"tags": "one"})
-""")
+""",
+    )
     result = home.run("one")
     assert result["return"] == 3
     assert "depends on itself" in result["error"]
 
 
 def test_a_script_may_depend_on_itself_in_another_environment(home):
-    home.script("one", {"deps": [{"tags": "one", "env": {"CM_INNER": "yes"}, "skip_if_env": {"CM_INNER": ["yes"]}}]},
-                run="echo run >> runs\n")
+    home.script(
+        "one",
+        {"deps": [{"tags": "one", "env": {"CM_INNER": "yes"}, "skip_if_env": {"CM_INNER": ["yes"]}}]},
+        run="echo run >> runs\n",
+    )
     assert home.run("one")["return"] == 0
     assert (home.work / "runs").read_text() == "run\nrun\n"

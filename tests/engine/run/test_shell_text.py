@@ -3,11 +3,20 @@ import pytest
 from cm4vllm.engine.run.shell_environment import expand
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("$HOME/.ssh/id", "/home/me/.ssh/id"), ("${HOME}x", "/home/mex"), (r"\$HOME", "$HOME"),
-    (r"\"a\" \\ \`b\`", '"a" \\ `b`'), ("$(id) `id`", "$(id) `id`"), ("$UNSET.", "."), ("5$ and $", "5$ and $"),
-    (r"\n \&", r"\n \&"), ("${HOME:-x}", "${HOME:-x}"),
-])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$HOME/.ssh/id", "/home/me/.ssh/id"),
+        ("${HOME}x", "/home/mex"),
+        (r"\$HOME", "$HOME"),
+        (r"\"a\" \\ \`b\`", '"a" \\ `b`'),
+        ("$(id) `id`", "$(id) `id`"),
+        ("$UNSET.", "."),
+        ("5$ and $", "5$ and $"),
+        (r"\n \&", r"\n \&"),
+        ("${HOME:-x}", "${HOME:-x}"),
+    ],
+)
 def test_expansion_is_that_of_double_quotes_without_commands(text, value):
     assert expand(text, {"HOME": "/home/me"}) == value
 
@@ -16,8 +25,12 @@ RUN = 'printf "%s|%s" "$CM_REF" "$CM_GIVEN" > seen\n'
 
 
 def test_references_of_the_meta_are_replaced_and_given_values_are_not(home):
-    home.script("one", {"default_env": {"CM_REF": "$HOME/${CM_PART}"}}, run=RUN,
-                customize="def preprocess(i): i['env']['CM_PART'] = 'p'; return {'return': 0}\n")
+    home.script(
+        "one",
+        {"default_env": {"CM_REF": "$HOME/${CM_PART}"}},
+        run=RUN,
+        customize="def preprocess(i): i['env']['CM_PART'] = 'p'; return {'return': 0}\n",
+    )
     assert home.run("one", env={"CM_GIVEN": "$HOME ${CM_PART}"})["return"] == 0
     assert (home.work / "seen").read_text() == f"{home.env['HOME']}/p|$HOME ${{CM_PART}}"
 

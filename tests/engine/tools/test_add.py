@@ -26,12 +26,18 @@ def test_where_a_new_script_goes(home):
     assert home.run("else,where")["return"] == 0
 
 
-@pytest.mark.parametrize(("words", "code", "text"), [
-    ([], 20, "needs a name"), (["Bad Name"], 20, "cannot be the name of a "
-                                                 "script"), (["nowhere:x"], 16, "no repository 'nowhere'"),
-    (["x", "--template=pyton"], 20, "did you mean 'python'?"), (["x", "--tags=_a"], 20, "cannot be a tag"),
-    (["one"], 20, "a script 'one' exists already"), (["x", "--tags=one"], 20, "already matches one"),
-])
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ([], 20, "needs a name"),
+        (["Bad Name"], 20, "cannot be the name of a script"),
+        (["nowhere:x"], 16, "no repository 'nowhere'"),
+        (["x", "--template=pyton"], 20, "did you mean 'python'?"),
+        (["x", "--tags=_a"], 20, "cannot be a tag"),
+        (["one"], 20, "a script 'one' exists already"),
+        (["x", "--tags=one"], 20, "already matches one"),
+    ],
+)
 def test_what_cannot_be_added_is_told(home, words, code, text):
     home.script("one")
     done = home.cli("add", "script", *words)

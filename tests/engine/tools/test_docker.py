@@ -11,11 +11,19 @@ from cm4vllm.engine.tools import docker
 @pytest.fixture
 def written(home):
     """Return what the command line gives and the folder that it writes."""
+
     def write(*words, action="dockerfile", **env):
         done = home.cli(action, "script", *words, **env)
         return done, home.work / "docker-one"
-    home.script("one", {"input_mapping": {"who": "CM_WHO"}, "docker": {"shm_size": "2g", "all_gpus": "yes"},
-                        "variations": {"v": {"docker": {"base_image": "debian:trixie", "mounts": ["/a:/b"]}}}})
+
+    home.script(
+        "one",
+        {
+            "input_mapping": {"who": "CM_WHO"},
+            "docker": {"shm_size": "2g", "all_gpus": "yes"},
+            "variations": {"v": {"docker": {"base_image": "debian:trixie", "mounts": ["/a:/b"]}}},
+        },
+    )
     return write
 
 
@@ -91,6 +99,7 @@ def test_docker_builds_then_runs(written, tmp_path, status, code):
 def test_every_line_of_the_dockerfile_is_an_instruction_or_goes_on(home):
     folder = home.script("one")
     from cm4vllm.engine.format.meta import load_script
+
     container = docker.container_of(load_script(str(folder), "synthetic"), {"tags": "one"})
     text = docker.dockerfile(container, ["cm4vllm", "synthetic"])
     lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]

@@ -28,7 +28,7 @@ def test_a_sound_home_is_told_so(home):
 def test_broken_and_unfinished_entries_are_named_with_a_remedy(home):
     home.script("one", {"cache": True}, customize=KEPT)
     home.run("one")
-    entry, = home.entries()
+    (entry,) = home.entries()
     (entry / "made").unlink()
     code, bad, _ = symptoms(home)
     assert code == 0

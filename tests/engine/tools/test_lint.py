@@ -23,41 +23,54 @@ def test_recipes_of_this_repository_are_clean():
     assert len(linter.catalogue.all()) == len(list(ROOT.glob("script/*/_cm.yaml")))
 
 
-@pytest.mark.parametrize(("meta", "finding"), [
-    ({"default-variation": "a"}, "unknown key 'default-variation'; did you mean 'default_variation'?"),
-    ({"uid": "1234"}, "is not 16 hexadecimal digits"),
-    ({"variations": {"a": {"alis": "b"}}}, "variation 'a': unknown key 'alis'; did you mean 'alias'?"),
-    ({"versions": {"1": {"envv": {}}}}, "version '1': unknown key 'envv'; did you mean 'env'?"),
-    ({"variations": {"a": {"base": ["b"]}}}, "implies 'b', which is not defined"),
-    ({"variations": {"a": {"group": "g", "default": True}, "b": {"group": "g", "default": True}}}, "second default"),
-    ({"variations": {"a": {"default": True}}}, "is a default, but has no group"),
-    ({"deps": [{"tags": "nobody"}]}, "no script matches nobody"),
-    ({"deps": [{"tags": "target,_x"}]}, "no script that matches target,_x has these variations; _x: known: y"),
-    ({"deps": [{"tags": "target", "force-cache": True}]}, "unknown key 'force-cache'; did you mean 'force_cache'?"),
-    ({"deps": [{"tags": "target", "only_if": "it rains"}]}, "unknown key 'only_if'"),
-    ({"steps": [{"tags": "target"}]}, "unknown key 'steps'"),
-    ({"input_mapping": {"a-b": "CM_AB"}}, "cannot be typed"),
-    ({"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compilr": {"tags": "_y"}}},
-     "adr.compilr: nothing in what this script depends on has that name; did you mean 'compiler'?"),
-    ({"deps": [{"tags": "target"}], "variations": {"v": {"adr": {"dep": {"tags": "_y"}}}}},
-     "did you mean 'deep'?"),
-    ({"deps": [{"tags": "target", "names": ["compiler"]}], "ad": {"deep": {"tags": "_y"}}},
-     "ad.deep: nothing in this script's own dependencies has that name"),
-    ({"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compiler": {"tagz": "_y"}}},
-     "adr.compiler: unknown key 'tagz'; did you mean 'tags'?"),
-    ({"variations": {"a": {"group": "g"}, "b": {"group": "g"}, "a,b": {}}}, "variation 'a,b' never applies"),
-    ({"variations": {"a": {}, "a,c": {}}}, "variation 'a,c' never applies: 'c' is not defined"),
-    ({"variations": {"a": {}, "b": {"base": ["a"]}}, "invalid_variation_combinations": [["a", "b"]]},
-     "variation 'b' never applies: variations _a, _b of one cannot be combined"),
-    ({"variations": {"a": {"base": ["a"]}}}, "'a' is its own base"),
-    ({"variations": {"a": {"base": ["b"], "group": "g"}, "b": {"group": "g"}}}, "exclude each other"),
-    ({"brings": [{"how": "install", "requirements": "list.txt"}]}, "list.txt does not exist"),
-    ({"brings": [{"wat": "x"}]}, "unknown key 'wat'; did you mean 'what'?"),
-    ({"new_env_keys": ["CM_ABC"], "promised_env_keys": ["CM_ABD"]}, "did you mean 'CM_ABC'?"),
-    ({"script_name": "run2"}, "run2.sh does not exist"),
-    ({"cache": True, "made_by": ["cm4vllm.engine.nothing"]}, "unknown module cm4vllm.engine.nothing"),
-    ({"variations": {"a": {"env": ["CM_X"]}}}, "env must be a mapping"),
-])
+@pytest.mark.parametrize(
+    ("meta", "finding"),
+    [
+        ({"default-variation": "a"}, "unknown key 'default-variation'; did you mean 'default_variation'?"),
+        ({"uid": "1234"}, "is not 16 hexadecimal digits"),
+        ({"variations": {"a": {"alis": "b"}}}, "variation 'a': unknown key 'alis'; did you mean 'alias'?"),
+        ({"versions": {"1": {"envv": {}}}}, "version '1': unknown key 'envv'; did you mean 'env'?"),
+        ({"variations": {"a": {"base": ["b"]}}}, "implies 'b', which is not defined"),
+        (
+            {"variations": {"a": {"group": "g", "default": True}, "b": {"group": "g", "default": True}}},
+            "second default",
+        ),
+        ({"variations": {"a": {"default": True}}}, "is a default, but has no group"),
+        ({"deps": [{"tags": "nobody"}]}, "no script matches nobody"),
+        ({"deps": [{"tags": "target,_x"}]}, "no script that matches target,_x has these variations; _x: known: y"),
+        ({"deps": [{"tags": "target", "force-cache": True}]}, "unknown key 'force-cache'; did you mean 'force_cache'?"),
+        ({"deps": [{"tags": "target", "only_if": "it rains"}]}, "unknown key 'only_if'"),
+        ({"steps": [{"tags": "target"}]}, "unknown key 'steps'"),
+        ({"input_mapping": {"a-b": "CM_AB"}}, "cannot be typed"),
+        (
+            {"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compilr": {"tags": "_y"}}},
+            "adr.compilr: nothing in what this script depends on has that name; did you mean 'compiler'?",
+        ),
+        ({"deps": [{"tags": "target"}], "variations": {"v": {"adr": {"dep": {"tags": "_y"}}}}}, "did you mean 'deep'?"),
+        (
+            {"deps": [{"tags": "target", "names": ["compiler"]}], "ad": {"deep": {"tags": "_y"}}},
+            "ad.deep: nothing in this script's own dependencies has that name",
+        ),
+        (
+            {"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compiler": {"tagz": "_y"}}},
+            "adr.compiler: unknown key 'tagz'; did you mean 'tags'?",
+        ),
+        ({"variations": {"a": {"group": "g"}, "b": {"group": "g"}, "a,b": {}}}, "variation 'a,b' never applies"),
+        ({"variations": {"a": {}, "a,c": {}}}, "variation 'a,c' never applies: 'c' is not defined"),
+        (
+            {"variations": {"a": {}, "b": {"base": ["a"]}}, "invalid_variation_combinations": [["a", "b"]]},
+            "variation 'b' never applies: variations _a, _b of one cannot be combined",
+        ),
+        ({"variations": {"a": {"base": ["a"]}}}, "'a' is its own base"),
+        ({"variations": {"a": {"base": ["b"], "group": "g"}, "b": {"group": "g"}}}, "exclude each other"),
+        ({"brings": [{"how": "install", "requirements": "list.txt"}]}, "list.txt does not exist"),
+        ({"brings": [{"wat": "x"}]}, "unknown key 'wat'; did you mean 'what'?"),
+        ({"new_env_keys": ["CM_ABC"], "promised_env_keys": ["CM_ABD"]}, "did you mean 'CM_ABC'?"),
+        ({"script_name": "run2"}, "run2.sh does not exist"),
+        ({"cache": True, "made_by": ["cm4vllm.engine.nothing"]}, "unknown module cm4vllm.engine.nothing"),
+        ({"variations": {"a": {"env": ["CM_X"]}}}, "env must be a mapping"),
+    ],
+)
 def test_findings(home, meta, finding):
     home.script("leaf")
     home.script("target", {"variations": {"y": {}}, "deps": [{"tags": "leaf", "names": ["deep"]}]})
@@ -101,8 +114,14 @@ def test_lint_on_the_command_line(home):
     (broken / "_cm.yaml").write_text("tags: [a\n")
     done = home.cli("lint", "script")
     assert done.returncode == 3
-    for text in (f"{second}/_cm.yaml", "did you mean 'alias'?", f"is that of {first}, which hides this script",
-                 f"{second}/customize.py:1: it is not Python", f"{broken}: ", "is not YAML"):
+    for text in (
+        f"{second}/_cm.yaml",
+        "did you mean 'alias'?",
+        f"is that of {first}, which hides this script",
+        f"{second}/customize.py:1: it is not Python",
+        f"{broken}: ",
+        "is not YAML",
+    ):
         assert text in done.stdout, text
     assert "Traceback" not in done.stderr
     assert home.cli("lint", "script", "two").returncode == 16

@@ -71,16 +71,26 @@ def test_command_registers_and_warns(tmp_path, other):
     (tmp_path / "CM").mkdir()
     (tmp_path / "CM" / "repos.json").write_text(json.dumps([str(other)]))
     env = {"CM_REPOS": str(tmp_path / "CM"), "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-m", "cm4vllm.engine.tools.register", str(ROOT)], capture_output=True,
-                          text=True, env=env, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "cm4vllm.engine.tools.register", str(ROOT)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=True,
+    )
     assert f"registered {ROOT}" in done.stdout
     assert "WARNING" in done.stderr
 
 
 def test_home_after_registration_works_with_cm(tmp_path):
     register(ROOT, tmp_path / "CM")
-    done = subprocess.run([sys.executable, "-m", "cmind.cli", "run", "script", "--tags=get,python3"], text=True,
-                          capture_output=True, check=False, cwd=tmp_path,
-                          env={"CM_REPOS": str(tmp_path / "CM"), "PATH": "/usr/bin:/bin"})
+    done = subprocess.run(
+        [sys.executable, "-m", "cmind.cli", "run", "script", "--tags=get,python3"],
+        text=True,
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env={"CM_REPOS": str(tmp_path / "CM"), "PATH": "/usr/bin:/bin"},
+    )
     assert done.returncode == 0, done.stderr
     assert f"Python: {sys.executable}" in done.stdout

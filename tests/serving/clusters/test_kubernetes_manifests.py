@@ -23,14 +23,20 @@ def objects(**env):
 
 def container(document):
     spec = document["spec"]
-    return (spec["template"]["spec"] if document["kind"] == "Deployment" else spec.get("predictor") or spec["template"]
-            )["containers"][0]
+    return (
+        spec["template"]["spec"] if document["kind"] == "Deployment" else spec.get("predictor") or spec["template"]
+    )["containers"][0]
 
 
 @pytest.mark.parametrize("kind", ["deployment", "kserve"])
 def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
-    document = objects(CM_KUBERNETES_KIND=kind, CM_VLLM_SERVER_TP_SIZE="4", CM_VLLM_SERVER_PP_SIZE="2",
-                       CM_VLLM_SERVER_MAX_NUM_SEQS="512", CM_VLLM_SERVER_EXTRA_ARGS="--swap-space 8")[0]
+    document = objects(
+        CM_KUBERNETES_KIND=kind,
+        CM_VLLM_SERVER_TP_SIZE="4",
+        CM_VLLM_SERVER_PP_SIZE="2",
+        CM_VLLM_SERVER_MAX_NUM_SEQS="512",
+        CM_VLLM_SERVER_EXTRA_ARGS="--swap-space 8",
+    )[0]
     pod = container(document)
     assert pod["command"] == ["vllm", "serve"]
     assert pod["args"][0] == "owner/Model-7B.v1"
@@ -62,10 +68,15 @@ def test_the_number_of_replicas_is_fixed():
 
 
 def test_llm_d_is_told_once_what_its_own_fields_say():
-    document, = objects(CM_KUBERNETES_KIND="llm-d", CM_VLLM_SERVER_TP_SIZE="2", CM_KUBERNETES_IMAGE="",
-                        CM_VLLM_SERVER_EXTRA_ARGS="""--hf-overrides '{"a b": 1}'""")
-    words = next(shlex.split(each["value"]) for each in container(document)["env"]
-                 if each["name"] == "VLLM_ADDITIONAL_ARGS")
+    (document,) = objects(
+        CM_KUBERNETES_KIND="llm-d",
+        CM_VLLM_SERVER_TP_SIZE="2",
+        CM_KUBERNETES_IMAGE="",
+        CM_VLLM_SERVER_EXTRA_ARGS="""--hf-overrides '{"a b": 1}'""",
+    )
+    words = next(
+        shlex.split(each["value"]) for each in container(document)["env"] if each["name"] == "VLLM_ADDITIONAL_ARGS"
+    )
     assert document["spec"]["parallelism"] == {"tensor": 2}
     assert document["spec"]["model"] == {"uri": "hf://owner/Model-7B.v1", "name": "Model-7B.v1"}
     assert not {"--tensor-parallel-size", "--port", "--host", "--served-model-name", "2"} & set(words)
@@ -90,15 +101,18 @@ def test_the_token_is_a_reference(monkeypatch, tmp_path):
     assert "secretKeyRef" in text
 
 
-@pytest.mark.parametrize(("env", "why"), [
-    ({"CM_KUBERNETES_IMAGE": ""}, "image"),
-    ({"CM_KUBERNETES_NAME": "My_Name"}, "My_Name"),
-    ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "cannot access"),
-    ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
-    ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
-    ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET": "hub"}, "service account"),
-    ({"CM_KUBERNETES_KIND": "swarm"}, "CM_KUBERNETES_KIND"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"CM_KUBERNETES_IMAGE": ""}, "image"),
+        ({"CM_KUBERNETES_NAME": "My_Name"}, "My_Name"),
+        ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "cannot access"),
+        ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
+        ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
+        ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET": "hub"}, "service account"),
+        ({"CM_KUBERNETES_KIND": "swarm"}, "CM_KUBERNETES_KIND"),
+    ],
+)
 def test_what_a_cluster_would_refuse_is_refused_here(env, why):
     with pytest.raises(UsageError, match=why):
         objects(**env)

@@ -16,14 +16,17 @@ from cm4vllm.serving.clusters.placement import (
 )
 
 
-@pytest.mark.parametrize(("cores", "servers", "workers", "bindings"), [
-    ([0, 1], 1, 2, ["0|1"]),
-    ([0, 1], 2, 1, ["0", "1"]),
-    (list(range(8)), 2, 2, ["0-1|2-3", "4-5|6-7"]),
-    ([0, 2, 4, 6], 1, 2, ["0,2|4,6"]),
-    ([3, 5, 7], 1, 2, ["3|5"]),
-    (list(range(7)), 1, 1, ["0-6"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cores", "servers", "workers", "bindings"),
+    [
+        ([0, 1], 1, 2, ["0|1"]),
+        ([0, 1], 2, 1, ["0", "1"]),
+        (list(range(8)), 2, 2, ["0-1|2-3", "4-5|6-7"]),
+        ([0, 2, 4, 6], 1, 2, ["0,2|4,6"]),
+        ([3, 5, 7], 1, 2, ["3|5"]),
+        (list(range(7)), 1, 1, ["0-6"]),
+    ],
+)
 def test_cores_are_shared_evenly(cores, servers, workers, bindings):
     assert core_bindings(cores, servers, workers) == bindings
 
@@ -71,20 +74,23 @@ def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
     assert placed(server(), 1, 0, {}) == [server()]
 
 
-@pytest.mark.parametrize(("given", "servers", "cores", "backend", "threads"), [
-    ({}, 1, 1, "uni", 1),
-    ({}, 1, 2, "uni", 1),
-    ({}, 1, 3, "uni", 2),
-    ({}, 1, 4, "", 0),
-    ({}, 2, 4, "", 0),
-    ({"distributed_executor_backend": "uni"}, 2, 8, "uni", 3),
-    ({}, 0, 4, "", 0),
-    ({"tp_size": 2}, 1, 2, "", 0),
-    ({"device": "cuda"}, 1, 2, "", 0),
-    ({"cpu_binding": "0"}, 1, 2, "", 0),
-    ({"distributed_executor_backend": "mp"}, 1, 2, "mp", 0),
-    ({"distributed_executor_backend": "uni"}, 1, 8, "uni", 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "servers", "cores", "backend", "threads"),
+    [
+        ({}, 1, 1, "uni", 1),
+        ({}, 1, 2, "uni", 1),
+        ({}, 1, 3, "uni", 2),
+        ({}, 1, 4, "", 0),
+        ({}, 2, 4, "", 0),
+        ({"distributed_executor_backend": "uni"}, 2, 8, "uni", 3),
+        ({}, 0, 4, "", 0),
+        ({"tp_size": 2}, 1, 2, "", 0),
+        ({"device": "cuda"}, 1, 2, "", 0),
+        ({"cpu_binding": "0"}, 1, 2, "", 0),
+        ({"distributed_executor_backend": "mp"}, 1, 2, "mp", 0),
+        ({"distributed_executor_backend": "uni"}, 1, 8, "uni", 7),
+    ],
+)
 def test_on_few_cores_the_worker_is_in_the_engines_process(given, servers, cores, backend, threads):
     chosen = in_few_processes(server(**given), servers, cores)
     assert (chosen.distributed_executor_backend, chosen.threads) == (backend, threads)
@@ -99,12 +105,15 @@ def test_servers_alike_on_gpus_see_only_their_own():
     assert server_env(placed(server(device="rocm"), 2, 8, {})[1])["HIP_VISIBLE_DEVICES"] == "1"
 
 
-@pytest.mark.parametrize(("given", "servers", "why"), [
-    ({"pp_size": 2}, 1, "pipeline"),
-    ({"ray_address": "head:6379"}, 1, "Ray"),
-    ({"cpu_binding": "0"}, 2, "same cores"),
-    ({}, 0, "replicas"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "servers", "why"),
+    [
+        ({"pp_size": 2}, 1, "pipeline"),
+        ({"ray_address": "head:6379"}, 1, "Ray"),
+        ({"cpu_binding": "0"}, 2, "same cores"),
+        ({}, 0, "replicas"),
+    ],
+)
 def test_what_the_cpu_backend_cannot_do_is_refused(given, servers, why):
     with pytest.raises(UsageError, match=why):
         placed(server(**given), servers, 0, {})

@@ -11,31 +11,57 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 
-TINY = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-        "intermediate_size": 256, "vocab_size": 768, "max_position_embeddings": 2048, "tie_word_embeddings": False}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "vocab_size": 768,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
 #: NVML's total of an 80 GB H100 and a 24 GB RTX 4090, as the published system descriptions name them.
 H100, RTX4090 = 79.6 * GIB, 23.6 * GIB
 
 
 def asked(name, gpus, memory, **more):
     config = {"max_model_len": 2048, **more}
-    return Asked(name=name, architecture=read_architecture(catalogue().config(name)), gpus=gpus, memory_bytes=memory,
-                 precision=config.pop("precision", catalogue().model(name).precision), **config)
+    return Asked(
+        name=name,
+        architecture=read_architecture(catalogue().config(name)),
+        gpus=gpus,
+        memory_bytes=memory,
+        precision=config.pop("precision", catalogue().model(name).precision),
+        **config,
+    )
 
 
-@pytest.mark.parametrize(("name", "parameters"), [
-    # The sums of the tensors in the published checkpoints.
-    ("llama-2-7b-chat", 6_738_415_616), ("llama-2-70b-chat", 68_976_648_192), ("llama-3.1-8b-instruct", 8_030_261_248),
-    ("llama-3.1-405b-instruct", 405_853_388_800), ("mixtral-8x7b-instruct", 46_702_792_704),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # The sums of the tensors in the published checkpoints.
+        ("llama-2-7b-chat", 6_738_415_616),
+        ("llama-2-70b-chat", 68_976_648_192),
+        ("llama-3.1-8b-instruct", 8_030_261_248),
+        ("llama-3.1-405b-instruct", 405_853_388_800),
+        ("mixtral-8x7b-instruct", 46_702_792_704),
+    ],
+)
 def test_parameters_are_those_of_the_published_checkpoint(name, parameters):
     assert read_architecture(catalogue().config(name)).parameters == parameters
 
 
-@pytest.mark.parametrize(("name", "total", "active"), [
-    # The models' own papers and cards; gpt-oss counts active parameters without its input embeddings (0.58 B).
-    ("deepseek-r1", 671, 37), ("mixtral-8x7b-instruct", 46.7, 12.9), ("gpt-oss-120b", 116.8, 5.13 + 0.58),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        # The models' own papers and cards; gpt-oss counts active parameters without its input embeddings (0.58 B).
+        ("deepseek-r1", 671, 37),
+        ("mixtral-8x7b-instruct", 46.7, 12.9),
+        ("gpt-oss-120b", 116.8, 5.13 + 0.58),
+    ],
+)
 def test_active_parameters_of_experts_are_those_the_publisher_names(name, total, active):
     model = read_architecture(catalogue().config(name))
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
@@ -46,12 +72,16 @@ def test_the_tiny_models_parameters_are_those_of_its_file():
     assert read_architecture(TINY).parameters == 492_160
 
 
-@pytest.mark.parametrize(("name", "tensor", "bytes_a_token"), [
-    ("llama-2-70b-chat", 1, 80 * 8 * 128 * 2 * 2), ("llama-2-70b-chat", 4, 80 * 2 * 128 * 2 * 2),
-    ("llama-2-7b-chat", 2, 32 * 16 * 128 * 2 * 2),
-    ("llama-2-70b-chat", 16, 80 * 1 * 128 * 2 * 2),  # fewer KV heads than GPUs: each keeps one whole
-    ("deepseek-r1", 8, 61 * (512 + 64) * 2),  # the latent vector is kept whole on each
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "tensor", "bytes_a_token"),
+    [
+        ("llama-2-70b-chat", 1, 80 * 8 * 128 * 2 * 2),
+        ("llama-2-70b-chat", 4, 80 * 2 * 128 * 2 * 2),
+        ("llama-2-7b-chat", 2, 32 * 16 * 128 * 2 * 2),
+        ("llama-2-70b-chat", 16, 80 * 1 * 128 * 2 * 2),  # fewer KV heads than GPUs: each keeps one whole
+        ("deepseek-r1", 8, 61 * (512 + 64) * 2),  # the latent vector is kept whole on each
+    ],
+)
 def test_keys_and_values_of_a_token(name, tensor, bytes_a_token):
     assert read_architecture(catalogue().config(name)).kv_bytes_per_token(2, tensor) == bytes_a_token
 
@@ -73,12 +103,15 @@ def test_the_kv_cache_is_within_a_tenth_of_what_vllm_reported(log):
     assert predicted == pytest.approx(reported, rel=0.1)
 
 
-@pytest.mark.parametrize(("name", "gpus", "memory", "more"), [
-    # The published serve lines of v4.1 and the systems they ran on: all of these ran.
-    ("llama-2-70b-chat-fp8", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
-    ("llama-2-70b-chat-gptq", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
-    ("llama-2-7b-chat-fp8", 2, RTX4090, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "gpus", "memory", "more"),
+    [
+        # The published serve lines of v4.1 and the systems they ran on: all of these ran.
+        ("llama-2-70b-chat-fp8", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
+        ("llama-2-70b-chat-gptq", 4, H100, {"tensor_parallel": 4, "utilisation": 0.95, "max_num_seqs": 1024}),
+        ("llama-2-7b-chat-fp8", 2, RTX4090, {}),
+    ],
+)
 def test_deployments_that_ran_are_not_refused(name, gpus, memory, more):
     wanted = asked(name, gpus, memory, **more)
     fit = advise(wanted)
@@ -122,8 +155,16 @@ def test_a_tensor_size_that_heads_do_not_divide_by_is_refused():
 
 
 def test_the_cpu_backend_is_held_against_the_hosts_memory():
-    tiny = Asked(name="tiny", architecture=read_architecture(TINY), precision="fp32", gpus=0, memory_bytes=8 * GIB,
-                 max_model_len=2048, kv_dtype="fp32", kv_cache_bytes=GIB)
+    tiny = Asked(
+        name="tiny",
+        architecture=read_architecture(TINY),
+        precision="fp32",
+        gpus=0,
+        memory_bytes=8 * GIB,
+        max_model_len=2048,
+        kv_dtype="fp32",
+        kv_cache_bytes=GIB,
+    )
     assert advise(tiny).kv_tokens == 1_048_576
     with pytest.raises(ModelError) as caught:
         advise(asked("llama-3.1-8b-instruct", 0, 16 * GIB, kv_cache_bytes=4 * GIB))
@@ -141,6 +182,11 @@ def test_a_missing_key_is_named():
 def test_the_table_says_what_to_serve_with():
     wanted = asked("deepseek-r1", 8, 140 * GIB, max_model_len=24576, kv_dtype="fp8")
     text = table(wanted, advise(wanted))
-    for words in ("671.03 B parameters, 37.55 B a token", "latent attention", "--tensor-parallel-size 8",
-                  "--kv-cache-dtype fp8", "35,136 bytes a token"):
+    for words in (
+        "671.03 B parameters, 37.55 B a token",
+        "latent attention",
+        "--tensor-parallel-size 8",
+        "--kv-cache-dtype fp8",
+        "35,136 bytes a token",
+    ):
         assert words in text

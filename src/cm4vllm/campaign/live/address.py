@@ -23,8 +23,11 @@ class Address(msgspec.Struct, frozen=True):
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
         if not (port.isascii() and port.isdecimal() and 0 <= int(port) < 2**16):
-            raise UsageError(f"--serve={text} is not a port", cause="it is PORT, or HOST:PORT for an address other "
-                             "than 127.0.0.1; 0 takes a free port", remedy="choose a port: --serve=8080")
+            raise UsageError(
+                f"--serve={text} is not a port",
+                cause="it is PORT, or HOST:PORT for an address other than 127.0.0.1; 0 takes a free port",
+                remedy="choose a port: --serve=8080",
+            )
         return cls(host, int(port))
 
     @property

@@ -121,5 +121,3 @@ def _write(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
         aside.write_bytes(data)
         aside.replace(path)
-
-

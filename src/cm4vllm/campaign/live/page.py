@@ -26,8 +26,11 @@ from cm4vllm.common.errors import PortInUse, UsageError
 
 __all__ = ["Page"]
 
-_FILES = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
-          "/page.css": ("page.css", "text/css")}
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
 #: Seconds that the page stays up at the end of the job, where somebody reads it, so that it shows the end.
 _LAST_S = 2.5
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
@@ -71,10 +74,16 @@ class _Server(ThreadingHTTPServer):
         except OSError as error:
             where = f"the live view cannot be served at {address.url}"
             if error.errno == errno.EADDRINUSE:
-                raise PortInUse(where, cause="another program uses the port",
-                                remedy="choose another port with --serve, or 0 for a free one") from error
-            raise UsageError(where, cause=str(error.strerror),
-                             remedy="give --serve a port above 1023, and an address of this machine") from error
+                raise PortInUse(
+                    where,
+                    cause="another program uses the port",
+                    remedy="choose another port with --serve, or 0 for a free one",
+                ) from error
+            raise UsageError(
+                where,
+                cause=str(error.strerror),
+                remedy="give --serve a port above 1023, and an address of this machine",
+            ) from error
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer asks for the host's name, which may take long
@@ -88,8 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name that http.server asks for
         if not self._is_named_rightly():
-            self._answer(HTTPStatus.FORBIDDEN, b"this page is served on loopback, under its address alone\n",
-                         "text/plain")
+            self._answer(
+                HTTPStatus.FORBIDDEN, b"this page is served on loopback, under its address alone\n", "text/plain"
+            )
         elif (file := _FILES.get(self.path)) is not None:
             self._answer(HTTPStatus.OK, files(__package__).joinpath("files", file[0]).read_bytes(), file[1])
         elif self.server.shown is not None and self.path in ("/view.json", "/status.json"):
@@ -113,9 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: HTTPStatus, body: bytes, kind: str) -> None:
         try:
             self.send_response(code)
-            for name, value in (("Content-Type", f"{kind}; charset=utf-8"), ("Content-Length", str(len(body))),
-                                ("Cache-Control", "no-store"), ("Content-Security-Policy", _POLICY),
-                                ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")):
+            for name, value in (
+                ("Content-Type", f"{kind}; charset=utf-8"),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Content-Security-Policy", _POLICY),
+                ("X-Content-Type-Options", "nosniff"),
+                ("Referrer-Policy", "no-referrer"),
+            ):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

@@ -46,11 +46,23 @@ class JobStatus:
         left, least = job_left(steps, run) if self.state is JobState.RUNNING else (None, False)
         innermost = works[-1] if works else None
         return StatusRecord(
-            title=self._title, notices=self._notices, state=self.state, pid=os.getpid(), started_at=self._started_at,
-            updated_at=now(), elapsed_s=round(time.monotonic() - self._began, 1), steps=steps,
-            doing=innermost.title if innermost else "", progress=innermost.text if innermost else "", run=run,
-            search=_facts(works, SearchStatus), left=left, left_is_least=least,
-            warnings=warnings()[-_WARNINGS:], cause=self.cause)
+            title=self._title,
+            notices=self._notices,
+            state=self.state,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            updated_at=now(),
+            elapsed_s=round(time.monotonic() - self._began, 1),
+            steps=steps,
+            doing=innermost.title if innermost else "",
+            progress=innermost.text if innermost else "",
+            run=run,
+            search=_facts(works, SearchStatus),
+            left=left,
+            left_is_least=least,
+            warnings=warnings()[-_WARNINGS:],
+            cause=self.cause,
+        )
 
 
 def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:

@@ -145,9 +145,8 @@ def _drawn(view: View, width: int, height: int) -> RenderableType:
     styles = {style: Style.parse(style) for style in (*_STYLES.values(), _NOTICE)}
     rows = list(_rows(view, width))
     if (room := max(height - 1, 1)) < len(rows):
-        rows[room - 1:] = [(f"... {len(rows) - room + 1} lines more"[:width], _STYLES[Tone.MUTED])]
-    return Segments([part for text, style in rows
-                     for part in (Segment(text, styles[style]), Segment.line())])
+        rows[room - 1 :] = [(f"... {len(rows) - room + 1} lines more"[:width], _STYLES[Tone.MUTED])]
+    return Segments([part for text, style in rows for part in (Segment(text, styles[style]), Segment.line())])
 
 
 def _text(line: Line) -> str:

@@ -65,11 +65,19 @@ def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
         state, tone = f"no sign of life for {duration(age_s)}: stopped or killed", Tone.BAD
     elif status.state is not JobState.RUNNING:
         tone = Tone.GOOD if status.state is JobState.DONE else Tone.BAD
-    panels = (Panel(title=_heading(status), lines=tuple(_steps(status.steps))), *_run_panels(status),
-              Panel(title="warnings", lines=tuple(_warnings(status))))
-    return View(title=status.title, state=f"{state}, {duration(status.elapsed_s)}", tone=tone,
-                ended=status.state is not JobState.RUNNING, notices=status.notices,
-                panels=tuple(panel for panel in panels if panel.lines))
+    panels = (
+        Panel(title=_heading(status), lines=tuple(_steps(status.steps))),
+        *_run_panels(status),
+        Panel(title="warnings", lines=tuple(_warnings(status))),
+    )
+    return View(
+        title=status.title,
+        state=f"{state}, {duration(status.elapsed_s)}",
+        tone=tone,
+        ended=status.state is not JobState.RUNNING,
+        notices=status.notices,
+        panels=tuple(panel for panel in panels if panel.lines),
+    )
 
 
 def duration(seconds: float) -> str:
@@ -115,9 +123,15 @@ def _number(count: int, of: str) -> str:
     return f"{count} {of}{'s' if count > 1 else ''}"
 
 
-_TONES = {State.PLANNED: Tone.MUTED, State.RUNNING: Tone.STRONG, State.DONE: Tone.GOOD,
-          State.KEPT: Tone.GOOD, State.LEFT_OUT: Tone.MUTED, State.FAILED: Tone.BAD,
-          State.ABORTED: Tone.BAD}
+_TONES = {
+    State.PLANNED: Tone.MUTED,
+    State.RUNNING: Tone.STRONG,
+    State.DONE: Tone.GOOD,
+    State.KEPT: Tone.GOOD,
+    State.LEFT_OUT: Tone.MUTED,
+    State.FAILED: Tone.BAD,
+    State.ABORTED: Tone.BAD,
+}
 
 
 def _step(step: StepStatus) -> Line:
@@ -137,30 +151,48 @@ def _run_panels(status: StatusRecord) -> Iterator[Panel]:
     if status.run is not None:
         yield Panel(title=f"{status.run.title} run", lines=tuple(_run(status.run)))
     elif status.doing:
-        yield Panel(title="now", lines=(Line(label="", text=status.doing),
-                                        *([Line(label="", text=status.progress)] if status.progress else [])))
+        yield Panel(
+            title="now",
+            lines=(
+                Line(label="", text=status.doing),
+                *([Line(label="", text=status.progress)] if status.progress else []),
+            ),
+        )
 
 
 def _run(run: RunStatus) -> Iterator[Line]:
     if run.elapsed_s:
         of = f" of {run.total:,}" if run.total else ""
-        yield Line(label="samples", text=f"{run.done:,}{of}", end=left_words(run.left),
-                   part=min(1.0, run.done / run.total) if run.total else None)
-        yield Line(label="rate", text=f"{run.samples_per_second:,.4g} samples/s, {run.tokens_per_second:,.0f} "
-                   f"tokens/s, {run.in_flight:,} in flight")
+        yield Line(
+            label="samples",
+            text=f"{run.done:,}{of}",
+            end=left_words(run.left),
+            part=min(1.0, run.done / run.total) if run.total else None,
+        )
+        yield Line(
+            label="rate",
+            text=f"{run.samples_per_second:,.4g} samples/s, {run.tokens_per_second:,.0f} "
+            f"tokens/s, {run.in_flight:,} in flight",
+        )
     else:
         yield Line(label="", text="being prepared: dataset, client")
     for one in run.latencies:
         yield _latency(one)
     if (server := run.server) is not None:
         cached = f", {server.cached_prompt_tokens:,} prompt tokens cached" if server.cached_prompt_tokens else ""
-        yield Line(label="server", text=f"{server.running:,} running, {server.waiting:,} waiting, KV cache "
-                   f"{server.kv_cache_usage:.0%}, {server.preemptions:,} preemptions{cached}",
-                   tone=Tone.BAD if cached else Tone.PLAIN)
+        yield Line(
+            label="server",
+            text=f"{server.running:,} running, {server.waiting:,} waiting, KV cache "
+            f"{server.kv_cache_usage:.0%}, {server.preemptions:,} preemptions{cached}",
+            tone=Tone.BAD if cached else Tone.PLAIN,
+        )
     if (client := run.client) is not None and client.headroom is not None:
         enough = client.headroom >= HEADROOM
-        yield Line(label="client", text=f"can carry {client.headroom:,.1f} times the load"
-                   + ("" if enough else f"; {HEADROOM} are needed"), tone=Tone.PLAIN if enough else Tone.BAD)
+        yield Line(
+            label="client",
+            text=f"can carry {client.headroom:,.1f} times the load" + ("" if enough else f"; {HEADROOM} are needed"),
+            tone=Tone.PLAIN if enough else Tone.BAD,
+        )
     if run.scores is not None and run.scores.words:
         yield Line(label="scores", text=run.scores.words)
 
@@ -171,8 +203,11 @@ def _latency(one: LatencyStatus) -> Line:
         return Line(label=one.name, text=f"{text} ms")
     text += f" of {one.limit_ms:,.0f} ms"
     if one.missing:
-        return Line(label=one.name, text=f"{text}; {one.over:,} over, {one.missing:,} more needed",
-                    tone=Tone.BAD if one.p99_ms > one.limit_ms else Tone.PLAIN)
+        return Line(
+            label=one.name,
+            text=f"{text}; {one.over:,} over, {one.missing:,} more needed",
+            tone=Tone.BAD if one.p99_ms > one.limit_ms else Tone.PLAIN,
+        )
     bound = f", at most {_ms(one.p99_at_most_ms)}" if one.p99_at_most_ms is not None else ""
     return Line(label=one.name, text=f"{text}{bound}; passes so far", tone=Tone.GOOD)
 
@@ -183,8 +218,11 @@ def _ms(value: float) -> str:
 
 def _search(search: SearchStatus) -> Iterator[Line]:
     kind = "full-length run" if search.full_length else "probe"
-    yield Line(label="probe", text=f"{search.number}: {search.rate:g} queries/s, a {kind} of "
-               f"{duration(search.planned_s)}", end=f"{duration(search.spent_s)} spent")
+    yield Line(
+        label="probe",
+        text=f"{search.number}: {search.rate:g} queries/s, a {kind} of {duration(search.planned_s)}",
+        end=f"{duration(search.spent_s)} spent",
+    )
     passing = f"{search.passing:g} passes" if search.passing is not None else "none passes yet"
     failing = f"{search.failing:g} fails" if search.failing is not None else "none fails yet"
     yield Line(label="bracket", text=f"{passing}, {failing} (queries/s)")

@@ -115,8 +115,9 @@ def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
     return capacity * low
 
 
-def search(prober: Prober, start: float, plan: SearchPlan,
-           seen: Callable[[ProbeRecord], None] = lambda probe: None) -> Found:
+def search(
+    prober: Prober, start: float, plan: SearchPlan, seen: Callable[[ProbeRecord], None] = lambda probe: None
+) -> Found:
     """Search from the rate `start` on; `seen` is called with each probe when it has ended.
 
     Raises InvalidResult where no rate passes, and what the prober raises.
@@ -179,7 +180,7 @@ class _Search:
         if self._failing is not None:
             below = self._failing.rate * (1 - STEP_DOWN * _WIDER ** (self._failures - 1))
             # The first failure itself says that the limit is near, and says it better than a projection.
-            rate = min(below, below**_TRUST * rate**(1 - _TRUST) if self._failures == 1 else rate)
+            rate = min(below, below**_TRUST * rate ** (1 - _TRUST) if self._failures == 1 else rate)
         if self._failures <= 1 and self._left(rate) < _LAST_PART * self._prober.full.duration(rate):
             rate *= 1 - _LAST_BELOW
         return _rounded(rate)
@@ -187,8 +188,16 @@ class _Search:
     def _settle(self, rate: float) -> None:
         """Make a full-length run."""
         full = self._prober.full
-        run = self._made(rate, ProbePlan(seconds=full.duration(rate), warm_up_s=0.0, full_s=full.duration(rate),
-                                         sure=True, most_late=full.most_late(rate)))
+        run = self._made(
+            rate,
+            ProbePlan(
+                seconds=full.duration(rate),
+                warm_up_s=0.0,
+                full_s=full.duration(rate),
+                sure=True,
+                most_late=full.most_late(rate),
+            ),
+        )
         if run.verdict is Verdict.PASSES:
             self._passing = run
         else:
@@ -249,21 +258,34 @@ class _Search:
             raise self._none_passes()  # nor does a probe say anything in which no query counted
         nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
         binding = nearest.binding if nearest else None
-        return Found(rate=rate, confirmed=self._passing is not None,
-                     run=self._passing.number if self._passing else 0,
-                     lowest_failing=min((one.rate for one in failed), default=None), low=rate,
-                     high=self._failing.rate if self._failing else None, binding=binding.name if binding else "",
-                     cause=nearest.server if nearest else "", boundary=_boundary(rate, above), stopped=stopped,
-                     probes=tuple(self._probes))
+        return Found(
+            rate=rate,
+            confirmed=self._passing is not None,
+            run=self._passing.number if self._passing else 0,
+            lowest_failing=min((one.rate for one in failed), default=None),
+            low=rate,
+            high=self._failing.rate if self._failing else None,
+            binding=binding.name if binding else "",
+            cause=nearest.server if nearest else "",
+            boundary=_boundary(rate, above),
+            stopped=stopped,
+            probes=tuple(self._probes),
+        )
 
     def _none_passes(self) -> InvalidResult:
         last = self._probes[-1]
-        said = ", ".join(f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}" if one.p99_ms is not None else
-                         f"no {one.name} seen" for one in last.limits)
-        return InvalidResult("no rate that keeps the latency limits was found",
-                             cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
-                             remedy="a smaller model or more servers may keep the limits\n"
-                             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead")
+        said = ", ".join(
+            f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}"
+            if one.p99_ms is not None
+            else f"no {one.name} seen"
+            for one in last.limits
+        )
+        return InvalidResult(
+            "no rate that keeps the latency limits was found",
+            cause=f"at {last.rate:g} queries/s, after {len(self._probes)} probes: {said}",
+            remedy="a smaller model or more servers may keep the limits\n"
+            "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead",
+        )
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:

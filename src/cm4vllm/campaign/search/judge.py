@@ -58,7 +58,8 @@ class Judge:
         self._rate = rate
         self._plan = plan
         self._limits: Mapping[str, float] = {
-            name: value for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms)) if value is not None}
+            name: value for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms)) if value is not None
+        }
         self._over = dict.fromkeys(self._limits, 0)
         self._values: dict[str, list[float]] = {name: [] for name in self._limits}
         self._queries = 0
@@ -108,18 +109,35 @@ class Judge:
     def window(self) -> Window:
         """What is known for projections to a full-length run."""
         issued, ttft, tpot, latency = np.array(
-            [(one.issued_s, one.ttft_ms / 1000, math.nan if one.tpot_ms is None else one.tpot_ms / 1000,
-              one.latency_ms / 1000) for one in self._known] or np.empty((0, 4))).T
-        return Window(rate=self._rate, seconds=min(self._last.elapsed_s, self._plan.seconds),
-                      warm_up=self._plan.warm_up_s, whole=self._plan.sure, issued=issued, ttft=ttft, tpot=tpot,
-                      done=issued + latency)
+            [
+                (
+                    one.issued_s,
+                    one.ttft_ms / 1000,
+                    math.nan if one.tpot_ms is None else one.tpot_ms / 1000,
+                    one.latency_ms / 1000,
+                )
+                for one in self._known
+            ]
+            or np.empty((0, 4))
+        ).T
+        return Window(
+            rate=self._rate,
+            seconds=min(self._last.elapsed_s, self._plan.seconds),
+            warm_up=self._plan.warm_up_s,
+            whole=self._plan.sure,
+            issued=issued,
+            ttft=ttft,
+            tpot=tpot,
+            done=issued + latency,
+        )
 
     @property
     def growing(self) -> bool:
         """Whether the time to first token rises steadily, to more than its limit at the end of a full-length run."""
         limit = self._limits.get("TTFT")
-        means = _part_means([(one.issued_s, one.ttft_ms) for one in self._known
-                             if one.issued_s >= self._plan.warm_up_s], _PARTS)
+        means = _part_means(
+            [(one.issued_s, one.ttft_ms) for one in self._known if one.issued_s >= self._plan.warm_up_s], _PARTS
+        )
         if limit is None or len(means) < _PARTS:
             return False
         times, values = zip(*means, strict=True)
@@ -134,9 +152,17 @@ class Judge:
         for name, limit in self._limits.items():
             counted, over, values = self._queries, self._over[name], self._values[name]
             low, high = wilson_interval(counted - over, counted)
-            records.append(LimitRecord(
-                name=name, limit_ms=limit, over=over, within=1 - over / counted if counted else 0.0, low=low, high=high,
-                p99_ms=round(percentile(values), 3) if values else None))
+            records.append(
+                LimitRecord(
+                    name=name,
+                    limit_ms=limit,
+                    over=over,
+                    within=1 - over / counted if counted else 0.0,
+                    low=low,
+                    high=high,
+                    p99_ms=round(percentile(values), 3) if values else None,
+                )
+            )
         return records
 
     def _early_verdict(self, news: Latencies, until: float) -> Verdict | None:
@@ -145,12 +171,14 @@ class Judge:
         counts = list(self._late())
         hopeless = any(late > _HOPELESS * queries for queries, late in counts)
         if (hopeless or news.elapsed_s >= half) and any(
-                failing(queries, late, confidence=_EARLY_CONFIDENCE) for queries, late in counts):
+            failing(queries, late, confidence=_EARLY_CONFIDENCE) for queries, late in counts
+        ):
             return Verdict.FAILS
         if min(until, news.elapsed_s) >= half and self._is_passing(_EARLY_CONFIDENCE):
             return Verdict.PASSES
         if min(until, news.elapsed_s) > self._plan.seconds or (
-                news.elapsed_s > (1 + _LONGEST_WAIT) * self._plan.seconds):
+            news.elapsed_s > (1 + _LONGEST_WAIT) * self._plan.seconds
+        ):
             return self.verdict()
         return None
 
@@ -167,8 +195,9 @@ class Judge:
                 self._over[name] += value > self._limits[name]
 
     def _is_passing(self, confidence: float = CONFIDENCE) -> bool:
-        return (all(passes(self._queries, over, confidence=confidence) for over in self._over.values())
-                and (self._plan.sure or not self.growing))
+        return all(passes(self._queries, over, confidence=confidence) for over in self._over.values()) and (
+            self._plan.sure or not self.growing
+        )
 
     def _is_failing(self) -> bool:
         return any(failing(queries, late) for queries, late in self._late())
@@ -189,14 +218,35 @@ class Judge:
             yield queries, min(queries, late + (last.overdue if name == "TTFT" else 0))
 
 
-def probe_record(number: int, rate: float, plan: ProbePlan, judge: Judge, verdict: Verdict | None, *, took_s: float,
-                 ended_early: bool, folder: str = "", server: str = "") -> ProbeRecord:
+def probe_record(
+    number: int,
+    rate: float,
+    plan: ProbePlan,
+    judge: Judge,
+    verdict: Verdict | None,
+    *,
+    took_s: float,
+    ended_early: bool,
+    folder: str = "",
+    server: str = "",
+) -> ProbeRecord:
     """Return the record of a probe that has ended; `verdict` is the early one, where there was one."""
     return ProbeRecord(
-        number=number, rate=rate, planned_s=round(plan.seconds, 3), took_s=round(took_s, 3),
-        warm_up_s=round(plan.warm_up_s, 3), queries=judge.queries, limits=judge.limits(),
-        verdict=verdict or judge.verdict(), ended_early=ended_early, sure=plan.sure, growing=judge.growing,
-        answer_ms=round(judge.answer_ms, 3), folder=folder, server=server)
+        number=number,
+        rate=rate,
+        planned_s=round(plan.seconds, 3),
+        took_s=round(took_s, 3),
+        warm_up_s=round(plan.warm_up_s, 3),
+        queries=judge.queries,
+        limits=judge.limits(),
+        verdict=verdict or judge.verdict(),
+        ended_early=ended_early,
+        sure=plan.sure,
+        growing=judge.growing,
+        answer_ms=round(judge.answer_ms, 3),
+        folder=folder,
+        server=server,
+    )
 
 
 def _part_means(values: list[tuple[float, float]], parts: int) -> list[tuple[float, float]]:
@@ -204,9 +254,10 @@ def _part_means(values: list[tuple[float, float]], parts: int) -> list[tuple[flo
     size = len(values) // parts
     if size < 5:
         return []
-    groups = [values[part * size:(part + 1) * size] for part in range(parts)]
-    return [(statistics.fmean(at for at, _ in group), statistics.fmean(value for _, value in group))
-            for group in groups]
+    groups = [values[part * size : (part + 1) * size] for part in range(parts)]
+    return [
+        (statistics.fmean(at for at, _ in group), statistics.fmean(value for _, value in group)) for group in groups
+    ]
 
 
 def _squares(values: tuple[float, ...]) -> float:

@@ -68,9 +68,11 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
     settings = settings_of(replace(inputs, user_conf=""))
     if settings.terms.limits is None or not settings.terms.paced:
-        raise UsageError(f"the {settings.scenario} scenario has no rate to search for",
-                         cause="LoadGen issues its samples at once, or no latency limit is set",
-                         remedy="search in a scenario that LoadGen paces, such as --scenario=Server")
+        raise UsageError(
+            f"the {settings.scenario} scenario has no rate to search for",
+            cause="LoadGen issues its samples at once, or no latency limit is set",
+            remedy="search in a scenario that LoadGen paces, such as --scenario=Server",
+        )
     _remove_earlier(folder)
     start = queueing_estimate(inputs.target_qps or 0.0, settings.terms.limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
@@ -82,12 +84,14 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
             live.ended(probe)
             _say(probe)
 
-        prober = LoadGenProber(settings, folder, lambda rate: _full_length(inputs, rate),
-                               pythonpath=inputs.pythonpath, begun=live.begun)
+        prober = LoadGenProber(
+            settings, folder, lambda rate: _full_length(inputs, rate), pythonpath=inputs.pythonpath, begun=live.begun
+        )
         found = search(prober, start, plan, seen)
     result = _hand_over(folder / _probe_folder(found.run), inputs) if found.run and not settings.rehearsal else ""
-    record = _record(found, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}",
-                     result=result)
+    record = _record(
+        found, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}", result=result
+    )
     write_record(folder / SEARCH_FILE, record)
     say(f"search for the {settings.scenario} rate: {record.words}")
     return record, folder / SEARCH_FILE
@@ -99,9 +103,16 @@ class LoadGenProber:
     `at` gives the settings of a full-length run at a rate. `begun` is called with each probe before it begins.
     """
 
-    def __init__(self, settings: RunSettings, folder: Path, at: Callable[[float], RunSettings], *,
-                 pythonpath: str = "", alive: Callable[[], str | None] | None = None,
-                 begun: Callable[[int, float, ProbePlan], None] = lambda number, rate, plan: None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: Path,
+        at: Callable[[float], RunSettings],
+        *,
+        pythonpath: str = "",
+        alive: Callable[[], str | None] | None = None,
+        begun: Callable[[int, float, ProbePlan], None] = lambda number, rate, plan: None,
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._at = at
@@ -131,16 +142,25 @@ class LoadGenProber:
         verdict = verdicts[0] if verdicts else None
         if plan.sure and not stopped:
             verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
-        record = probe_record(self._number, rate, plan, judge, verdict,
-                              took_s=time.monotonic() - begin, ended_early=stopped and judge.elapsed_s < plan.seconds,
-                              folder=folder.name, server=_what_the_server_did(metrics))
+        record = probe_record(
+            self._number,
+            rate,
+            plan,
+            judge,
+            verdict,
+            took_s=time.monotonic() - begin,
+            ended_early=stopped and judge.elapsed_s < plan.seconds,
+            folder=folder.name,
+            server=_what_the_server_did(metrics),
+        )
         write_record(folder / PROBE_FILE, record)
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
 
-    def _run(self, settings: RunSettings, folder: Path,
-             take: Callable[[Latencies], bool]) -> tuple[ServerMetrics | None, bool]:
+    def _run(
+        self, settings: RunSettings, folder: Path, take: Callable[[Latencies], bool]
+    ) -> tuple[ServerMetrics | None, bool]:
         """Make the run, or a part of it; return what the server said of itself, and whether it was a part."""
         try:
             made = run(settings, folder, pythonpath=self._pythonpath, alive=self._alive, on_latencies=take)
@@ -211,27 +231,54 @@ def _limits(settings: RunSettings) -> LatencyLimits:
 
 def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -> RunSettings:
     """Return the settings of a probe: shorter than the rules ask, and so a rehearsal whatever the search is for."""
-    conf = UserConf(settings.terms, True, settings.samples, rate, round(1000 * _LONGER * plan.seconds),
-                    min_query_count=2, performance_sample_count=settings.samples)
-    return replace(settings, rehearsal=True, user_conf=conf.text, target_qps=rate,
-                                   target_qps_source=f"probe {number} of a search")
+    conf = UserConf(
+        settings.terms,
+        True,
+        settings.samples,
+        rate,
+        round(1000 * _LONGER * plan.seconds),
+        min_query_count=2,
+        performance_sample_count=settings.samples,
+    )
+    return replace(
+        settings, rehearsal=True, user_conf=conf.text, target_qps=rate, target_qps_source=f"probe {number} of a search"
+    )
 
 
 def _record(found: Found, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:
     return SearchRecord(
-        scenario=str(settings.scenario), benchmark=settings.benchmark, rate=found.rate, confirmed=found.confirmed,
-        lowest_failing=found.lowest_failing, low=found.low, high=found.high, binding=found.binding, cause=found.cause,
-        boundary=found.boundary, precision=STEP_DOWN, start=round(start, 4), start_source=source,
-        stopped=found.stopped, cost_s=round(sum(one.took_s for one in found.probes), 3), rehearsal=settings.rehearsal,
-        probes=list(found.probes), result=result)
+        scenario=str(settings.scenario),
+        benchmark=settings.benchmark,
+        rate=found.rate,
+        confirmed=found.confirmed,
+        lowest_failing=found.lowest_failing,
+        low=found.low,
+        high=found.high,
+        binding=found.binding,
+        cause=found.cause,
+        boundary=found.boundary,
+        precision=STEP_DOWN,
+        start=round(start, 4),
+        start_source=source,
+        stopped=found.stopped,
+        cost_s=round(sum(one.took_s for one in found.probes), 3),
+        rehearsal=settings.rehearsal,
+        probes=list(found.probes),
+        result=result,
+    )
 
 
 def _say(probe: ProbeRecord) -> None:
-    shares = ", ".join(f"{one.name} p99 {one.p99_ms or 0:,.1f} of {one.limit_ms:g} ms, {100 * one.within:.2f} % within "
-                       f"({100 * one.low:.2f} to {100 * one.high:.2f})" for one in probe.limits)
+    shares = ", ".join(
+        f"{one.name} p99 {one.p99_ms or 0:,.1f} of {one.limit_ms:g} ms, {100 * one.within:.2f} % within "
+        f"({100 * one.low:.2f} to {100 * one.high:.2f})"
+        for one in probe.limits
+    )
     early = ", ended early" if probe.ended_early else ""
-    say(f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
-        f"{probe.queries:,} queries, {shares}")
+    say(
+        f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
+        f"{probe.queries:,} queries, {shares}"
+    )
 
 
 def _what_the_server_did(metrics: ServerMetrics | None) -> str:
@@ -240,12 +287,16 @@ def _what_the_server_did(metrics: ServerMetrics | None) -> str:
         return ""
     found = []
     if metrics.preemptions or metrics.kv_cache_usage_max > _FULL_CACHE:
-        found.append(f"KV cache: up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} "
-                     "preemptions")
+        found.append(
+            f"KV cache: up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} preemptions"
+        )
     if metrics.waiting_mean > _WAITING:
         found.append(f"queueing: {metrics.waiting_mean:g} requests waited on average, up to {metrics.waiting_max}")
-    phases = {name: timing.mean_ms for name, timing in (
-        ("queue", metrics.queue), ("prefill", metrics.prefill), ("decode", metrics.decode)) if timing is not None}
+    phases = {
+        name: timing.mean_ms
+        for name, timing in (("queue", metrics.queue), ("prefill", metrics.prefill), ("decode", metrics.decode))
+        if timing is not None
+    }
     if phases:
         found.append("mean time in " + ", ".join(f"{name} {value:,.1f} ms" for name, value in phases.items()))
     return "; ".join(found)

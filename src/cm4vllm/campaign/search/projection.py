@@ -107,7 +107,8 @@ def meeting_point(points: Sequence[Point]) -> float:
         mean_x, mean_off = float(weight @ x), float(weight @ off)
         squares = float(weight @ (x - mean_x) ** 2)
         slope = (float(weight @ ((x - mean_x) * (off - mean_off))) - _TRUSTED_SPREAD**2) / (
-            squares + _TRUSTED_SPREAD**2)
+            squares + _TRUSTED_SPREAD**2
+        )
         here = mean_x - mean_off / min(-0.5, max(-5.0, slope))
     return math.exp(here)
 
@@ -203,7 +204,7 @@ def _tpot_edge(window: Window, limit: float, full: FullLength) -> float | None:
 
     def over(log_rate: float) -> float:
         issued = full.arrivals(math.exp(log_rate))
-        again = (lengths * (len(issued) // len(lengths) + 1))[:len(issued)]  # LoadGen, too, issues the samples again
+        again = (lengths * (len(issued) // len(lengths) + 1))[: len(issued)]  # LoadGen, too, issues the samples again
         return math.log(_largest_but(fitted.tpot(issued, again), full.most_late(math.exp(log_rate))) / limit)
 
     return math.exp(_root(over, math.log(window.rate) - math.log(seen / limit) / 3, 3.0))

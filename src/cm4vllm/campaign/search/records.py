@@ -116,7 +116,12 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     def words(self) -> str:
         """The result in one line."""
         above = f"; at {self.lowest_failing:g} a limit was missed" if self.lowest_failing else ""
-        found = (f"{self.rate:g} queries/s pass a full-length run" if self.confirmed else
-                 f"no full-length run passed, the probes point to {self.rate:g} queries/s")
-        return (f"{found}{above}; {self.binding or 'no known limit'} binds, the boundary is "
-                f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes")
+        found = (
+            f"{self.rate:g} queries/s pass a full-length run"
+            if self.confirmed
+            else f"no full-length run passed, the probes point to {self.rate:g} queries/s"
+        )
+        return (
+            f"{found}{above}; {self.binding or 'no known limit'} binds, the boundary is "
+            f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes"
+        )

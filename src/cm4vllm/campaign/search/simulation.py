@@ -57,12 +57,16 @@ class SimulatedProber:
         return record, judge.window
 
 
-def full_length_run_is_valid(system: System, limits: LatencyLimits, rate: float, full: FullLength, *,
-                             noise: int) -> bool:
+def full_length_run_is_valid(
+    system: System, limits: LatencyLimits, rate: float, full: FullLength, *, noise: int
+) -> bool:
     """Say what LoadGen would say of a full-length run at `rate`, whose noise has the number `noise`."""
     served = _served(system, rate, full, noise)
-    return all(passes(len(served.issued), int(np.count_nonzero(values > limit))) for values, limit in
-               ((served.ttft_ms, limits.ttft_ms), (served.tpot_ms, limits.tpot_ms)) if limit is not None)
+    return all(
+        passes(len(served.issued), int(np.count_nonzero(values > limit)))
+        for values, limit in ((served.ttft_ms, limits.ttft_ms), (served.tpot_ms, limits.tpot_ms))
+        if limit is not None
+    )
 
 
 def offline_rate(system: System, queries: int = 2000, *, seed: int = 0) -> float:
@@ -73,8 +77,11 @@ def offline_rate(system: System, queries: int = 2000, *, seed: int = 0) -> float
 
 def _served(system: System, rate: float, full: FullLength, noise: int) -> Served:
     queries = issued_queries(rate, full.seed, full.seconds, full.whole)
-    return system.serve(arrivals(rate, full.seed, queries), np.random.default_rng(full.seed + 1),
-                        np.random.default_rng((full.seed, noise)))
+    return system.serve(
+        arrivals(rate, full.seed, queries),
+        np.random.default_rng(full.seed + 1),
+        np.random.default_rng((full.seed, noise)),
+    )
 
 
 def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
@@ -94,7 +101,8 @@ def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
         waiting = slice(oldest, issued)
         overdue = np.count_nonzero((served.first[waiting] > now) & (now - served.issued[waiting] > late))
         open_since = float(served.issued[oldest]) if oldest < issued else None
-        yield Latencies(elapsed_s=now, issued=issued, overdue=int(overdue), oldest_open_s=open_since,
-                        answers=answers[begin:end])
+        yield Latencies(
+            elapsed_s=now, issued=issued, overdue=int(overdue), oldest_open_s=open_since, answers=answers[begin:end]
+        )
         if end == len(ends):
             return

@@ -46,13 +46,25 @@ class LiveSearch:
     def begun(self, number: int, rate: float, plan: ProbePlan) -> None:
         """Note that a probe begins."""
         passing = max((one.rate for one in self._ended if one.verdict is Verdict.PASSES), default=None)
-        failing = min((one.rate for one in self._ended
-                       if one.verdict is Verdict.FAILS and (passing is None or one.rate > passing)), default=None)
+        failing = min(
+            (
+                one.rate
+                for one in self._ended
+                if one.verdict is Verdict.FAILS and (passing is None or one.rate > passing)
+            ),
+            default=None,
+        )
         self._shown.facts = SearchStatus(
-            scenario=self._scenario, number=number, rate=rate, planned_s=round(plan.seconds, 1),
-            full_length=plan.sure, passing=passing, failing=failing,
+            scenario=self._scenario,
+            number=number,
+            rate=rate,
+            planned_s=round(plan.seconds, 1),
+            full_length=plan.sure,
+            passing=passing,
+            failing=failing,
             spent_s=round(sum(one.took_s for one in self._ended), 1),
-            probes=tuple(TriedRate(rate=one.rate, verdict=one.verdict, full_length=one.sure) for one in self._ended))
+            probes=tuple(TriedRate(rate=one.rate, verdict=one.verdict, full_length=one.sure) for one in self._ended),
+        )
 
     def ended(self, probe: ProbeRecord) -> None:
         """Note that a probe has ended."""

@@ -152,16 +152,16 @@ class Paged:
     noise: float = 0.0
 
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
-        sizes = lengths.integers((self.prompt_least, self.shortest), (self.prompt_most + 1, self.longest + 1),
-                                 (len(issued), 2))
+        sizes = lengths.integers(
+            (self.prompt_least, self.shortest), (self.prompt_most + 1, self.longest + 1), (len(issued), 2)
+        )
         return _PagedRun(self, issued, sizes[:, 0], sizes[:, 1], _each_factor(noise, self.noise)).served()
 
 
 class _PagedRun:
     """One run of a Paged server. `todo` are the prompt's tokens not computed yet, `left` those of the answer."""
 
-    def __init__(self, system: Paged, issued: Times, prompts: Tokens, tokens: Tokens,
-                 factors: Iterator[float]) -> None:
+    def __init__(self, system: Paged, issued: Times, prompts: Tokens, tokens: Tokens, factors: Iterator[float]) -> None:
         self._system, self._issued, self._tokens, self._factors = system, issued, tokens, factors
         self._at, self._prompts = issued.tolist(), prompts.tolist()
         self._todo, self._left = prompts.tolist(), tokens.tolist()

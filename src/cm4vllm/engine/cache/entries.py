@@ -85,7 +85,7 @@ class Damaged(Exception):
 
 def _rebased(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
-        return new + value[len(old):] if value == old or value.startswith(old + os.sep) else value
+        return new + value[len(old) :] if value == old or value.startswith(old + os.sep) else value
     if isinstance(value, list):
         return [_rebased(item, old, new) for item in value]
     if isinstance(value, Mapping):
@@ -146,8 +146,14 @@ class Cache:
                 continue
             if isinstance(meta, dict) and meta.get(_KEY) == key:
                 try:
-                    yield Entry(folder, key, str(meta.get("version", "")), str(meta.get("asked_version", "")),
-                                float(meta.get("made_at", 0)), tuple(meta.get("tags", ())))
+                    yield Entry(
+                        folder,
+                        key,
+                        str(meta.get("version", "")),
+                        str(meta.get("asked_version", "")),
+                        float(meta.get("made_at", 0)),
+                        tuple(meta.get("tags", ())),
+                    )
                 except (TypeError, ValueError):
                     continue  # its meta was altered: the entry is as good as absent
 
@@ -234,8 +240,15 @@ class Cache:
         _remove(entry.folder)
 
     def finish(
-        self, folder: str, identity: Identity, *, tags: Sequence[str], script: tuple[str, str], asked: str,
-        result: Mapping[str, Any], depends_on: str = "",
+        self,
+        folder: str,
+        identity: Identity,
+        *,
+        tags: Sequence[str],
+        script: tuple[str, str],
+        asked: str,
+        result: Mapping[str, Any],
+        depends_on: str = "",
     ) -> None:
         """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
 
@@ -245,21 +258,34 @@ class Cache:
         """
         from pathlib import Path
 
-        named = {value for value in (*result["new_env"].values(), depends_on)
-                 if isinstance(value, str) and value.startswith("/")}
+        named = {
+            value
+            for value in (*result["new_env"].values(), depends_on)
+            if isinstance(value, str) and value.startswith("/")
+        }
         files = observed(folder, named, depends_on)
         with translated_os_errors("write a cache entry in", folder, "CM_REPOS"):
             _sync(folder)
         try:
             write_json(Path(folder, STATE_FILE), {**result, "folder": folder, "files": files})
         except TypeError as error:
-            raise RecipeError(f"{script[0]} returns a value that a cache entry cannot store", cause=str(error),
-                              remedy="new_env and new_state may hold texts, numbers, lists and mappings") from error
+            raise RecipeError(
+                f"{script[0]} returns a value that a cache entry cannot store",
+                cause=str(error),
+                remedy="new_env and new_state may hold texts, numbers, lists and mappings",
+            ) from error
         meta = {
-            "alias": "", "uid": os.path.basename(folder), "automation_alias": CACHE_AUTOMATION[0],
-            "automation_uid": CACHE_AUTOMATION[1], "tags": list(dict.fromkeys(tags)),
-            "associated_script_artifact": f"{script[0]},{script[1]}", "associated_script_artifact_uid": script[1],
-            "version": result.get("version", ""), "asked_version": asked, "made_at": time.time(), _KEY: identity.key(),
+            "alias": "",
+            "uid": os.path.basename(folder),
+            "automation_alias": CACHE_AUTOMATION[0],
+            "automation_uid": CACHE_AUTOMATION[1],
+            "tags": list(dict.fromkeys(tags)),
+            "associated_script_artifact": f"{script[0]},{script[1]}",
+            "associated_script_artifact_uid": script[1],
+            "version": result.get("version", ""),
+            "asked_version": asked,
+            "made_at": time.time(),
+            _KEY: identity.key(),
         }
         write_json(Path(folder, _META_FILE), meta)
         _sync_folder(folder)
@@ -298,6 +324,7 @@ def _sync_folder(folder: str) -> None:
 
 
 # --- the files of an entry --------------------------------------------------------------------------------------------
+
 
 def observed(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
     """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths

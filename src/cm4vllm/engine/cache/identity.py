@@ -21,12 +21,40 @@ from cm4vllm.engine.run.scope import Scope
 __all__ = ["Identity", "cache_tags", "identity_of", "module_file", "recipe_digest"]
 
 # Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
-_DESCRIPTIVE = frozenset({
-    "alias", "uid", "automation_alias", "automation_uid", "tags", "tags_help", "name", "category", "category_sort",
-    "developers", "copyright", "input_description", "print_env_at_the_end", "print_files_if_script_error", "warnings",
-    "docker", "docker_input_mapping", "gui", "tests", "sort", "variation_groups_order", "cache", "can_force_cache",
-    "min_cm_version", "strict_input", "variations", "inputs", "inputs_of", "input_defaults", "examples",
-})
+_DESCRIPTIVE = frozenset(
+    {
+        "alias",
+        "uid",
+        "automation_alias",
+        "automation_uid",
+        "tags",
+        "tags_help",
+        "name",
+        "category",
+        "category_sort",
+        "developers",
+        "copyright",
+        "input_description",
+        "print_env_at_the_end",
+        "print_files_if_script_error",
+        "warnings",
+        "docker",
+        "docker_input_mapping",
+        "gui",
+        "tests",
+        "sort",
+        "variation_groups_order",
+        "cache",
+        "can_force_cache",
+        "min_cm_version",
+        "strict_input",
+        "variations",
+        "inputs",
+        "inputs_of",
+        "input_defaults",
+        "examples",
+    }
+)
 _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})
 
 _PACKAGE = os.path.dirname(os.path.abspath(cm4vllm.__file__))
@@ -59,12 +87,20 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = is_
     declared = set(script.input_mapping.values())
     for layer in bare.layers:
         declared |= {*layer.env, *layer.default_env, *layer.const}
-    inputs = {key: scope.env[key] for key in declared if key in scope.env and not is_secret(key)
-              and not key.startswith(("CM_TMP_", "CM_VERSION"))}
+    inputs = {
+        key: scope.env[key]
+        for key in declared
+        if key in scope.env and not is_secret(key) and not key.startswith(("CM_TMP_", "CM_VERSION"))
+    }
     made_by = dict.fromkeys(module for layer in bare.layers for module in layer.made_by)
     extra = [tag for tag in cache_tags(task, scope.env) if tag not in script.tags and not tag.startswith("_")]
-    return Identity(script.uid or script.folder, recipe_digest(script, task.variations.names, made_by),
-                    task.variations.names, inputs, tuple(extra))
+    return Identity(
+        script.uid or script.folder,
+        recipe_digest(script, task.variations.names, made_by),
+        task.variations.names,
+        inputs,
+        tuple(extra),
+    )
 
 
 def cache_tags(task: Task, env: Env) -> list[str]:
@@ -92,8 +128,10 @@ def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iter
     meta = {key: value for key, value in script.raw.items() if key not in _DESCRIPTIVE}
     meta["variations"] = {name: script.variations.get(name) for name in variations}
     parts = [json.dumps(meta, sort_keys=True, default=str)]
-    parts += [f"{os.path.relpath(path, script.folder)}\0{content_digest(path)}"
-              for path in sorted(_recipe_files(script.folder))]
+    parts += [
+        f"{os.path.relpath(path, script.folder)}\0{content_digest(path)}"
+        for path in sorted(_recipe_files(script.folder))
+    ]
     parts += [f"{module}\0{_code_digest(module, script)}" for module in made_by]
     return digest_of(os.fsencode("\n".join(parts)))
 
@@ -111,8 +149,9 @@ def _code_digest(module: str, script: ScriptMeta) -> str:
         with open(module_file(module), "rb") as file:
             lines = [line for line in file if not line.isspace() and not line.lstrip().startswith(b"#")]
     except OSError as error:
-        raise RecipeError(f"made_by of {script.title()} names {module}, which cannot be read",
-                          cause=str(error)) from error
+        raise RecipeError(
+            f"made_by of {script.title()} names {module}, which cannot be read", cause=str(error)
+        ) from error
     return digest_of(b"".join(lines))
 
 

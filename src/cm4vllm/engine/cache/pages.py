@@ -62,8 +62,10 @@ def find(search: Search, i: Result) -> Result:
         return found
     for entry in _entries(found):
         if sys.stdout.isatty():
-            print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
-                  f"{entry.script} {entry.version}".rstrip())
+            print(
+                f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
+                f"{entry.script} {entry.version}".rstrip()
+            )
         else:
             page(str(entry.folder))
     return found
@@ -86,12 +88,19 @@ def remove(search: Search, cmind: Any, i: Result) -> Result:
             return {"return": 0, "deleted_list": []}
         for entry, artifact in zip(entries, found["list"], strict=True):
             if console:
-                print(f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
-                      f"{size_text(size_of(entry.folder))}) ...")
+                print(
+                    f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
+                    f"{size_text(size_of(entry.folder))}) ..."
+                )
             _remove(entry.folder)
             if cmind.use_index:
-                cmind.index.add(artifact.meta, str(entry.folder),
-                                (artifact.repo_meta["alias"], artifact.repo_meta["uid"]), update=True, delete=True)
+                cmind.index.add(
+                    artifact.meta,
+                    str(entry.folder),
+                    (artifact.repo_meta["alias"], artifact.repo_meta["uid"]),
+                    update=True,
+                    delete=True,
+                )
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
     return {"return": 0, "deleted_list": found["list"]}
@@ -99,8 +108,11 @@ def remove(search: Search, cmind: Any, i: Result) -> Result:
 
 def _nothing(i: Mapping[str, Any]) -> Result:
     if i.get("tags") or i.get("artifact"):
-        raise NotFoundError("artifact(s) not found", cause=f"no cache entry matches {i.get('tags') or i['artifact']}",
-                            remedy="list the entries with: cm show cache")
+        raise NotFoundError(
+            "artifact(s) not found",
+            cause=f"no cache entry matches {i.get('tags') or i['artifact']}",
+            remedy="list the entries with: cm show cache",
+        )
     print("nothing is cached")
     return {"return": 0, "deleted_list": []}
 
@@ -109,8 +121,9 @@ def _confirmed(entries: Sequence[Stored]) -> bool:
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
-        raise UsageError("nothing was removed", cause="there is no terminal to ask for "
-                                                      "confirmation", remedy="add -f to remove these")
+        raise UsageError(
+            "nothing was removed", cause="there is no terminal to ask for confirmation", remedy="add -f to remove these"
+        )
     answer = input(f"Remove {_counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
     return answer.strip().lower() in ("y", "yes")
 
@@ -133,8 +146,15 @@ def _counted(entries: Sequence[Stored], size: int) -> str:
 
 
 def _as_json(entry: Stored) -> dict[str, Any]:
-    return {"path": str(entry.folder), "tags": list(entry.tags), "version": entry.version, "script": entry.script,
-            "script_uid": entry.script_uid, "made_at": entry.made_at, "bytes": size_of(entry.folder)}
+    return {
+        "path": str(entry.folder),
+        "tags": list(entry.tags),
+        "version": entry.version,
+        "script": entry.script,
+        "script_uid": entry.script_uid,
+        "made_at": entry.made_at,
+        "bytes": size_of(entry.folder),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +199,13 @@ def leftovers(root: Path) -> list[Path]:
     """Return the folders that are no entries: what killed runs left, and what runs that go on now are making."""
     if not root.is_dir():
         return []
-    return sorted(folder for folder in root.iterdir() if folder.is_dir() and folder.name != ".locks"
-                  and not any((folder / name).is_file() for name in ("_cm.json", "_cm.yaml")))
+    return sorted(
+        folder
+        for folder in root.iterdir()
+        if folder.is_dir()
+        and folder.name != ".locks"
+        and not any((folder / name).is_file() for name in ("_cm.json", "_cm.yaml"))
+    )
 
 
 def size_of(folder: Path) -> int:

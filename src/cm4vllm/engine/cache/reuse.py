@@ -45,8 +45,10 @@ class CachedScripts:
                 try:
                     return _used(session, task, scope, entry)
                 except Damaged as damage:
-                    session.tell(f"{task.script.title()}: its cache entry has changed since it was made ({damage}); "
-                                 "making it again")
+                    session.tell(
+                        f"{task.script.title()}: its cache entry has changed since it was made ({damage}); "
+                        "making it again"
+                    )
                     cache.drop(entry)
                     entry = None
             renews = entry is not None and flag(task.request.inputs, "renew")
@@ -69,8 +71,15 @@ def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
         run_phase(current, phase, only_dynamic=True)
     env, state = current.scope.env, merged(current.scope.state, saved["new_state"])
     merge_into(env, saved["new_env"])
-    return Outcome(env, state, dict(saved["new_env"]), saved["new_state"],
-                   [*saved.get("deps", []), *current.scope.deps], str(saved.get("version", "")), cached=True)
+    return Outcome(
+        env,
+        state,
+        dict(saved["new_env"]),
+        saved["new_state"],
+        [*saved.get("deps", []), *current.scope.deps],
+        str(saved.get("version", "")),
+        cached=True,
+    )
 
 
 def _validate(current: Run, version: str, entry: Entry) -> None:
@@ -102,8 +111,17 @@ def _made(session: Session, task: Task, identity: Identity, scope: Scope, cache:
     for key in sorted(outcome.new_env.keys() - kept.keys()):
         session.tell(f"note: {key} is or contains a secret, and is not stored in the cache")
     cache.finish(
-        scope.folder, identity, script=(script.alias, script.uid), asked=task.wanted.pip_text(),
-        tags=[tag for tag in tags if not vault.holds(tag)], depends_on=str(outcome.env.get(_DEPENDENT, "")),
-        result={"new_env": kept, "new_state": vault.cleaned(outcome.new_state), "deps": outcome.deps,
-                "version": outcome.version})
+        scope.folder,
+        identity,
+        script=(script.alias, script.uid),
+        asked=task.wanted.pip_text(),
+        tags=[tag for tag in tags if not vault.holds(tag)],
+        depends_on=str(outcome.env.get(_DEPENDENT, "")),
+        result={
+            "new_env": kept,
+            "new_state": vault.cleaned(outcome.new_state),
+            "deps": outcome.deps,
+            "version": outcome.version,
+        },
+    )
     return outcome

@@ -37,12 +37,16 @@ class Catalogue:
         wanted = set(tags)
         indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
         return [script for script in indexed if wanted <= set(script.tags)] or [
-            self.script(one.path, one.repo) for one in self.summaries if wanted <= set(one.tags)]
+            self.script(one.path, one.repo) for one in self.summaries if wanted <= set(one.tags)
+        ]
 
     def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
         """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
-        return [self.script(one.path, one.repo) for one in self.summaries if name in (one.alias, one.uid)
-                and (not repo or repo in self._repo_names(one.repo))]
+        return [
+            self.script(one.path, one.repo)
+            for one in self.summaries
+            if name in (one.alias, one.uid) and (not repo or repo in self._repo_names(one.repo))
+        ]
 
     def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
         """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
@@ -50,8 +54,11 @@ class Catalogue:
         narrowest = self._entries
         if self._lookups > _FEW_LOOKUPS:
             narrowest = min((self._by_tag.get(tag, []) for tag in wanted), key=len, default=narrowest)
-        return [(str(entry["path"]), str((entry.get("repo") or [""])[0])) for entry in narrowest
-                if wanted.issubset(entry.get("tags") or ()) and has_meta(entry["path"])]
+        return [
+            (str(entry["path"]), str((entry.get("repo") or [""])[0]))
+            for entry in narrowest
+            if wanted.issubset(entry.get("tags") or ()) and has_meta(entry["path"])
+        ]
 
     @cached_property
     def summaries(self) -> list[Summary]:
@@ -104,8 +111,10 @@ class Catalogue:
                     yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
 
     def _repo_names(self, alias: str) -> set[str]:
-        return {alias, *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst
-                         if repo.meta.get("alias") == alias)}
+        return {
+            alias,
+            *(str(repo.meta.get("uid", "")) for repo in self._cmind.repos.lst if repo.meta.get("alias") == alias),
+        }
 
 
 def _listed(folder: str) -> list[str]:

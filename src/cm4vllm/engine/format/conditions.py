@@ -51,8 +51,10 @@ class Conditions(Value):
 
 
 def _clause(raw: Mapping[str, Any]) -> Clause:
-    return {key: frozenset(_word(v) for v in (values if isinstance(values, list) else [values]))
-            for key, values in raw.items()}
+    return {
+        key: frozenset(_word(v) for v in (values if isinstance(values, list) else [values]))
+        for key, values in raw.items()
+    }
 
 
 def _word(value: Any) -> str:

@@ -9,8 +9,17 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError
 
-__all__ = ["META_NAMES", "SETTLED_S", "has_meta", "lines_of", "merged", "read_json", "read_meta", "read_yaml",
-           "signature_of"]
+__all__ = [
+    "META_NAMES",
+    "SETTLED_S",
+    "has_meta",
+    "lines_of",
+    "merged",
+    "read_json",
+    "read_meta",
+    "read_yaml",
+    "signature_of",
+]
 
 META_NAMES = ("_cm.yaml", "_cm.json")
 

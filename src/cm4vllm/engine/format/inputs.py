@@ -41,18 +41,25 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
         other = _inputs_of(str(alias), folder, read)
         for flag in [flags] if isinstance(flags, str) else flags or ():
             if flag not in other:
-                raise RecipeError(f"inputs_of in {folder} names {flag!r} of {alias}, which describes no such input",
-                                  remedy=nearest(flag, other))
+                raise RecipeError(
+                    f"inputs_of in {folder} names {flag!r} of {alias}, which describes no such input",
+                    remedy=nearest(flag, other),
+                )
             mapping[flag], described[flag] = other[flag][0], {**other[flag][1], "of": alias}
     for flag, (key, entry) in _described(raw.get("inputs") or {}).items():
         mapping[flag], described[flag] = key, entry
     for flag, default in (raw.get("input_defaults") or {}).items():
         if flag not in described:
-            raise RecipeError(f"input_defaults in {folder} names {flag!r}, which is no input of this script",
-                              remedy=nearest(flag, described))
+            raise RecipeError(
+                f"input_defaults in {folder} names {flag!r}, which is no input of this script",
+                remedy=nearest(flag, described),
+            )
         described[flag] = {**described[flag], "default": default}
-    return {**raw, "input_mapping": {**mapping, **(raw.get("input_mapping") or {})},
-            "input_description": {**described, **(raw.get("input_description") or {})}}
+    return {
+        **raw,
+        "input_mapping": {**mapping, **(raw.get("input_mapping") or {})},
+        "input_description": {**described, **(raw.get("input_description") or {})},
+    }
 
 
 def _inputs_of(alias: str, folder: str, read: Callable[[str], Raw]) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -16,9 +16,23 @@ from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BRING_KEYS", "DEPENDENCY_KEYS", "LAYER_KEYS", "PHASES", "SCRIPT_KEYS",
-           "VARIATION_KEYS", "Amendment", "Bring", "Dependency", "Layer", "ScriptMeta", "Variation", "amendments_of",
-           "load_script", "split_tags"]
+__all__ = [
+    "BRING_KEYS",
+    "DEPENDENCY_KEYS",
+    "LAYER_KEYS",
+    "PHASES",
+    "SCRIPT_KEYS",
+    "VARIATION_KEYS",
+    "Amendment",
+    "Bring",
+    "Dependency",
+    "Layer",
+    "ScriptMeta",
+    "Variation",
+    "amendments_of",
+    "load_script",
+    "split_tags",
+]
 
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
@@ -71,8 +85,9 @@ class Dependency(Value):
             force_env_keys=_texts(raw.get("force_env_keys")),
             force_new_env_keys=_texts(raw.get("force_new_env_keys")),
             update_tags_from_env=_texts(raw.get("update_tags_from_env")),
-            update_tags_with_prefix={prefix: _texts(keys) for prefix, keys in
-                                     (raw.get("update_tags_from_env_with_prefix") or {}).items()},
+            update_tags_with_prefix={
+                prefix: _texts(keys) for prefix, keys in (raw.get("update_tags_from_env_with_prefix") or {}).items()
+            },
             skip_inherit_groups=frozenset(_texts(raw.get("skip_inherit_variation_groups"))),
             extra_cache_tags=split_tags(raw.get("extra_cache_tags")),
             inherit_variation_tags=bool(raw.get("inherit_variation_tags")),
@@ -93,11 +108,26 @@ class Dependency(Value):
         return Dependency.of(raw)
 
 
-DEPENDENCY_KEYS = frozenset({
-    "tags", "names", "env", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
-    "update_tags_from_env_with_prefix", "skip_inherit_variation_groups", "extra_cache_tags", "inherit_variation_tags",
-    "reuse_version", "dynamic", "force_cache", "skip_if_fake_run", *CONDITION_KEYS, *VERSION_KEYS,
-})
+DEPENDENCY_KEYS = frozenset(
+    {
+        "tags",
+        "names",
+        "env",
+        "force_env_keys",
+        "force_new_env_keys",
+        "update_tags_from_env",
+        "update_tags_from_env_with_prefix",
+        "skip_inherit_variation_groups",
+        "extra_cache_tags",
+        "inherit_variation_tags",
+        "reuse_version",
+        "dynamic",
+        "force_cache",
+        "skip_if_fake_run",
+        *CONDITION_KEYS,
+        *VERSION_KEYS,
+    }
+)
 
 
 class Amendment(Value):
@@ -119,10 +149,13 @@ def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendme
     for name, change in raw.items():
         for one in change if isinstance(change, list) else [change]:
             if not isinstance(one, Mapping):
-                raise wrong(f"adr.{name} must name what is changed, not {one!r}",
-                            remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2")
-            found.append(Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS},
-                                   Conditions.of(one)))
+                raise wrong(
+                    f"adr.{name} must name what is changed, not {one!r}",
+                    remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2",
+                )
+            found.append(
+                Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS}, Conditions.of(one))
+            )
     return tuple(found)
 
 
@@ -152,9 +185,15 @@ class Bring(Value):
 
     @classmethod
     def of(cls, raw: Raw) -> Bring:
-        return cls(str(raw.get("what") or ""), str(raw.get("how") or ""), str(raw.get("requirements") or ""),
-                   str(raw.get("package") or ""), bool(raw.get("shared")), int(raw.get("disk_bytes") or 0),
-                   str(raw.get("measured") or ""))
+        return cls(
+            str(raw.get("what") or ""),
+            str(raw.get("how") or ""),
+            str(raw.get("requirements") or ""),
+            str(raw.get("package") or ""),
+            bool(raw.get("shared")),
+            int(raw.get("disk_bytes") or 0),
+            str(raw.get("measured") or ""),
+        )
 
 
 BRING_KEYS = frozenset(Bring._fields)
@@ -184,26 +223,55 @@ class Layer(Value):
     @classmethod
     def of(cls, raw: Raw) -> Layer:
         return cls(
-            env=raw.get("env") or {}, default_env=raw.get("default_env") or {}, const=raw.get("const") or {},
-            state=raw.get("state") or {}, const_state=raw.get("const_state") or {},
-            deps={phase: tuple(Dependency.of(entry) for entry in raw.get(phase) or () if entry.get("tags"))
-                  for phase in PHASES},
+            env=raw.get("env") or {},
+            default_env=raw.get("default_env") or {},
+            const=raw.get("const") or {},
+            state=raw.get("state") or {},
+            const_state=raw.get("const_state") or {},
+            deps={
+                phase: tuple(Dependency.of(entry) for entry in raw.get(phase) or () if entry.get("tags"))
+                for phase in PHASES
+            },
             adr=amendments_of(raw.get("adr") or {}) + amendments_of(raw.get("add_deps_recursive") or {}),
             ad=amendments_of(raw.get("ad") or {}) + amendments_of(raw.get("add_deps") or {}),
-            new_env_keys=_texts(raw.get("new_env_keys")), new_state_keys=_texts(raw.get("new_state_keys")),
-            updates=tuple(ConditionalUpdate(Conditions.of(entry), entry.get("env") or {}, entry.get("state") or {})
-                          for entry in raw.get("update_meta_if_env") or ()),
-            script_name=str(raw.get("script_name") or ""), default_version=str(raw.get("default_version") or ""),
-            docker=raw.get("docker") or {}, brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
-            promised_env_keys=_texts(raw.get("promised_env_keys")), made_by=_texts(raw.get("made_by")),
+            new_env_keys=_texts(raw.get("new_env_keys")),
+            new_state_keys=_texts(raw.get("new_state_keys")),
+            updates=tuple(
+                ConditionalUpdate(Conditions.of(entry), entry.get("env") or {}, entry.get("state") or {})
+                for entry in raw.get("update_meta_if_env") or ()
+            ),
+            script_name=str(raw.get("script_name") or ""),
+            default_version=str(raw.get("default_version") or ""),
+            docker=raw.get("docker") or {},
+            brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
+            promised_env_keys=_texts(raw.get("promised_env_keys")),
+            made_by=_texts(raw.get("made_by")),
         )
 
 
-LAYER_KEYS = frozenset({
-    "env", "default_env", "const", "state", "const_state", *PHASES, "adr", "add_deps_recursive", "ad", "add_deps",
-    "new_env_keys", "new_state_keys", "update_meta_if_env", "script_name", "default_version", "docker",
-    "brings", "promised_env_keys", "made_by",
-})
+LAYER_KEYS = frozenset(
+    {
+        "env",
+        "default_env",
+        "const",
+        "state",
+        "const_state",
+        *PHASES,
+        "adr",
+        "add_deps_recursive",
+        "ad",
+        "add_deps",
+        "new_env_keys",
+        "new_state_keys",
+        "update_meta_if_env",
+        "script_name",
+        "default_version",
+        "docker",
+        "brings",
+        "promised_env_keys",
+        "made_by",
+    }
+)
 
 
 class Variation(Value):
@@ -226,16 +294,29 @@ class Variation(Value):
         if value is not None:
             raw = _filled(raw, value)
         return cls(
-            name=name, layer=Layer.of(raw), group=str(raw.get("group") or ""), is_default=bool(raw.get("default")),
-            alias=str(raw.get("alias") or ""), base=_texts(raw.get("base")),
+            name=name,
+            layer=Layer.of(raw),
+            group=str(raw.get("group") or ""),
+            is_default=bool(raw.get("default")),
+            alias=str(raw.get("alias") or ""),
+            base=_texts(raw.get("base")),
             default_variations={str(k): str(v) for k, v in (raw.get("default_variations") or {}).items()},
-            warnings=_texts(raw.get("warnings")), disk_space_mb=float(raw.get("required_disk_space") or 0),
+            warnings=_texts(raw.get("warnings")),
+            disk_space_mb=float(raw.get("required_disk_space") or 0),
             unknown=tuple(sorted(str(key) for key in raw if key not in VARIATION_KEYS)),
         )
 
 
-VARIATION_KEYS = LAYER_KEYS | {"group", "default", "alias", "base", "default_variations", "required_disk_space",
-                                 "warnings", "default_gui"}
+VARIATION_KEYS = LAYER_KEYS | {
+    "group",
+    "default",
+    "alias",
+    "base",
+    "default_variations",
+    "required_disk_space",
+    "warnings",
+    "default_gui",
+}
 
 
 def _filled(raw: Any, value: str) -> Any:
@@ -323,13 +404,49 @@ class ScriptMeta(Value):
 
 SCRIPT_KEYS = LAYER_KEYS | {
     *VERSION_KEYS,
-    "alias", "uid", "automation_alias", "automation_uid", "tags", "variations", "default_variation", "versions",
-    "input_mapping", "input_description", "cache", "can_force_cache", "strict_input", "sort", "local_env_keys",
-    "clean_env_keys_post_deps", "extra_cache_tags_from_env", "invalid_variation_combinations",
-    "valid_variation_combinations", "clean_files", "clean_output_files", "print_files_if_script_error",
-    "print_env_at_the_end", "warnings", "tags_help", "category", "category_sort", "name", "developers",
-    "docker_input_mapping", "env_key_mappings", "tests", "gui", "required_disk_space", "min_cm_version", "customize",
-    "variation_groups_order", "copyright", "shell_env_keys", "secret_env_keys", "inputs", "inputs_of", "input_defaults",
+    "alias",
+    "uid",
+    "automation_alias",
+    "automation_uid",
+    "tags",
+    "variations",
+    "default_variation",
+    "versions",
+    "input_mapping",
+    "input_description",
+    "cache",
+    "can_force_cache",
+    "strict_input",
+    "sort",
+    "local_env_keys",
+    "clean_env_keys_post_deps",
+    "extra_cache_tags_from_env",
+    "invalid_variation_combinations",
+    "valid_variation_combinations",
+    "clean_files",
+    "clean_output_files",
+    "print_files_if_script_error",
+    "print_env_at_the_end",
+    "warnings",
+    "tags_help",
+    "category",
+    "category_sort",
+    "name",
+    "developers",
+    "docker_input_mapping",
+    "env_key_mappings",
+    "tests",
+    "gui",
+    "required_disk_space",
+    "min_cm_version",
+    "customize",
+    "variation_groups_order",
+    "copyright",
+    "shell_env_keys",
+    "secret_env_keys",
+    "inputs",
+    "inputs_of",
+    "input_defaults",
     "examples",
 }
 
@@ -345,27 +462,42 @@ def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) 
 
 def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
     return ScriptMeta(
-        alias=str(raw.get("alias") or ""), uid=str(raw.get("uid") or ""), folder=folder, repo=repo,
-        tags=split_tags(raw.get("tags")), layer=Layer.of(raw), variations={
-            str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
+        alias=str(raw.get("alias") or ""),
+        uid=str(raw.get("uid") or ""),
+        folder=folder,
+        repo=repo,
+        tags=split_tags(raw.get("tags")),
+        layer=Layer.of(raw),
+        variations={str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
         default_variation=str(raw.get("default_variation") or ""),
         versions={str(name): version or {} for name, version in (raw.get("versions") or {}).items()},
-        wanted=Wanted.of(raw), input_mapping=raw.get("input_mapping") or {},
-        input_description=raw.get("input_description") or {}, cache=bool(raw.get("cache")),
-        can_force_cache=bool(raw.get("can_force_cache")), strict_input=bool(raw.get("strict_input")),
-        sort=int(raw.get("sort") or 0), local_env_keys=_texts(raw.get("local_env_keys")),
+        wanted=Wanted.of(raw),
+        input_mapping=raw.get("input_mapping") or {},
+        input_description=raw.get("input_description") or {},
+        cache=bool(raw.get("cache")),
+        can_force_cache=bool(raw.get("can_force_cache")),
+        strict_input=bool(raw.get("strict_input")),
+        sort=int(raw.get("sort") or 0),
+        local_env_keys=_texts(raw.get("local_env_keys")),
         clean_env_keys_post_deps=_texts(raw.get("clean_env_keys_post_deps")),
-        cache_tags_from_env=tuple((str(entry["env"]), str(entry.get("prefix") or ""))
-                                  for entry in raw.get("extra_cache_tags_from_env") or ()),
-        invalid_combinations=tuple(frozenset(_texts(entry))
-                                   for entry in raw.get("invalid_variation_combinations") or ()),
+        cache_tags_from_env=tuple(
+            (str(entry["env"]), str(entry.get("prefix") or "")) for entry in raw.get("extra_cache_tags_from_env") or ()
+        ),
+        invalid_combinations=tuple(
+            frozenset(_texts(entry)) for entry in raw.get("invalid_variation_combinations") or ()
+        ),
         valid_combinations=tuple(frozenset(_texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
         env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
-        shell_env_keys=_texts(raw.get("shell_env_keys")), secret_env_keys=_texts(raw.get("secret_env_keys")),
+        shell_env_keys=_texts(raw.get("shell_env_keys")),
+        secret_env_keys=_texts(raw.get("secret_env_keys")),
         clean_output_files=_texts(raw.get("clean_output_files")),
-        clean_files=_texts(raw.get("clean_files")), files_on_error=_texts(raw.get("print_files_if_script_error")),
-        env_at_the_end=raw.get("print_env_at_the_end") or {}, warnings=_texts(raw.get("warnings")),
-        tags_help=str(raw.get("tags_help") or ""), purpose=str(raw.get("name") or ""),
+        clean_files=_texts(raw.get("clean_files")),
+        files_on_error=_texts(raw.get("print_files_if_script_error")),
+        env_at_the_end=raw.get("print_env_at_the_end") or {},
+        warnings=_texts(raw.get("warnings")),
+        tags_help=str(raw.get("tags_help") or ""),
+        purpose=str(raw.get("name") or ""),
         examples=_texts(raw.get("examples")),
-        unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)), raw=raw,
+        unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),
+        raw=raw,
     )

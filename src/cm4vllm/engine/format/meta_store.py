@@ -137,5 +137,8 @@ def _words(folder: str) -> list[Any] | None:
     except _MAY_NOT_BE_KEPT:
         return None  # one broken meta must not hide the others; choosing it reports what is wrong
     tags = raw.get("tags")
-    return [*(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")),
-            list(split_tags(tags)) if isinstance(tags, (str, list)) else [], str(raw.get("tags_help") or "")]
+    return [
+        *(str(raw.get(key) or "") for key in ("automation_uid", "alias", "uid")),
+        list(split_tags(tags)) if isinstance(tags, (str, list)) else [],
+        str(raw.get("tags_help") or ""),
+    ]

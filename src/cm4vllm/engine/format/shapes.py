@@ -18,23 +18,83 @@ Place = tuple[str | int, ...]
 Found = Iterator[tuple[Place, str]]
 
 _PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
-_MAPPINGS = frozenset({
-    "env", "default_env", "const", "state", "const_state", "adr", "add_deps_recursive", "ad", "add_deps", "docker",
-    "variations", "versions", "input_mapping", "input_description", "default_variations", "print_env_at_the_end",
-    "env_key_mappings", "tests", "inputs", "inputs_of", "input_defaults", "update_tags_from_env_with_prefix",
-})
-_LISTS = frozenset({*_PHASES, "brings", "update_meta_if_env", "invalid_variation_combinations",
-                    "valid_variation_combinations", "extra_cache_tags_from_env"})
-_TEXTS = frozenset({"alias", "uid", "group", "script_name", "default_version", "tags_help",
-                    "version", "version_min", "version_max", "version_max_usable"})
+_MAPPINGS = frozenset(
+    {
+        "env",
+        "default_env",
+        "const",
+        "state",
+        "const_state",
+        "adr",
+        "add_deps_recursive",
+        "ad",
+        "add_deps",
+        "docker",
+        "variations",
+        "versions",
+        "input_mapping",
+        "input_description",
+        "default_variations",
+        "print_env_at_the_end",
+        "env_key_mappings",
+        "tests",
+        "inputs",
+        "inputs_of",
+        "input_defaults",
+        "update_tags_from_env_with_prefix",
+    }
+)
+_LISTS = frozenset(
+    {
+        *_PHASES,
+        "brings",
+        "update_meta_if_env",
+        "invalid_variation_combinations",
+        "valid_variation_combinations",
+        "extra_cache_tags_from_env",
+    }
+)
+_TEXTS = frozenset(
+    {
+        "alias",
+        "uid",
+        "group",
+        "script_name",
+        "default_version",
+        "tags_help",
+        "version",
+        "version_min",
+        "version_max",
+        "version_max_usable",
+    }
+)
 _NUMBERS = frozenset({"sort", "required_disk_space", "disk_bytes"})
 #: A text, or a list of texts.
-_WORDS = frozenset({
-    "tags", "names", "base", "new_env_keys", "new_state_keys", "made_by", "promised_env_keys", "local_env_keys",
-    "clean_env_keys_post_deps", "shell_env_keys", "secret_env_keys", "clean_files", "clean_output_files",
-    "print_files_if_script_error", "warnings", "force_env_keys", "force_new_env_keys", "update_tags_from_env",
-    "skip_inherit_variation_groups", "extra_cache_tags", "examples",
-})
+_WORDS = frozenset(
+    {
+        "tags",
+        "names",
+        "base",
+        "new_env_keys",
+        "new_state_keys",
+        "made_by",
+        "promised_env_keys",
+        "local_env_keys",
+        "clean_env_keys_post_deps",
+        "shell_env_keys",
+        "secret_env_keys",
+        "clean_files",
+        "clean_output_files",
+        "print_files_if_script_error",
+        "warnings",
+        "force_env_keys",
+        "force_new_env_keys",
+        "update_tags_from_env",
+        "skip_inherit_variation_groups",
+        "extra_cache_tags",
+        "examples",
+    }
+)
 _CONDITIONS = frozenset({"enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env"})
 #: Mappings whose keys become environment keys or flags, and whose values are plain.
 _ENVIRONMENTS = frozenset({"env", "default_env", "const", "input_mapping"})
@@ -44,8 +104,11 @@ def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
     """Raise RecipeError for the first part of a script's meta that cannot be read; `path` is its folder."""
     what = f"the meta of {path} has a part of the wrong shape"
     for place, text in wrong_shapes(raw):
-        raise RecipeError(what, cause=f"{'.'.join(map(str, place))} {text}",
-                          remedy="cm lint script lists everything that is wrong with it")
+        raise RecipeError(
+            what,
+            cause=f"{'.'.join(map(str, place))} {text}",
+            remedy="cm lint script lists everything that is wrong with it",
+        )
     try:
         json.dumps(raw, default=str, skipkeys=True)
     except (ValueError, RecursionError) as error:  # a part that holds itself, or is nested too deeply
@@ -113,8 +176,11 @@ def _wanted(key: str, value: Any) -> str:
     if key in _TEXTS:
         return "" if _is_plain(value) else "a text"
     if key in _WORDS:
-        return "" if isinstance(value, str) or (isinstance(value, list) and all(map(_is_plain, value))) else (
-            "a text or a list of texts")
+        return (
+            ""
+            if isinstance(value, str) or (isinstance(value, list) and all(map(_is_plain, value)))
+            else ("a text or a list of texts")
+        )
     if key in _NUMBERS:
         return "" if _is_number(value) else "a number"
     return ""

@@ -46,7 +46,8 @@ class _Fields:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and all(
-            getattr(self, field) == getattr(other, field) for field in self._fields)
+            getattr(self, field) == getattr(other, field) for field in self._fields
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -93,10 +93,13 @@ class _Resolver:
             key = definition(self.script.variations, name)
             if not key:
                 raise UsageError(
-                    f"{self.script.title()} has no variation {name!r}", cause=f"asked for as _{name}",
-                    remedy=nearest(name, as_typed(self.script.variations),
-                                   f"list them with: cm show script {self.script.alias}"))
-            value = name[len(key) - 1:] if key.endswith(".#") else None
+                    f"{self.script.title()} has no variation {name!r}",
+                    cause=f"asked for as _{name}",
+                    remedy=nearest(
+                        name, as_typed(self.script.variations), f"list them with: cm show script {self.script.alias}"
+                    ),
+                )
+            value = name[len(key) - 1 :] if key.endswith(".#") else None
             self.read[name] = self.script.variation(key, name, value)
         return self.read[name]
 
@@ -135,7 +138,8 @@ class _Resolver:
         if base in self.excluded:
             raise UsageError(
                 f"variation _{variation.name} of {self.script.title()} builds on _{base}, which is excluded",
-                remedy=f"leave out either _{variation.name} or -_{base}")
+                remedy=f"leave out either _{variation.name} or -_{base}",
+            )
         key = definition(self.script.variations, base)
         if key.endswith(".#") and any(definition(self.script.variations, on) == key for on in self.order):
             return  # another value of the same dynamic variation is on already, and stays
@@ -165,8 +169,14 @@ class _Resolver:
             parts = [part.strip() for part in key.split(",")]
             matches = [self.part_on(part) for part in parts]
             if all(matches):
-                value = next((on[len(part) - 1:] for part, on in zip(parts, matches, strict=True)
-                              if part.endswith(".#") and on), None)
+                value = next(
+                    (
+                        on[len(part) - 1 :]
+                        for part, on in zip(parts, matches, strict=True)
+                        if part.endswith(".#") and on
+                    ),
+                    None,
+                )
                 found.append((len(parts), self.script.variation(key, key, value)))
         return [variation for _, variation in sorted(found, key=lambda item: item[0])]
 
@@ -184,11 +194,16 @@ class _Resolver:
             if variation.group in groups:
                 raise UsageError(
                     f"variations _{groups[variation.group]} and _{variation.name} of {self.script.title()} "
-                    "exclude each other", cause=f"both belong to the group {variation.group!r}",
-                    remedy="choose one of them")
+                    "exclude each other",
+                    cause=f"both belong to the group {variation.group!r}",
+                    remedy="choose one of them",
+                )
             groups[variation.group] = variation.name
         for forbidden in self.script.invalid_combinations:
             if forbidden <= set(self.order):
-                raise UsageError(f"variations {', '.join(f'_{name}' for name in sorted(forbidden))} of "
-                                 f"{self.script.title()} cannot be combined", remedy="leave one of them out")
+                raise UsageError(
+                    f"variations {', '.join(f'_{name}' for name in sorted(forbidden))} of "
+                    f"{self.script.title()} cannot be combined",
+                    remedy="leave one of them out",
+                )
         return Resolution(active, tuple(self.combinations()), groups)

@@ -57,8 +57,12 @@ class Wanted(Value):
         """Return this with what it leaves open taken from `other`."""
         if other is ANY or self is ANY:
             return self if other is ANY else other
-        return Wanted(self.version or other.version, self.minimum or other.minimum, self.maximum or other.maximum,
-                      self.max_usable or other.max_usable)
+        return Wanted(
+            self.version or other.version,
+            self.minimum or other.minimum,
+            self.maximum or other.maximum,
+            self.max_usable or other.max_usable,
+        )
 
     def __bool__(self) -> bool:
         return bool(self.version or self.minimum or self.maximum)
@@ -87,8 +91,11 @@ class Wanted(Value):
         """Return the CM_VERSION* keys and the limits in pip's notation."""
         if self is ANY:
             return {}
-        env = {key: value for key, value in zip(
-            _ENV_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True) if value}
+        env = {
+            key: value
+            for key, value in zip(_ENV_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True)
+            if value
+        }
         if pip := self.pip_text():
             env["CM_TMP_PIP_VERSION_STRING"] = pip
         return env
@@ -114,6 +121,8 @@ def _text(value: Any, key: str) -> str:
     # `--version` without a value arrives as True; it asks for nothing.
     text = "" if value is None or isinstance(value, bool) else str(value)
     if text and "<<<" not in text and not re.search(r"[0-9a-zA-Z]", text):
-        raise UsageError(f"{key}={text!r} is not a version", remedy="a version consists of digits or letters, for "
-                                                                    "example 1.2 or main")
+        raise UsageError(
+            f"{key}={text!r} is not a version",
+            remedy="a version consists of digits or letters, for example 1.2 or main",
+        )
     return text

@@ -22,8 +22,14 @@ from cm4vllm.engine.run.session import Session
 __all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]
 
 _ORDER = (Status.CACHED, Status.REUSED, Status.MAKE, Status.RUN, Status.OPEN, Status.FAILS)
-_CLASSES = {Status.CACHED: "cached", Status.REUSED: "cached", Status.MAKE: "make", Status.RUN: "run",
-            Status.OPEN: "open", Status.FAILS: "fails"}
+_CLASSES = {
+    Status.CACHED: "cached",
+    Status.REUSED: "cached",
+    Status.MAKE: "make",
+    Status.RUN: "run",
+    Status.OPEN: "open",
+    Status.FAILS: "fails",
+}
 
 
 def as_tree(root: Node) -> str:
@@ -41,8 +47,9 @@ def as_tree(root: Node) -> str:
     return "\n".join([*lines, "", *([f"met again: {', '.join(named)}"] if named else []), *summary(root)])
 
 
-def _rows(node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str],
-          ) -> Iterator[tuple[str, str]]:
+def _rows(
+    node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str]
+) -> Iterator[tuple[str, str]]:
     key = _key(node)
     repeated = bool(node.children) and key in shown
     shown.add(key)
@@ -66,8 +73,13 @@ def _is_left_out(node: Node, shown: set[tuple[Any, ...]], again: Counter[str]) -
 
 def _key(node: Node) -> tuple[Any, ...]:
     """Return what makes two nodes look the same from here on."""
-    return (node.script.path if node.script else node.tags, node.variations, node.status, node.asked,
-            tuple((child.tags, child.status) for child in node.children))
+    return (
+        node.script.path if node.script else node.tags,
+        node.variations,
+        node.status,
+        node.asked,
+        tuple((child.tags, child.status) for child in node.children),
+    )
 
 
 def _title(node: Node) -> str:
@@ -122,8 +134,12 @@ def summary(root: Node) -> list[str]:
 
 
 def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
-    sure = [brought for node, is_sure in root.walk() if is_sure and node.status is not Status.OPEN
-            for brought in node.brings]
+    sure = [
+        brought
+        for node, is_sure in root.walk()
+        if is_sure and node.status is not Status.OPEN
+        for brought in node.brings
+    ]
     if certain:
         return list(dict.fromkeys(sure))
     return list(dict.fromkeys(brought for node, _ in root.walk() for brought in node.brings if brought not in sure))
@@ -142,18 +158,27 @@ def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
 
 def as_json(root: Node) -> dict[str, Any]:
     """Return the plan as plain data."""
-    return {"plan": _as_json(root, certain=True), "summary": {
-        "scripts": {status.value: sum(1 for node, sure in root.walk() if sure and node.status is status)
-                    for status in _ORDER},
-        "uncertain": sum(1 for _, sure in root.walk() if not sure),
-        "brings": [_brought_json(one) for one in _all_brought(root, certain=True)],
-        "may_bring": [_brought_json(one) for one in _all_brought(root, certain=False)],
-    }}
+    return {
+        "plan": _as_json(root, certain=True),
+        "summary": {
+            "scripts": {
+                status.value: sum(1 for node, sure in root.walk() if sure and node.status is status)
+                for status in _ORDER
+            },
+            "uncertain": sum(1 for _, sure in root.walk() if not sure),
+            "brings": [_brought_json(one) for one in _all_brought(root, certain=True)],
+            "may_bring": [_brought_json(one) for one in _all_brought(root, certain=False)],
+        },
+    }
 
 
 def _brought_json(brought: Brought) -> dict[str, Any]:
-    return {"how": brought.how, "what": brought.what, "disk_bytes": brought.disk_bytes or None,
-            "measured": brought.measured or None}
+    return {
+        "how": brought.how,
+        "what": brought.what,
+        "disk_bytes": brought.disk_bytes or None,
+        "measured": brought.measured or None,
+    }
 
 
 def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
@@ -162,15 +187,28 @@ def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
     return {
         "tags": node.tags,
         "script": {"alias": script.alias, "uid": script.uid, "path": str(script.path), "repository": script.repo}
-        if script else None,
-        "variations": list(node.variations), "version_asked": node.asked or None,
+        if script
+        else None,
+        "variations": list(node.variations),
+        "version_asked": node.asked or None,
         "version": node.version or (entry.version if entry else "") or None,
-        "why": {"phase": node.why, "of": node.parent or None, "name": node.name or None, "data": node.data,
-                "names": list(node.names), "env": dict(node.env),
-                "variation": node.added_by or None, "only_if": list(node.only_if)},
-        "certain": certain, "status": node.status.value, "depends_on": list(node.open_facts),
-        "entry": str(entry.folder) if entry else None, "brings": [_brought_json(one) for one in node.brings],
-        "notes": list(node.notes), "error": str(node.error) if node.error else None,
+        "why": {
+            "phase": node.why,
+            "of": node.parent or None,
+            "name": node.name or None,
+            "data": node.data,
+            "names": list(node.names),
+            "env": dict(node.env),
+            "variation": node.added_by or None,
+            "only_if": list(node.only_if),
+        },
+        "certain": certain,
+        "status": node.status.value,
+        "depends_on": list(node.open_facts),
+        "entry": str(entry.folder) if entry else None,
+        "brings": [_brought_json(one) for one in node.brings],
+        "notes": list(node.notes),
+        "error": str(node.error) if node.error else None,
         "children": [_as_json(child, certain=certain and node.status is not Status.OPEN) for child in node.children],
     }
 
@@ -186,7 +224,7 @@ def as_mermaid(root: Node) -> str:
         if key not in ids:
             ids[key] = f"n{len(ids)}"
             label = f"{_name(node)}<br/>{_state(node)}"
-            lines.append(f"  {ids[key]}[\"{_escaped(label)}\"]:::{_CLASSES[node.status]}")
+            lines.append(f'  {ids[key]}["{_escaped(label)}"]:::{_CLASSES[node.status]}')
         for child in node.children:
             name = "" if child.why == "deps" else child.why
             name = ", ".join(filter(None, [child.name or name, *child.only_if]))
@@ -196,17 +234,27 @@ def as_mermaid(root: Node) -> str:
     visit(root)
     for start, end, label in edges:
         arrow = "-.->" if label[0] == "~" else "-->"
-        text = f"|\"{_escaped(label[1:])}\"|" if label[1:] else ""
+        text = f'|"{_escaped(label[1:])}"|' if label[1:] else ""
         lines.append(f"  {start} {arrow}{text} {end}")
-    lines += ["  classDef cached fill:#e6f4ea,stroke:#34a853", "  classDef make fill:#fef7e0,stroke:#f9ab00",
-              "  classDef run fill:#e8f0fe,stroke:#4285f4", "  classDef open stroke-dasharray:4",
-              "  classDef fails fill:#fce8e6,stroke:#d93025"]
+    lines += [
+        "  classDef cached fill:#e6f4ea,stroke:#34a853",
+        "  classDef make fill:#fef7e0,stroke:#f9ab00",
+        "  classDef run fill:#e8f0fe,stroke:#4285f4",
+        "  classDef open stroke-dasharray:4",
+        "  classDef fails fill:#fce8e6,stroke:#d93025",
+    ]
     return "\n".join(lines)
 
 
 def _escaped(text: str) -> str:
-    return text.replace("&", "#amp;").replace('"', "#quot;").replace("<br/>", "\0").replace("<", "#lt;").replace(
-        ">", "#gt;").replace("\0", "<br/>")
+    return (
+        text.replace("&", "#amp;")
+        .replace('"', "#quot;")
+        .replace("<br/>", "\0")
+        .replace("<", "#lt;")
+        .replace(">", "#gt;")
+        .replace("\0", "<br/>")
+    )
 
 
 def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:

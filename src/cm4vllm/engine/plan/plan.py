@@ -131,8 +131,9 @@ class _Planner:
         #: Which script sets a fact, by its key.
         self.setters: dict[str, str] = {}
 
-    def fill(self, node: Node, asked: Callable[[], Request], *, certain: bool,
-             added: frozenset[str] = frozenset()) -> Exports:
+    def fill(
+        self, node: Node, asked: Callable[[], Request], *, certain: bool, added: frozenset[str] = frozenset()
+    ) -> Exports:
         """Fill in a node for what is asked for, with all below it, and return what it returns.
 
         `added` are facts whose values, if there are any, become tags.
@@ -212,8 +213,11 @@ class _Planner:
         return exports
 
     def check_circle(self, frame: PlannedTask) -> None:
-        same = [other for other in self.stack if other.script is frame.script
-                and other.task.variations.names == frame.task.variations.names]
+        same = [
+            other
+            for other in self.stack
+            if other.script is frame.script and other.task.variations.names == frame.task.variations.names
+        ]
         if any(other.env == frame.env for other in same) or len(self.stack) >= DEEPEST:
             raise depends_on_itself([other.script for other in [*self.stack, frame]])
 
@@ -263,8 +267,7 @@ class _Planner:
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Tell whether the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
-        return script.uid in made or any(
-            entry.script_uid == script.uid for entry in stored(Path(self.cache.root)))
+        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(Path(self.cache.root)))
 
     # --- what is below -----------------------------------------------------------------------------------------------
 
@@ -319,9 +322,16 @@ class _Planner:
         entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
         self.setters.update(step.unknown)
         conditions = (f"only if {step.only_if}",) if step.only_if else ()
-        child = Node(tags=in_words(",".join(entry.tags)), why=_STEP, parent=frame.script.title(), name=step.name,
-                     data=step.data, only_if=conditions, notes=list(step.notes),
-                     env={key: in_words(str(value)) for key, value in entry.env.items()})
+        child = Node(
+            tags=in_words(",".join(entry.tags)),
+            why=_STEP,
+            parent=frame.script.title(),
+            name=step.name,
+            data=step.data,
+            only_if=conditions,
+            notes=list(step.notes),
+            env={key: in_words(str(value)) for key, value in entry.env.items()},
+        )
         node.children.append(child)
         exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
         if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
@@ -331,16 +341,39 @@ class _Planner:
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
         """Return what a hook asks for: with its whole environment and the adr of its caller, and nothing else."""
         asked = frame.asked_of(entry, "post_deps")
-        return asked.but(const={}, state={}, adr=frame.request.adr, wanted=Wanted(), is_dependency=False,
-                         inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True})
+        return asked.but(
+            const={},
+            state={},
+            adr=frame.request.adr,
+            wanted=Wanted(),
+            is_dependency=False,
+            inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True},
+        )
 
-    def dependencies(self, node: Node, frame: PlannedTask, phase: str, *, certain: bool, only_dynamic: bool = False,
-                     only_if: tuple[str, ...] = ()) -> None:
+    def dependencies(
+        self,
+        node: Node,
+        frame: PlannedTask,
+        phase: str,
+        *,
+        certain: bool,
+        only_dynamic: bool = False,
+        only_if: tuple[str, ...] = (),
+    ) -> None:
         for dependency in frame.scope.phases[phase]:
             self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
 
-    def dependency(self, node: Node, frame: PlannedTask, dependency: Dependency, phase: str, *, certain: bool,
-                   only_dynamic: bool = False, only_if: tuple[str, ...] = ()) -> None:
+    def dependency(
+        self,
+        node: Node,
+        frame: PlannedTask,
+        dependency: Dependency,
+        phase: str,
+        *,
+        certain: bool,
+        only_dynamic: bool = False,
+        only_if: tuple[str, ...] = (),
+    ) -> None:
         """Add the node of a dependency, unless it takes no part, and take what it returns."""
         taken, truth = self.changed(frame, dependency)
         truth = both(truth, decide(taken.conditions, frame.env))
@@ -349,21 +382,33 @@ class _Planner:
         facts = truth if isinstance(truth, frozenset) else ()
         conditions = (*only_if, *(f"depends on {fact}" for fact in self.words(facts)))
         child = Node(
-            tags=in_words(",".join(taken.tags)), why=phase, parent=frame.script.title(),
-            names=tuple(sorted(taken.names)), added_by=self.origin(frame, dependency, phase), only_if=conditions,
-            env={key: in_words(str(value)) for key, value in taken.env.items()})
+            tags=in_words(",".join(taken.tags)),
+            why=phase,
+            parent=frame.script.title(),
+            names=tuple(sorted(taken.names)),
+            added_by=self.origin(frame, dependency, phase),
+            only_if=conditions,
+            env={key: in_words(str(value)) for key, value in taken.env.items()},
+        )
         node.children.append(child)
         child_certain = certain and not conditions
-        exports = self.fill(child, lambda: frame.asked_of(taken, phase), certain=child_certain,
-                            added=self.added_by_facts(frame, taken))
+        exports = self.fill(
+            child, lambda: frame.asked_of(taken, phase), certain=child_certain, added=self.added_by_facts(frame, taken)
+        )
         frame.take(exports, certain=child_certain)
 
     def added_by_facts(self, frame: PlannedTask, dependency: Dependency) -> frozenset[str]:
         """Return the facts that may add tags to a dependency, or may be empty and add none."""
-        keys = {*dependency.update_tags_from_env, *(key for keys in dependency.update_tags_with_prefix.values()
-                                                    for key in keys)}
-        return frozenset(key for key in keys for value in [dependency.env.get(key) or frame.env.get(key)]
-                         if facts_in(value) and not is_assured(value))
+        keys = {
+            *dependency.update_tags_from_env,
+            *(key for keys in dependency.update_tags_with_prefix.values() for key in keys),
+        }
+        return frozenset(
+            key
+            for key in keys
+            for value in [dependency.env.get(key) or frame.env.get(key)]
+            if facts_in(value) and not is_assured(value)
+        )
 
     def changed(self, frame: PlannedTask, dependency: Dependency) -> tuple[Dependency, Truth]:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""

@@ -39,8 +39,11 @@ class Exports:
     def of_patterns(cls, patterns: Iterable[str], promised: Iterable[str] = ()) -> Exports:
         """Return what code returns of which only the patterns are known."""
         listed, kept = list(patterns), frozenset(promised)
-        return cls(open=frozenset(key for key in listed if not _WILD.search(key)) - kept, assured=kept,
-                   globs=tuple(key for key in listed if _WILD.search(key)))
+        return cls(
+            open=frozenset(key for key in listed if not _WILD.search(key)) - kept,
+            assured=kept,
+            globs=tuple(key for key in listed if _WILD.search(key)),
+        )
 
 
 class PlannedTask:
@@ -97,8 +100,17 @@ class PlannedTask:
         """Return what a dependency is asked for, given the environment as it stands now."""
         scope, task = self.scope, self.task
         return request_for(
-            dependency, script=self.script, variations=task.variations, env=scope.env, const=scope.const,
-            state=scope.state, const_state=scope.const_state, adr=task.adr, phase=phase, folder=self.request.folder)
+            dependency,
+            script=self.script,
+            variations=task.variations,
+            env=scope.env,
+            const=scope.const,
+            state=scope.state,
+            const_state=scope.const_state,
+            adr=task.adr,
+            phase=phase,
+            folder=self.request.folder,
+        )
 
     @property
     def all_globs(self) -> list[str]:
@@ -135,5 +147,8 @@ class PlannedTask:
         known = exported(self.env, self.task.new_env_keys)
         # Keys that a dependency may have set and that this script hands on; where both are patterns, take no chance.
         open_ = Exports.of_patterns(self.task.new_env_keys)
-        return Exports(known=known, open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
-                       globs=open_.globs if self.all_globs else ())
+        return Exports(
+            known=known,
+            open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
+            globs=open_.globs if self.all_globs else (),
+        )

@@ -51,10 +51,14 @@ class PlannedStep(Value):
         if not raw.get("tags"):
             raise RecipeError(f"the step {raw.get('name', '')!r} has no tags")
         return cls(
-            name=str(raw.get("name") or ""), entry=Dependency.of({"tags": raw["tags"], "env": raw.get("env") or {}}),
-            unknown=raw.get("unknown") or {}, only_if=str(raw.get("only_if") or ""),
+            name=str(raw.get("name") or ""),
+            entry=Dependency.of({"tags": raw["tags"], "env": raw.get("env") or {}}),
+            unknown=raw.get("unknown") or {},
+            only_if=str(raw.get("only_if") or ""),
             notes=tuple(map(str, raw.get("notes") or ())),
-            brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()), data=raw.get("data"))
+            brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
+            data=raw.get("data"),
+        )
 
 
 class CodePlan(Value):
@@ -70,8 +74,11 @@ class CodePlan(Value):
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> CodePlan:
         """Read what a hook returned. Raises RecipeError."""
-        return cls(is_whole="env" in result or "steps" in result, env=result.get("env") or {},
-                   steps=tuple(map(PlannedStep.of, result.get("steps") or ())))
+        return cls(
+            is_whole="env" in result or "steps" in result,
+            env=result.get("env") or {},
+            steps=tuple(map(PlannedStep.of, result.get("steps") or ())),
+        )
 
 
 _NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")

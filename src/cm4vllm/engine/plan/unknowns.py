@@ -97,4 +97,3 @@ def _matches(key: str, values: frozenset[str], env: Mapping[str, Any], *, missin
         if says_no(values):
             return False
     return facts
-

@@ -60,8 +60,10 @@ def check_names(script: ScriptMeta, phases: Phases, amendments: Sequence[Amendme
     names = {name for deps in phases.values() for dep in deps for name in dep.names}
     for amendment in amendments:
         if amendment.name not in names:
-            raise UsageError(f"{script.title()} has no dependency named {amendment.name!r}",
-                             remedy=nearest(amendment.name, names) or "it has no named dependencies")
+            raise UsageError(
+                f"{script.title()} has no dependency named {amendment.name!r}",
+                remedy=nearest(amendment.name, names) or "it has no named dependencies",
+            )
 
 
 def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mapping[str, Any]) -> Dependency:
@@ -73,8 +75,16 @@ def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mappin
 
 
 def request_for(
-    dependency: Dependency, *, script: ScriptMeta, variations: Resolution, env: Mapping[str, Any],
-    const: Mapping[str, Any], state: Mapping[str, Any], adr: tuple[Amendment, ...], phase: str, folder: str,
+    dependency: Dependency,
+    *,
+    script: ScriptMeta,
+    variations: Resolution,
+    env: Mapping[str, Any],
+    const: Mapping[str, Any],
+    state: Mapping[str, Any],
+    adr: tuple[Amendment, ...],
+    phase: str,
+    folder: str,
     const_state: Mapping[str, Any] | None = None,
 ) -> Request:
     """Return what a dependency is asked for, given its parent's environment at this moment."""
@@ -94,8 +104,9 @@ def request_for(
     child_env = _inherited(dependency, script, env, phase)
     merge_into(child_env, own_env)
     if not script_tags:
-        raise RecipeError(f"a dependency of {script.title()} has variations and no "
-                          "tags", cause=", ".join(dependency.tags))
+        raise RecipeError(
+            f"a dependency of {script.title()} has variations and no tags", cause=", ".join(dependency.tags)
+        )
     inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
     if dependency.force_cache:
         inputs["force_cache"] = True
@@ -104,11 +115,21 @@ def request_for(
         inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
     nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
     return Request(
-        tags=script_tags, excluded_tags=excluded_tags, variations=chosen, excluded_variations=excluded, env=child_env,
-        const=dict(const), state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
-        const_state=const_state or {}, adr=adr + _changes(nested_adr), wanted=_wanted(dependency, env),
+        tags=script_tags,
+        excluded_tags=excluded_tags,
+        variations=chosen,
+        excluded_variations=excluded,
+        env=child_env,
+        const=dict(const),
+        state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
+        const_state=const_state or {},
+        adr=adr + _changes(nested_adr),
+        wanted=_wanted(dependency, env),
         extra_cache_tags=extra_cache_tags,
-        force_new_env_keys=dependency.force_new_env_keys, inputs=inputs, folder=folder, is_dependency=True,
+        force_new_env_keys=dependency.force_new_env_keys,
+        inputs=inputs,
+        folder=folder,
+        is_dependency=True,
     )
 
 
@@ -132,5 +153,10 @@ def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any
 
 def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
     wanted = dependency.wanted
-    return wanted if wanted is ANY else wanted.but(**{name: substitute(getattr(wanted, name), env)
-                              for name in ("version", "minimum", "maximum", "max_usable")})
+    return (
+        wanted
+        if wanted is ANY
+        else wanted.but(
+            **{name: substitute(getattr(wanted, name), env) for name in ("version", "minimum", "maximum", "max_usable")}
+        )
+    )

@@ -22,15 +22,37 @@ from typing import Any
 
 from cm4vllm.engine.format.meta import Layer
 
-__all__ = ["LOCAL_KEYS", "Env", "as_text", "compose", "exported", "matching", "merge_into", "substitute",
-           "substitute_all", "unresolved", "without"]
+__all__ = [
+    "LOCAL_KEYS",
+    "Env",
+    "as_text",
+    "compose",
+    "exported",
+    "matching",
+    "merge_into",
+    "substitute",
+    "substitute_all",
+    "unresolved",
+    "without",
+]
 
 Env = dict[str, Any]
 
 #: Keys that a dependency does not inherit.
 LOCAL_KEYS = (
-    "CM_VERSION", "CM_VERSION_MIN", "CM_VERSION_MAX", "CM_VERSION_MAX_USABLE", "CM_DETECTED_VERSION", "CM_INPUT",
-    "CM_OUTPUT", "CM_OUTBASENAME", "CM_OUTDIRNAME", "CM_NAME", "CM_EXTRA_CACHE_TAGS", "CM_TMP_*", "CM_GIT_*",
+    "CM_VERSION",
+    "CM_VERSION_MIN",
+    "CM_VERSION_MAX",
+    "CM_VERSION_MAX_USABLE",
+    "CM_DETECTED_VERSION",
+    "CM_INPUT",
+    "CM_OUTPUT",
+    "CM_OUTBASENAME",
+    "CM_OUTDIRNAME",
+    "CM_NAME",
+    "CM_EXTRA_CACHE_TAGS",
+    "CM_TMP_*",
+    "CM_GIT_*",
     "CM_RENEW_CACHE_ENTRY",
 )
 
@@ -63,7 +85,11 @@ def merge_into(env: Env, update: Mapping[str, Any]) -> None:
 
 
 def compose(
-    caller: Mapping[str, Any], base: Layer, layers: Sequence[Layer], const: Mapping[str, Any], *,
+    caller: Mapping[str, Any],
+    base: Layer,
+    layers: Sequence[Layer],
+    const: Mapping[str, Any],
+    *,
     explicit: Iterable[str] = (),
 ) -> tuple[Env, Env]:
     """Return a script's environment and its constants, before its dependencies run.

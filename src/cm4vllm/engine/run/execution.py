@@ -24,7 +24,6 @@ from cm4vllm.engine.run.session import Session
 __all__ = ["check_version", "fresh", "run", "run_phase"]
 
 
-
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
     script = select(session.catalogue, request, session.near)
@@ -68,6 +67,7 @@ def fresh(session: Session, task: Task, scope: Scope) -> Outcome:
 
 # --- the steps -------------------------------------------------------------------------------------------------------
 
+
 def announce(run: Run) -> None:
     """Tell what runs, and what its meta and variations warn of."""
     session, script, scope = run.session, run.task.script, run.scope
@@ -83,9 +83,13 @@ def announce(run: Run) -> None:
 def prepare_folder(run: Run) -> None:
     """Tell the script where it is, and make the folder that CM_OUTDIRNAME asks for."""
     scope, script = run.scope, run.task.script
-    scope.env.update({
-        "CM_TMP_CURRENT_PATH": run.task.request.folder, "CM_TMP_CURRENT_SCRIPT_PATH": script.folder,
-        "CM_TMP_CURRENT_SCRIPT_WORK_PATH": scope.folder})
+    scope.env.update(
+        {
+            "CM_TMP_CURRENT_PATH": run.task.request.folder,
+            "CM_TMP_CURRENT_SCRIPT_PATH": script.folder,
+            "CM_TMP_CURRENT_SCRIPT_WORK_PATH": scope.folder,
+        }
+    )
     if run.session.fake:
         scope.env["CM_TMP_FAKE_RUN"] = "yes"
     if run.task.is_cached and flag(run.task.request.inputs, "renew"):
@@ -100,8 +104,10 @@ def prepare_folder(run: Run) -> None:
 
 def run_deps(phase: str) -> Callable[[Run], None]:
     """Return the step that runs the dependencies of one phase whose conditions hold."""
+
     def step(run: Run) -> None:
         run_phase(run, phase)
+
     return step
 
 
@@ -118,8 +124,17 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
     task, scope = current.task, current.scope
     request = dependencies.request_for(
-        dependency, script=task.script, variations=task.variations, env=scope.env, const=scope.const,
-        state=scope.state, const_state=scope.const_state, adr=task.adr, phase=phase, folder=task.request.folder)
+        dependency,
+        script=task.script,
+        variations=task.variations,
+        env=scope.env,
+        const=scope.const,
+        state=scope.state,
+        const_state=scope.const_state,
+        adr=task.adr,
+        phase=phase,
+        folder=task.request.folder,
+    )
     scope.deps.append(request.title())
     if not current.session.no_deps:
         scope.receive(run(current.session, request))
@@ -143,8 +158,10 @@ def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
     if not other:
         return scope.outcome(task).but(skipped=True)
     if not isinstance(other, (str, Mapping)):
-        raise RecipeError(f"preprocess of {task.script.title()} names a script by {other!r}",
-                          remedy="it must be tags, or a mapping with tags")
+        raise RecipeError(
+            f"preprocess of {task.script.title()} names a script by {other!r}",
+            remedy="it must be tags, or a mapping with tags",
+        )
     given: dict[str, Any] = {"tags": other} if isinstance(other, str) else dict(other)
     request = Request.of({**given, "env": {**scope.env, **(given.get("env") or {})}}, scope.folder)
     outcome = run(current.session, request.but(const=scope.const, state=scope.state, adr=task.adr))
@@ -160,8 +177,9 @@ def native(run: Run) -> None:
     script, scope = run.task.script, run.scope
     run.hold_constants()
     for prefix, other in script.env_key_mappings.items():
-        scope.env.update({key.replace(prefix, other): value for key, value in list(scope.env.items())
-                          if key.startswith(prefix)})
+        scope.env.update(
+            {key.replace(prefix, other): value for key, value in list(scope.env.items()) if key.startswith(prefix)}
+        )
     try:
         run.native(run.task.script_name, scope.env, scope.folder)
     except CmError as error:
@@ -188,12 +206,20 @@ def post_deps(run: Run) -> None:
 
 
 _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
-    announce, prepare_folder, run_deps("deps"), preprocess, run_deps("prehook_deps"), native,
-    run_deps("posthook_deps"), postprocess, post_deps,
+    announce,
+    prepare_folder,
+    run_deps("deps"),
+    preprocess,
+    run_deps("prehook_deps"),
+    native,
+    run_deps("posthook_deps"),
+    postprocess,
+    post_deps,
 )
 
 
 # --- parts of steps --------------------------------------------------------------------------------------------------
+
 
 def _remove(folder: str, names: tuple[str, ...]) -> None:
     """Remove files that a meta names. Raises RecipeError for one outside of `folder`."""
@@ -222,15 +248,19 @@ def _show_files(run: Run) -> None:
 def check_version(task: Task, version: str) -> None:
     """Raise CmError unless a version that became known is one that was asked for."""
     if version and not task.wanted.accepts(version):
-        raise CmError(f"{task.script.title()} has version {version}, but {task.wanted} is wanted",
-                      remedy="install a version that fits, or ask for another one")
+        raise CmError(
+            f"{task.script.title()} has version {version}, but {task.wanted} is wanted",
+            remedy="install a version that fits, or ask for another one",
+        )
 
 
 def _check_promises(task: Task, new_env: Env) -> None:
     for key in task.promised_env_keys:
         if is_no(new_env.get(key, "")):
-            raise RecipeError(f"{task.script.title()} ended without setting {key}, which its meta promises",
-                              remedy=f"set it in {task.script.folder}, or take it out of promised_env_keys")
+            raise RecipeError(
+                f"{task.script.title()} ended without setting {key}, which its meta promises",
+                remedy=f"set it in {task.script.folder}, or take it out of promised_env_keys",
+            )
 
 
 def _tell_exported(session: Session, task: Task, outcome: Outcome) -> None:

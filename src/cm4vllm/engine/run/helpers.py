@@ -27,12 +27,23 @@ Answer = dict[str, Any]
 
 _VERSION_FILE = "tmp-ver.out"
 # gcc, gcc-9, gcc-12, python3.11, llvm14: what follows the name of a file when several versions stand side by side.
-_SUFFIXES = ("", ".[0-9]", ".[0-9][0-9]", "-[0-9]", "-[0-9][0-9]", "[0-9]", "[0-9][0-9]", "[0-9].[0-9]",
-             "[0-9][0-9].[0-9]", "[0-9][0-9].[0-9][0-9]")
+_SUFFIXES = (
+    "",
+    ".[0-9]",
+    ".[0-9][0-9]",
+    "-[0-9]",
+    "-[0-9][0-9]",
+    "[0-9]",
+    "[0-9][0-9]",
+    "[0-9].[0-9]",
+    "[0-9][0-9].[0-9]",
+    "[0-9][0-9].[0-9][0-9]",
+)
 
 
 def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
     """Turn the errors of a helper into the dictionary that public hooks expect."""
+
     def call(i: Answer) -> Answer:
         try:
             return {"return": 0, **helper(i)}
@@ -41,6 +52,7 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
         except KeyError as error:
             wrong = RecipeError(f"{helper.__name__} needs {error}", cause="a customize.py called it without it")
             return {"return": wrong.exit_code, "error": str(wrong)}
+
     call.__doc__ = helper.__doc__
     return call
 
@@ -60,21 +72,27 @@ def find_artifact(i: Answer) -> Answer:
     """
     env, name = i["env"], str(i["file_name"])
     folders, name, defaults = _where_to_look(i, name)
-    found = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True,
-                                "env": copy.deepcopy(env)})
+    found = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True, "env": copy.deepcopy(env)})
     if found["return"]:
         raise CmError.again(found["return"], found["error"])
     if not found["found_files"]:
-        raise NotFoundError(f"{name} not found", cause=f"looked in {', '.join(folders) or 'no folder'}",
-                            remedy="install it, or name its folder with --path=")
+        raise NotFoundError(
+            f"{name} not found",
+            cause=f"looked in {', '.join(folders) or 'no folder'}",
+            remedy="install it, or name its folder with --path=",
+        )
     file = str(found["found_files"][0])
     place = os.path.dirname(file)
     if place not in defaults:
         _export_place(i, place)
     if i.get("env_path_key"):
         env[i["env_path_key"]] = file
-    return {"found_path": place, "found_file_path": file, "found_file_name": os.path.basename(file),
-            "default_path_list": defaults}
+    return {
+        "found_path": place,
+        "found_file_path": file,
+        "found_file_name": os.path.basename(file),
+        "default_path_list": defaults,
+    }
 
 
 def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, list[str]]:
@@ -176,8 +194,7 @@ def run_native_script(i: Answer) -> Answer:
     name = str(i.get("script_name") or "")
     state = copy.deepcopy(run.scope.state)
     own = run.scope.env
-    env.update({"CM_TMP_CURRENT_SCRIPT_PATH": run.task.script.folder,
-                "CM_TMP_CURRENT_SCRIPT_WORK_PATH": os.getcwd()})
+    env.update({"CM_TMP_CURRENT_SCRIPT_PATH": run.task.script.folder, "CM_TMP_CURRENT_SCRIPT_WORK_PATH": os.getcwd()})
     try:
         run.native(name if name not in ("", "run") else run.task.script_name, env, os.getcwd())
         run.scope.env = env
@@ -208,12 +225,15 @@ def parse_version(i: Answer) -> Answer:
     try:
         text = path.read_text(errors="replace", encoding="utf-8")
     except OSError as error:
-        raise NotFoundError("version was not detected", cause=f"cannot read {path.absolute()}: {error.strerror}"
-                            ) from error
+        raise NotFoundError(
+            "version was not detected", cause=f"cannot read {path.absolute()}: {error.strerror}"
+        ) from error
     match = re.search(i["match_text"], text)
     if match is None:
-        raise CmError("version was not detected", cause=f"{path.absolute()} does not match {i['match_text']!r}:\n"
-                                                        f"{text.strip()[:500]}")
+        raise CmError(
+            "version was not detected",
+            cause=f"{path.absolute()} does not match {i['match_text']!r}:\n{text.strip()[:500]}",
+        )
     if not (match.lastindex and match.lastindex >= i["group_number"]):
         raise RecipeError("version was not detected", cause=f"{i['match_text']!r} has no group {i['group_number']}")
     version = match.group(i["group_number"])
@@ -271,8 +291,14 @@ def get_default_path_list(i: Answer) -> list[str]:
 
 #: By the name under which a hook calls it.
 HELPERS: Mapping[str, Callable[[Answer], Any]] = {
-    "find_artifact": find_artifact, "find_file_in_paths": find_file_in_paths, "find_file_deep": find_file_deep,
-    "find_file_back": find_file_back, "parse_version": parse_version, "run_native_script": run_native_script,
-    "detect_version_using_script": detect_version_using_script, "update_deps": update_deps,
-    "clean_some_tmp_files": clean_some_tmp_files, "get_default_path_list": get_default_path_list,
+    "find_artifact": find_artifact,
+    "find_file_in_paths": find_file_in_paths,
+    "find_file_deep": find_file_deep,
+    "find_file_back": find_file_back,
+    "parse_version": parse_version,
+    "run_native_script": run_native_script,
+    "detect_version_using_script": detect_version_using_script,
+    "update_deps": update_deps,
+    "clean_some_tmp_files": clean_some_tmp_files,
+    "get_default_path_list": get_default_path_list,
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "reworded", "working_in"]
 
+
 @contextmanager
 def working_in(folder: str) -> Iterator[None]:
     """Make `folder` the working directory for a while: hooks and helpers of the public format rely on it."""
@@ -30,8 +31,11 @@ def working_in(folder: str) -> Iterator[None]:
     try:
         os.chdir(folder)
     except OSError as error:
-        raise NotWritable(f"{folder} cannot be used as working directory", cause=str(error.strerror),
-                          remedy="check that no other program removes it while a script runs") from error
+        raise NotWritable(
+            f"{folder} cannot be used as working directory",
+            cause=str(error.strerror),
+            remedy="check that no other program removes it while a script runs",
+        ) from error
     try:
         yield
     finally:
@@ -87,8 +91,11 @@ class Hooks:
         with self._explained(f"{name} of {self._title} failed"):
             result = hook(given)
         if not isinstance(result, Mapping) or not isinstance(result.get("return"), int):
-            raise RecipeError(f"{name} of {self._title} returned {result!r}",
-                              cause=f"in {self._path}", remedy="it must return {'return': 0}")
+            raise RecipeError(
+                f"{name} of {self._title} returned {result!r}",
+                cause=f"in {self._path}",
+                remedy="it must return {'return': 0}",
+            )
         if result["return"]:
             raise CmError.again(result["return"], str(result.get("error") or f"{name} of {self._title} failed"))
         return result
@@ -102,10 +109,12 @@ class Hooks:
         except ModuleNotFoundError as error:
             if (requirements := self._requirements_with(error.name or "")) is None:
                 raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
-            raise InstallError(f"{self._name}: {what}, because packages of {requirements} are not installed in this "
-                               "Python",
-                               cause=self._where(error), remedy="a run installs them first, a plan installs nothing: "
-                               f"{sys.executable} -m pip install -r {requirements}") from error
+            raise InstallError(
+                f"{self._name}: {what}, because packages of {requirements} are not installed in this Python",
+                cause=self._where(error),
+                remedy="a run installs them first, a plan installs nothing: "
+                f"{sys.executable} -m pip install -r {requirements}",
+            ) from error
         except BaseException as error:
             raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
 

@@ -32,10 +32,12 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
     Raises RecipeError when a `name` other than the usual one is asked for and missing.
     """
     if os.path.basename(name) != name:
-        raise RecipeError(f"script_name {name!r} is not the name of a file",
-                          cause="it points outside the script's folder")
-    flavor, version, platform = (str(env.get(f"CM_HOST_{key}") or "")
-                                 for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR"))
+        raise RecipeError(
+            f"script_name {name!r} is not the name of a file", cause="it points outside the script's folder"
+        )
+    flavor, version, platform = (
+        str(env.get(f"CM_HOST_{key}") or "") for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR")
+    )
     suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
     for parts in suffixes:
         if all(parts) and os.path.isfile(path := os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")):
@@ -92,8 +94,16 @@ class _Output:
 
 
 def run_native(
-    script: str, env: Mapping[str, str], folder: str, *, title: str, log: str, guardian: Guardian,
-    prefix: Sequence[str] = (), output: IO[str] | None = None, clean: Callable[[str], str] = str,
+    script: str,
+    env: Mapping[str, str],
+    folder: str,
+    *,
+    title: str,
+    log: str,
+    guardian: Guardian,
+    prefix: Sequence[str] = (),
+    output: IO[str] | None = None,
+    clean: Callable[[str], str] = str,
 ) -> None:
     """Run a shell file, sourced by bash in `folder` with exactly `env`, and pass on what it prints, cleaned.
 
@@ -107,12 +117,23 @@ def run_native(
         guarding = guardian.start()
         command = "\n".join([guardian.telling(guarding), *prefix, '. "$0"'])
         process = subprocess.Popen(
-            ["bash", "-c", command, script], cwd=folder, env=env, stdin=subprocess.DEVNULL, pass_fds=(guarding,),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0, encoding="utf-8",
-            errors="replace")
+            ["bash", "-c", command, script],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(guarding,),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            encoding="utf-8",
+            errors="replace",
+        )
     except OSError as error:
-        raise NativeCommandError(f"{os.path.basename(script)} of {title} cannot be started", cause=str(error),
-                                 remedy=_start_remedy(error, env)) from error
+        raise NativeCommandError(
+            f"{os.path.basename(script)} of {title} cannot be started",
+            cause=str(error),
+            remedy=_start_remedy(error, env),
+        ) from error
     assert process.stdout is not None  # noqa: S101 it is a pipe
     printed = _Output(output or sys.stdout, log, clean)
     reader = threading.Thread(target=printed.follow, args=(process.stdout,), daemon=True)
@@ -141,6 +162,7 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
     from cm4vllm.common.processes import exit_in_words
+
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed no output"
     if printed.log_problem:
@@ -148,7 +170,8 @@ def _failure(script: str, title: str, folder: str, status: int, printed: _Output
     return NativeCommandError(
         f"{os.path.basename(script)} of {title} ended with {exit_in_words(status)}",
         cause="\n".join(filter(None, [f"command: bash {script}", f"folder:  {folder}", where, tail])),
-        remedy=likely_remedy(status, tail) or f"read the log and {script}, or run it again with -v")
+        remedy=likely_remedy(status, tail) or f"read the log and {script}, or run it again with -v",
+    )
 
 
 def _from_shell(status: int) -> int:
@@ -194,8 +217,14 @@ class Guardian:
 
         if self._process is None:
             self._process = subprocess.Popen(
-                ["bash", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", process_group=0)
+                ["bash", "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                cwd="/",
+                process_group=0,
+            )
         assert self._process.stdin is not None  # noqa: S101 it is a pipe
         return self._process.stdin.fileno()
 
@@ -224,24 +253,33 @@ class Guardian:
 # The first match is reported; more special patterns stand before more general ones.
 _SIGNS: tuple[tuple[str, str], ...] = (
     (r"No space left on device|Disk quota exceeded", "free disk space where this script works, and run it again"),
-    (r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
-     r"|Failed to connect to|Connection timed out|unable to access 'https?:",
-     "the network did not answer: check the connection and the proxy settings (http_proxy, https_proxy)"),
-    (r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
-     "access was refused: accept the licence of what is downloaded, and give a token by HF_TOKEN or CM_GH_TOKEN"),
+    (
+        r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
+        r"|Failed to connect to|Connection timed out|unable to access 'https?:",
+        "the network did not answer: check the connection and the proxy settings (http_proxy, https_proxy)",
+    ),
+    (
+        r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
+        "access was refused: accept the licence of what is downloaded, and give a token by HF_TOKEN or CM_GH_TOKEN",
+    ),
     (r"externally-managed-environment", "run in a virtual environment: this Python belongs to the system"),
-    (r"No module named '?([\w.]+)", r"the package \1 is missing in this Python: install it with pip where the script "
-                                    r"runs"),
+    (
+        r"No module named '?([\w.]+)",
+        r"the package \1 is missing in this Python: install it with pip where the script "
+        r"runs",
+    ),
     (r"(?:^|[:\s])([\w.+/-]+): (?:command )?not found", r"install \1, or put it on PATH"),
     (r"sudo: .*password is required", "allow sudo without a password, or pass --skip_system_deps and install by hand"),
     (r"[Pp]ermission denied", "check who owns the files that the last lines name"),
-    (r"CUDA out of memory|std::bad_alloc|Cannot allocate memory|MemoryError",
-     "there was not enough memory: choose a smaller batch or model, or end other programs"),
+    (
+        r"CUDA out of memory|std::bad_alloc|Cannot allocate memory|MemoryError",
+        "there was not enough memory: choose a smaller batch or model, or end other programs",
+    ),
     (r"No such file or directory", "check that the path in the last lines exists, and that the script made it"),
 )
 _STATUSES = {
     -9: "the system killed it, in most cases for lack of memory (see dmesg): end other programs or use a smaller "
-        "setting",
+    "setting",
     126: "give the file that it calls the permission to be executed",
     127: "install the command that the last lines name, or put it on PATH",
 }

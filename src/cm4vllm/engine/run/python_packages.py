@@ -14,8 +14,19 @@ from cm4vllm.common.processes import Completed, exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
 
-__all__ = ["PipOptions", "Python", "env_name", "inspect_python", "installed_version", "listed", "missing_of",
-           "needs", "require_file", "require_package", "requirements_of"]
+__all__ = [
+    "PipOptions",
+    "Python",
+    "env_name",
+    "inspect_python",
+    "installed_version",
+    "listed",
+    "missing_of",
+    "needs",
+    "require_file",
+    "require_package",
+    "requirements_of",
+]
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#]*)")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
@@ -82,8 +93,10 @@ def require_package(package: str, condition: str, options: PipOptions) -> dict[s
     Raises UsageError without a name and InstallError when pip fails.
     """
     if not _PACKAGE.fullmatch(package):
-        raise UsageError(f"{package!r} is not the name of a package" if package else "which package?",
-                         remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy")
+        raise UsageError(
+            f"{package!r} is not the name of a package" if package else "which package?",
+            remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy",
+        )
     name = package.partition("[")[0]
     if options.force or needs(package, condition):
         _install([f"{package}{condition}"], f"install {package}{condition}", options)
@@ -123,8 +136,11 @@ def missing_of(requirements: Path) -> list[str]:
     present = _installed()
     if "cm4vllm" in present:
         return []
-    return [f"{name}{condition}" for name, condition in listed(requirements)
-            if not _allowed(present.get(_normalised(name), ""), condition)]
+    return [
+        f"{name}{condition}"
+        for name, condition in listed(requirements)
+        if not _allowed(present.get(_normalised(name), ""), condition)
+    ]
 
 
 def listed(requirements: Path) -> Iterator[tuple[str, str]]:
@@ -173,22 +189,47 @@ def _holds(version: str, part: str) -> bool:
 
 def _install(arguments: list[str], title: str, options: PipOptions) -> None:
     with step(title):
-        done = run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
-                    *options.words(), *arguments])
+        done = run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--no-input",
+                *options.words(),
+                *arguments,
+            ]
+        )
     importlib.invalidate_caches()
     if not done.ok:
-        raise InstallError(f"cannot {title}", cause=f"pip ended with {exit_in_words(done.status)}:\n{done.tail(12)}",
-                           remedy=_remedy(done))
+        raise InstallError(
+            f"cannot {title}",
+            cause=f"pip ended with {exit_in_words(done.status)}:\n{done.tail(12)}",
+            remedy=_remedy(done),
+        )
 
 
 def _remedy(done: Completed) -> str:
     if "externally-managed-environment" in done.output:
-        return ("use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, "
-                "then run cm from ~/cm/bin")
-    if any(sign in done.output for sign in ("NewConnectionError", "Name or service not known", "Connection refused",
-                                            "Could not find a version", "ConnectTimeout", "Temporary failure")):
-        return ("no package index answered, or it has no such version: check the network and `pip config list`, "
-                "or use a virtual environment in which the package is installed already")
+        return (
+            "use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin"
+        )
+    if any(
+        sign in done.output
+        for sign in (
+            "NewConnectionError",
+            "Name or service not known",
+            "Connection refused",
+            "Could not find a version",
+            "ConnectTimeout",
+            "Temporary failure",
+        )
+    ):
+        return (
+            "no package index answered, or it has no such version: check the network and `pip config list`, "
+            "or use a virtual environment in which the package is installed already"
+        )
     if "Permission denied" in done.output:
         return "use a virtual environment: this Python belongs to another user"
     return f"run pip yourself to see why: {sys.executable} -m pip install ..."

@@ -15,41 +15,133 @@ from cm4vllm.engine.format.variations import Resolution, resolve
 from cm4vllm.engine.format.versions import ANY, VERSION_KEYS, Wanted
 from cm4vllm.engine.run.environment import as_text
 
-__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "Request", "Task", "check_flags", "flag", "mapped_inputs",
-           "parse_tags", "with_usable_flags"]
+__all__ = [
+    "ENGINE_FLAGS",
+    "NOT_DONE",
+    "PROVENANCE_FLAGS",
+    "Request",
+    "Task",
+    "check_flags",
+    "flag",
+    "mapped_inputs",
+    "parse_tags",
+    "with_usable_flags",
+]
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 #: Flags that become environment keys of the same meaning for every script.
 SPECIAL_INPUTS = {
-    "path": "CM_TMP_PATH", "input": "CM_INPUT", "output": "CM_OUTPUT", "outdirname": "CM_OUTDIRNAME",
-    "outbasename": "CM_OUTBASENAME", "name": "CM_NAME", "extra_cache_tags": "CM_EXTRA_CACHE_TAGS",
-    "skip_compile": "CM_SKIP_COMPILE", "skip_run": "CM_SKIP_RUN", "accept_license": "CM_ACCEPT_LICENSE",
-    "skip_system_deps": "CM_SKIP_SYSTEM_DEPS", "git_ssh": "CM_GIT_SSH", "gh_token": "CM_GH_TOKEN",
-    "quiet": "CM_QUIET", "verbose": "CM_VERBOSE", "v": "CM_VERBOSE",
+    "path": "CM_TMP_PATH",
+    "input": "CM_INPUT",
+    "output": "CM_OUTPUT",
+    "outdirname": "CM_OUTDIRNAME",
+    "outbasename": "CM_OUTBASENAME",
+    "name": "CM_NAME",
+    "extra_cache_tags": "CM_EXTRA_CACHE_TAGS",
+    "skip_compile": "CM_SKIP_COMPILE",
+    "skip_run": "CM_SKIP_RUN",
+    "accept_license": "CM_ACCEPT_LICENSE",
+    "skip_system_deps": "CM_SKIP_SYSTEM_DEPS",
+    "git_ssh": "CM_GIT_SSH",
+    "gh_token": "CM_GH_TOKEN",
+    "quiet": "CM_QUIET",
+    "verbose": "CM_VERBOSE",
+    "v": "CM_VERBOSE",
 }
 
 #: Flags of the engine itself and what cmind adds; a script with strict_input knows these and its own.
-ENGINE_FLAGS = frozenset({
-    *SPECIAL_INPUTS, *VERSION_KEYS, "action", "automation", "artifact", "artifacts", "parsed_automation",
-    "parsed_artifact", "parsed_artifacts", "cmd", "unparsed_cmd", "out", "tags", "env", "const", "state", "const_state",
-    "adr", "ad", "add_deps", "add_deps_recursive", "new", "renew", "skip_cache", "force_cache", "force_skip_cache",
-    "silent", "s", "j", "json", "time", "space", "help", "h", "dirty", "debug", "debug_script", "debug_script_tags",
-    "debug_uid", "detected_versions", "fake_run", "prepare", "fake_deps", "print_deps", "print_env", "print_versions",
-    "print_readme", "save_env", "shell", "repro", "repro_prefix", "repro_dir", "dump_version_info", "pause",
-    "ignore_script_error", "skip_remembered_selections", "remembered_selections", "recursion", "recursion_spaces",
-    "run_state", "save_to_json", "save_to_yaml", "common", "ignore_inheritance", "cm_debug", "docker_cache", "verify",
-    "fail", "force", "f", "plan", "graph", "docker_folder",
-    "docker_base_image", "docker_image", "no_run",
-})
+ENGINE_FLAGS = frozenset(
+    {
+        *SPECIAL_INPUTS,
+        *VERSION_KEYS,
+        "action",
+        "automation",
+        "artifact",
+        "artifacts",
+        "parsed_automation",
+        "parsed_artifact",
+        "parsed_artifacts",
+        "cmd",
+        "unparsed_cmd",
+        "out",
+        "tags",
+        "env",
+        "const",
+        "state",
+        "const_state",
+        "adr",
+        "ad",
+        "add_deps",
+        "add_deps_recursive",
+        "new",
+        "renew",
+        "skip_cache",
+        "force_cache",
+        "force_skip_cache",
+        "silent",
+        "s",
+        "j",
+        "json",
+        "time",
+        "space",
+        "help",
+        "h",
+        "dirty",
+        "debug",
+        "debug_script",
+        "debug_script_tags",
+        "debug_uid",
+        "detected_versions",
+        "fake_run",
+        "prepare",
+        "fake_deps",
+        "print_deps",
+        "print_env",
+        "print_versions",
+        "print_readme",
+        "save_env",
+        "shell",
+        "repro",
+        "repro_prefix",
+        "repro_dir",
+        "dump_version_info",
+        "pause",
+        "ignore_script_error",
+        "skip_remembered_selections",
+        "remembered_selections",
+        "recursion",
+        "recursion_spaces",
+        "run_state",
+        "save_to_json",
+        "save_to_yaml",
+        "common",
+        "ignore_inheritance",
+        "cm_debug",
+        "docker_cache",
+        "verify",
+        "fail",
+        "force",
+        "f",
+        "plan",
+        "graph",
+        "docker_folder",
+        "docker_base_image",
+        "docker_image",
+        "no_run",
+    }
+)
 
 
 #: Flags of the public engine that this one knows by name and does nothing for; a run says so.
 NOT_DONE = {
     "skip_remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
-                                  "without a question",
+    "without a question",
     "remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
-                             "without a question",
-    "detected_versions": "", "debug_uid": "", "docker_cache": "", "ignore_inheritance": "",
+    "without a question",
+    "detected_versions": "",
+    "debug_uid": "",
+    "docker_cache": "",
+    "ignore_inheritance": "",
 }
 
 
@@ -71,7 +163,7 @@ def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
     for tag in split_tags(tags):
         for prefix, kind in (("-_", 3), ("_-", 3), ("_", 2), ("-", 1), ("", 0)):
             if tag.startswith(prefix):
-                kinds[kind].append(tag[len(prefix):])
+                kinds[kind].append(tag[len(prefix) :])
                 break
     for wanted, excluded in ((kinds[0], kinds[1]), (kinds[2], kinds[3])):
         if both := set(wanted) & set(excluded):
@@ -127,16 +219,29 @@ class Request(Value):
         env = _mapping(given, "env")
         script_tags, excluded_tags, variations, excluded_variations = parse_tags(tags)
         if not script_tags and not name:
-            raise UsageError("which script?", cause="neither tags nor a name are given",
-                             remedy="for example: cm run script --tags=detect,os")
+            raise UsageError(
+                "which script?",
+                cause="neither tags nor a name are given",
+                remedy="for example: cm run script --tags=detect,os",
+            )
         return cls(
-            tags=script_tags, excluded_tags=excluded_tags, variations=variations,
-            excluded_variations=excluded_variations, name=name, repo=repo, env=env, const=_mapping(given, "const"),
-            state=_mapping(given, "state"), const_state=_mapping(given, "const_state"),
+            tags=script_tags,
+            excluded_tags=excluded_tags,
+            variations=variations,
+            excluded_variations=excluded_variations,
+            name=name,
+            repo=repo,
+            env=env,
+            const=_mapping(given, "const"),
+            state=_mapping(given, "state"),
+            const_state=_mapping(given, "const_state"),
             adr=_amendments(given, "adr") + _amendments(given, "add_deps_recursive"),
             ad=_amendments(given, "ad") + _amendments(given, "add_deps"),
-            wanted=Wanted.of(given), extra_cache_tags=split_tags(given.get("extra_cache_tags")),
-            explicit=frozenset(env) if from_person else frozenset(), inputs=given, folder=folder,
+            wanted=Wanted.of(given),
+            extra_cache_tags=split_tags(given.get("extra_cache_tags")),
+            explicit=frozenset(env) if from_person else frozenset(),
+            inputs=given,
+            folder=folder,
             from_person=from_person,
         )
 
@@ -146,8 +251,12 @@ class Request(Value):
 
     def title(self) -> str:
         """Return the request as its tags would be typed."""
-        words = [*self.tags, *(f"-{tag}" for tag in self.excluded_tags), *(f"_{name}" for name in self.variations),
-                 *(f"-_{name}" for name in self.excluded_variations)]
+        words = [
+            *self.tags,
+            *(f"-{tag}" for tag in self.excluded_tags),
+            *(f"_{name}" for name in self.variations),
+            *(f"-_{name}" for name in self.excluded_variations),
+        ]
         return ",".join(words) or self.name
 
 
@@ -155,8 +264,18 @@ def _amendments(given: Mapping[str, Any], key: str) -> tuple[Amendment, ...]:
     return amendments_of(_mapping(given, key), UsageError)
 
 
-_MEANING = ("variations", "excluded_variations", "env", "const", "state", "const_state", "adr", "ad", "wanted",
-            "extra_cache_tags")
+_MEANING = (
+    "variations",
+    "excluded_variations",
+    "env",
+    "const",
+    "state",
+    "const_state",
+    "adr",
+    "ad",
+    "wanted",
+    "extra_cache_tags",
+)
 
 
 def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -172,8 +291,11 @@ def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
     Raises UsageError for the first of them where the script has strict_input.
     """
     own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
-    unknown = [key for key in inputs
-               if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")]
+    unknown = [
+        key
+        for key in inputs
+        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")
+    ]
     sentences = [f"{script.title()} has no input --{key}" for key in unknown]
     hints = [_near_flag(key, own, script) for key in unknown]
     if unknown and script.strict_input:
@@ -193,8 +315,11 @@ def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[s
 
     A list (`--key,=a,b`) becomes comma-separated text, as the same flag without the comma would give.
     """
-    special = {SPECIAL_INPUTS[key]: _text(value) for key, value in inputs.items()
-               if key in SPECIAL_INPUTS and value not in (None, "")}
+    special = {
+        SPECIAL_INPUTS[key]: _text(value)
+        for key, value in inputs.items()
+        if key in SPECIAL_INPUTS and value not in (None, "")
+    }
     mapping = {key.replace("-", "_"): target for key, target in script.input_mapping.items()}
     mapped = {mapping[key]: _text(value) for key, value in inputs.items() if key in mapping and value is not None}
     return special, mapped

@@ -33,8 +33,14 @@ class Outcome(Value):
 
     def as_result(self) -> dict[str, Any]:
         """Return it as the dictionary that an action of cmind returns."""
-        result: dict[str, Any] = {"return": 0, "env": self.env, "new_env": self.new_env, "state": self.state,
-                                  "new_state": self.new_state, "deps": self.deps}
+        result: dict[str, Any] = {
+            "return": 0,
+            "env": self.env,
+            "new_env": self.new_env,
+            "state": self.state,
+            "new_state": self.new_state,
+            "deps": self.deps,
+        }
         if self.version:
             result["version"] = self.version
         if self.skipped:
@@ -43,8 +49,19 @@ class Outcome(Value):
 
 
 # Of the caller's process environment, hooks see these; shell files see all of it.
-_OUTSIDE = ("GH_TOKEN", "ftp_proxy", "FTP_PROXY", "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy",
-            "NO_PROXY", "socks_proxy", "SOCKS_PROXY")
+_OUTSIDE = (
+    "GH_TOKEN",
+    "ftp_proxy",
+    "FTP_PROXY",
+    "http_proxy",
+    "HTTP_PROXY",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+    "socks_proxy",
+    "SOCKS_PROXY",
+)
 
 
 def _from_outside(task: Task) -> Env:
@@ -55,8 +72,9 @@ def _from_outside(task: Task) -> Env:
     named = {key for key in task.script.input_mapping.values() if is_secret_name(key)}
     # A dependency gets the proxies from its parent, as that one has them.
     outside = () if task.request.is_dependency else _OUTSIDE
-    return {key: os.environ[key] for key in (*outside, *sorted(named), *task.script.secret_env_keys)
-            if os.environ.get(key)}
+    return {
+        key: os.environ[key] for key in (*outside, *sorted(named), *task.script.secret_env_keys) if os.environ.get(key)
+    }
 
 
 class Scope(Record):
@@ -85,8 +103,9 @@ class Scope(Record):
         request = task.request
         special, mapped = mapped_inputs(task.script, request.inputs)
         caller = {**_from_outside(task), **request.env, **special, **task.wanted.environment()}
-        env, const = compose(caller, task.layers[0], task.layers[1:], {**request.const, **mapped},
-                             explicit=request.explicit)
+        env, const = compose(
+            caller, task.layers[0], task.layers[1:], {**request.const, **mapped}, explicit=request.explicit
+        )
         state: dict[str, Any] = copy.deepcopy(dict(request.state))
         const_state = dict(request.const_state)
         for layer in task.layers:
@@ -97,8 +116,16 @@ class Scope(Record):
                 merge_into(env, {key: value for key, value in update.env.items() if key not in const})
                 state = merged(state, update.state)
         substitute_all(env)
-        scope = cls(env, const, merged(state, const_state), const_state, dependencies.collect(task.layers),
-                    request.folder, [], task.wanted.version)
+        scope = cls(
+            env,
+            const,
+            merged(state, const_state),
+            const_state,
+            dependencies.collect(task.layers),
+            request.folder,
+            [],
+            task.wanted.version,
+        )
         dependencies.check_names(task.script, scope.phases, task.ad)
         return scope
 
@@ -111,8 +138,15 @@ class Scope(Record):
     def outcome(self, task: Task) -> Outcome:
         """Return what goes back to the caller: only what new_env_keys and new_state_keys name."""
         state_keys = [key for layer in task.layers for key in layer.new_state_keys]
-        return Outcome(self.env, self.state, exported(self.env, task.new_env_keys), exported(self.state, state_keys),
-                       self.deps, self.version, self.extra_tags)
+        return Outcome(
+            self.env,
+            self.state,
+            exported(self.env, task.new_env_keys),
+            exported(self.state, state_keys),
+            self.deps,
+            self.version,
+            self.extra_tags,
+        )
 
 
 def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_name) -> list[str]:
@@ -121,6 +155,8 @@ def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_n
     for key in task.request.explicit:
         given = as_text(task.request.env[key])
         if not is_secret(key) and env.get(key) != given and not unresolved(given):
-            lines.append(f"note: --env.{key}={given} is overridden by {env.get(key)!r} of a variation or an input; "
-                         f"--const.{key}={given} would not be")
+            lines.append(
+                f"note: --env.{key}={given} is overridden by {env.get(key)!r} of a variation or an input; "
+                f"--const.{key}={given} would not be"
+            )
     return lines

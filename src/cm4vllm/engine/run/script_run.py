@@ -30,13 +30,21 @@ _BITS = str(8 * struct.calcsize("P"))
 
 #: What public hooks ask of the machine.
 OS_INFO: Mapping[str, Any] = {
-    "platform": "darwin" if sys.platform == "darwin" else "linux", "bits": _BITS, "python_bits": _BITS,
-    "bat_ext": ".sh", "set_env": 'export ${key}="${value}"', "env_separator": ":", "env_var": "${env_var}",
-    "bat_rem": "# ${rem}", "run_local_bat": ". ./${bat_file}", "run_bat": ". ${bat_file}",
-    "run_local_bat_from_python": 'bash -c ". ./${bat_file}"', "set_exec_file": 'chmod 755 "${file_name}"',
-    "start_script": ["#!/bin/bash", ""], "env": {},
+    "platform": "darwin" if sys.platform == "darwin" else "linux",
+    "bits": _BITS,
+    "python_bits": _BITS,
+    "bat_ext": ".sh",
+    "set_env": 'export ${key}="${value}"',
+    "env_separator": ":",
+    "env_var": "${env_var}",
+    "bat_rem": "# ${rem}",
+    "run_local_bat": ". ./${bat_file}",
+    "run_bat": ". ${bat_file}",
+    "run_local_bat_from_python": 'bash -c ". ./${bat_file}"',
+    "set_exec_file": 'chmod 755 "${file_name}"',
+    "start_script": ["#!/bin/bash", ""],
+    "env": {},
 }
-
 
 
 class _Artifact:
@@ -56,17 +64,35 @@ def hook_input(run: Run) -> dict[str, Any]:
     """
     session, task, scope = run.session, run.task, run.scope
     meta = copy.deepcopy({key: value for key, value in task.script.raw.items() if key not in PHASES})
-    meta.update({phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
-                 for phase in PHASES if scope.phases[phase] or phase in task.script.raw})
+    meta.update(
+        {
+            phase: [copy.deepcopy(dict(dependency.raw)) for dependency in scope.phases[phase]]
+            for phase in PHASES
+            if scope.phases[phase] or phase in task.script.raw
+        }
+    )
     path = task.script.folder
     run_state = session.run_state(task, scope.deps)
-    shared = {"path": path, "env": scope.env, "state": scope.state, "const": scope.const, "meta": meta,
-              "os_info": copy.deepcopy(dict(OS_INFO)), "recursion_spaces": "  " * (len(session.scripts) - 1),
-              "script_tags": list(task.script.tags), "variation_tags": list(task.variations.names),
-              "run_state": run_state}
-    return {**shared, "input": {**task.request.inputs, "run_state": run_state},
-            "artifact": _Artifact(path, meta), "automation": session.automation, "customize": meta.get("customize", {}),
-            "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run}}
+    shared = {
+        "path": path,
+        "env": scope.env,
+        "state": scope.state,
+        "const": scope.const,
+        "meta": meta,
+        "os_info": copy.deepcopy(dict(OS_INFO)),
+        "recursion_spaces": "  " * (len(session.scripts) - 1),
+        "script_tags": list(task.script.tags),
+        "variation_tags": list(task.variations.names),
+        "run_state": run_state,
+    }
+    return {
+        **shared,
+        "input": {**task.request.inputs, "run_state": run_state},
+        "artifact": _Artifact(path, meta),
+        "automation": session.automation,
+        "customize": meta.get("customize", {}),
+        "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run},
+    }
 
 
 class Run(Value):
@@ -100,8 +126,11 @@ class Run(Value):
                 result = hooks.call(name, given)
         for key, value in scope.env.items():
             if not isinstance(key, str):
-                raise RecipeError(f"{name} of {self.task.script.title()} set an environment key that is not text",
-                                  cause=f"{key!r}", remedy=f"correct {self.task.script.folder}/customize.py")
+                raise RecipeError(
+                    f"{name} of {self.task.script.title()} set an environment key that is not text",
+                    cause=f"{key!r}",
+                    remedy=f"correct {self.task.script.folder}/customize.py",
+                )
             if not isinstance(value, (str, list, dict)):
                 scope.env[key] = as_text(value)
         scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
@@ -149,8 +178,17 @@ class Run(Value):
         for value in access.values():
             session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
         given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
-        run_native(path, given, folder, title=script.title(), log=session.log_of(script), guardian=session.guardian,
-                   output=session.output, clean=session.vault.clean, prefix=prefix)
+        run_native(
+            path,
+            given,
+            folder,
+            title=script.title(),
+            log=session.log_of(script),
+            guardian=session.guardian,
+            output=session.output,
+            clean=session.vault.clean,
+            prefix=prefix,
+        )
         try:
             merge_into(env, read_assignments(out))
         except OSError as error:

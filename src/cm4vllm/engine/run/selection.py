@@ -14,6 +14,7 @@ from cm4vllm.engine.run.request import Request
 
 __all__ = ["candidates", "no_script", "no_variation", "select"]
 
+
 def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
 
@@ -30,8 +31,11 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
 def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     """Return the scripts that match a request without regard to variations, in order of preference."""
     found = catalogue.named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
-    scripts = [script for script in found
-               if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)]
+    scripts = [
+        script
+        for script in found
+        if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)
+    ]
     if not scripts:
         raise no_script(catalogue, request)
     return sorted(scripts, key=lambda script: (script.sort, script.folder))
@@ -46,12 +50,17 @@ _NAMED = 3
 def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     """Return the error for a request that no script matches: which tag prevents the match, and what is similar."""
     if request.name:
-        return NotFoundError(f"no scripts were found with the name {request.name!r}",
-                             remedy=nearest(request.name, (script.alias for script in catalogue.summaries), _LIST))
+        return NotFoundError(
+            f"no scripts were found with the name {request.name!r}",
+            remedy=nearest(request.name, (script.alias for script in catalogue.summaries), _LIST),
+        )
     every = catalogue.summaries
     wanted, excluded = set(request.tags), set(request.excluded_tags)
-    return NotFoundError(f"no scripts were found with the tags {request.title()}",
-                         cause=_why_no_match(wanted, excluded, every), remedy=_near(wanted, excluded, every))
+    return NotFoundError(
+        f"no scripts were found with the tags {request.title()}",
+        cause=_why_no_match(wanted, excluded, every),
+        remedy=_near(wanted, excluded, every),
+    )
 
 
 def _why_no_match(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
@@ -71,12 +80,13 @@ def _why_no_match(wanted: Collection[str], excluded: Collection[str], scripts: S
 def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
     tags = {tag for script in scripts for tag in script.tags}
     corrected = set(wanted) - tags
-    meant = {tag: close.split("'")[1] for tag in corrected
-             if (close := nearest(tag, tags)).startswith("did you mean")}
+    meant = {tag: close.split("'")[1] for tag in corrected if (close := nearest(tag, tags)).startswith("did you mean")}
     corrected = (set(wanted) & tags) | set(meant.values())
     allowed = [script for script in scripts if not set(excluded) & set(script.tags)]
-    best = sorted((script for script in allowed if corrected & set(script.tags)), key=lambda script: (
-        -len(corrected & set(script.tags)), len(script.tags), script.alias))
+    best = sorted(
+        (script for script in allowed if corrected & set(script.tags)),
+        key=lambda script: (-len(corrected & set(script.tags)), len(script.tags), script.alias),
+    )
     if not scripts:
         return "no repository with scripts is registered: cm add repo --path=<folder of a repository>"
     if not best:
@@ -104,6 +114,9 @@ def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
     cause = f"asked for as _{missing} in {request.title()}"
     if elsewhere := [script for script in scripts if known(script, [missing])]:
         cause += f"\n_{missing} is one of {_names(elsewhere)}, which does not have the other variations"
-    return UsageError(f"{best.title()} has no variation {missing!r}", cause=cause,
-                      remedy=nearest(missing, as_typed(best.variations), f"list them with: cm show script {best.alias}")
-                      or "this script has no variations")
+    return UsageError(
+        f"{best.title()} has no variation {missing!r}",
+        cause=cause,
+        remedy=nearest(missing, as_typed(best.variations), f"list them with: cm show script {best.alias}")
+        or "this script has no variations",
+    )

@@ -109,15 +109,20 @@ class Session:
     def warn_of_typed_secrets(self) -> None:
         """Say which flags of the command line hold a secret: others on the machine can list command lines."""
         for typed, name in secret_flags(self._typed, self.vault).items():
-            self.tell(f"note: the value typed as {typed} is visible in the list of processes and the shell's "
-                      f"history; set {name} as an environment variable instead: {name}=... cm run script ...")
+            self.tell(
+                f"note: the value typed as {typed} is visible in the list of processes and the shell's "
+                f"history; set {name} as an environment variable instead: {name}=... cm run script ..."
+            )
 
     @contextmanager
     def with_typed_secrets(self) -> Iterator[None]:
         """Have --env.HF_TOKEN=X do what HF_TOKEN=X before the command does, for all that runs inside."""
         env = self._inputs.get("env")
-        typed = {key: str(value) for key, value in (env.items() if self._typed and isinstance(env, Mapping) else ())
-                 if self.vault.is_secret(str(key)) and "\0" not in str(value)}
+        typed = {
+            key: str(value)
+            for key, value in (env.items() if self._typed and isinstance(env, Mapping) else ())
+            if self.vault.is_secret(str(key)) and "\0" not in str(value)
+        }
         before = {key: os.environ.get(key) for key in typed}
         os.environ.update(typed)
         try:
@@ -159,17 +164,33 @@ class Session:
     def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
         """Return what public hooks may read of the run as a whole."""
         script = task.script
-        return {"parent": self._parent(), "deps": deps, "fake_deps": self.no_deps, "version_info": self.versions,
-                "script_id": f"{script.alias},{script.uid}", "script_tags": list(script.tags),
-                "script_variation_tags": list(task.variations.names), "script_repo_alias": script.repo}
+        return {
+            "parent": self._parent(),
+            "deps": deps,
+            "fake_deps": self.no_deps,
+            "version_info": self.versions,
+            "script_id": f"{script.alias},{script.uid}",
+            "script_tags": list(script.tags),
+            "script_variation_tags": list(task.variations.names),
+            "script_repo_alias": script.repo,
+        }
 
     def note_version(self, task: Task, version: str) -> None:
         """Remember which version of a script took part, for --dump_version_info and the records of public scripts."""
         script, names = task.script, task.variations.names
         asked = ",".join((*(task.request.tags or script.tags), *(f"_{name}" for name in names)))
-        self.versions.append({asked: {
-            "script_uid": script.uid, "script_alias": script.alias, "script_tags": ",".join(script.tags),
-            "script_variations": ",".join(names), "version": version, "parent": self._parent()}})
+        self.versions.append(
+            {
+                asked: {
+                    "script_uid": script.uid,
+                    "script_alias": script.alias,
+                    "script_tags": ",".join(script.tags),
+                    "script_variations": ",".join(names),
+                    "version": version,
+                    "parent": self._parent(),
+                }
+            }
+        )
 
     def _parent(self) -> str | None:
         if len(self.scripts) < 2:
@@ -191,8 +212,10 @@ class Session:
 
         Raises RecipeError when the same is under way already: it would never end.
         """
-        same = any(script is other and request.same_run(asked)
-                   for other, asked in zip(self.scripts, self._requests, strict=True))
+        same = any(
+            script is other and request.same_run(asked)
+            for other, asked in zip(self.scripts, self._requests, strict=True)
+        )
         self.scripts.append(script)
         self._requests.append(request)
         try:
@@ -250,9 +273,11 @@ class Session:
 def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
     """Return the error for scripts that ask for each other in turn, the last one for itself."""
     last = max((n for n, script in enumerate(scripts[:-1]) if script is scripts[-1]), default=0)
-    return RecipeError(f"{scripts[-1].title()} depends on itself",
-                       cause=" > ".join(script.title() for script in scripts[last:]),
-                       remedy="remove one of these dependencies, or give it a condition")
+    return RecipeError(
+        f"{scripts[-1].title()} depends on itself",
+        cause=" > ".join(script.title() for script in scripts[last:]),
+        remedy="remove one of these dependencies, or give it a condition",
+    )
 
 
 def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:
@@ -278,8 +303,9 @@ def _signals_as_exceptions() -> Iterator[None]:
         raise Stopped(signum)
 
     # A signal that is ignored stays so: nohup means it.
-    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS
-              if signal.getsignal(signum) is not signal.SIG_IGN}
+    before = {
+        signum: signal.signal(signum, stop) for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

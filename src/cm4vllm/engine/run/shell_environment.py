@@ -22,8 +22,15 @@ from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.run.environment import as_text, matching, substitute
 
-__all__ = ["debug_script", "expand", "git_environment", "process_environment", "read_assignments", "shell_keys",
-           "shell_text"]
+__all__ = [
+    "debug_script",
+    "expand",
+    "git_environment",
+    "process_environment",
+    "read_assignments",
+    "shell_keys",
+    "shell_text",
+]
 
 _DEBUG_FILE = "tmp-run-without-cm.sh"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,8 +49,9 @@ def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()
         if _NAME.fullmatch(key):
             text = ":".join(map(str, value)) if isinstance(value, list) else str(value)
             if "\0" in text:
-                raise UsageError(f"the value of {key} contains a zero "
-                                 "byte", cause="such a value cannot be passed to a program")
+                raise UsageError(
+                    f"the value of {key} contains a zero byte", cause="such a value cannot be passed to a program"
+                )
             # A shell text waits for what it refers to; until then a reference to itself means the value outside.
             if key not in shell_keys:
                 full[key] = text
@@ -77,8 +85,6 @@ def read_assignments(path: str) -> dict[str, str]:
     return {key.strip(): value.strip(" \t\r") for key, sign, value in pairs if sign and key.strip()}
 
 
-
-
 def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ()) -> str:
     """Return a shell file that sets the keys of `env`, each value quoted; secret ones are only named."""
     lines = ["#!/bin/bash", *prefix]
@@ -105,8 +111,7 @@ def debug_script(vault: Vault, script: str, env: Mapping[str, Any], folder: str,
     from pathlib import Path
 
     path = Path(folder, _DEBUG_FILE)
-    write_text(path, shell_text(env, vault, prefix) + f"\ncd {shlex.quote(folder)}\n"
-                                                              f". {shlex.quote(script)}\n")
+    write_text(path, shell_text(env, vault, prefix) + f"\ncd {shlex.quote(folder)}\n. {shlex.quote(script)}\n")
     return str(path)
 
 
@@ -114,10 +119,10 @@ def debug_script(vault: Vault, script: str, env: Mapping[str, Any], folder: str,
 # `shell_env_keys` if the public format had the word. By UID, which a renamed script keeps.
 _PUBLIC: Mapping[str, tuple[str, ...]] = {
     "19f369ef47084895": ("CM_RUN_CMD", "CM_RUN_CMD0", "CM_PRE_RUN_CMD", "CM_POST_RUN_CMD"),  # benchmark-program
-    "bc3b17fb430f4732": ("CM_RUN_CMD",),                    # app-mlperf-inference-nvidia
-    "2c3c4ba2413442e7": ("CM_DOCKER_BUILD_CMD",),           # build-docker-image
-    "bf6a6d0cc97b48ae": ("CM_MLPERF_POWER_RUN_CMD",),       # run-mlperf-power-client
-    "d4105c2cdb044276": ("+PATH",),                         # get-zephyr
+    "bc3b17fb430f4732": ("CM_RUN_CMD",),  # app-mlperf-inference-nvidia
+    "2c3c4ba2413442e7": ("CM_DOCKER_BUILD_CMD",),  # build-docker-image
+    "bf6a6d0cc97b48ae": ("CM_MLPERF_POWER_RUN_CMD",),  # run-mlperf-power-client
+    "d4105c2cdb044276": ("+PATH",),  # get-zephyr
 }
 
 _PIECE = re.compile(r"""\\([$"`\\])|\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))""")

@@ -37,9 +37,18 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         if folder.exists():
             raise UsageError(f"{folder} exists already", remedy="choose another name, or remove it")
         uid = secrets.token_hex(8)
-        written = _write(kind, folder, {
-            "alias": alias, "uid": uid, "tags": ", ".join(tags), "typed": ",".join(tags),
-            "category": str(i.get("category") or "Recipes"), "prefix": _prefix(alias)})
+        written = _write(
+            kind,
+            folder,
+            {
+                "alias": alias,
+                "uid": uid,
+                "tags": ", ".join(tags),
+                "typed": ",".join(tags),
+                "category": str(i.get("category") or "Recipes"),
+                "prefix": _prefix(alias),
+            },
+        )
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
     _index(automation.cmind, repo, folder, alias, uid, tags)
@@ -53,11 +62,13 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
     parsed = i.get("parsed_artifact") or []
     if not parsed or not (alias := str(parsed[0][0])):
-        raise UsageError("the new script needs a name",
-                         remedy="for example: cm add script my-recipe --tags=my,recipe")
+        raise UsageError("the new script needs a name", remedy="for example: cm add script my-recipe --tags=my,recipe")
     if not _ALIAS.fullmatch(alias):
-        raise UsageError(f"{alias!r} cannot be the name of a script", cause="it names a folder and a Python module",
-                         remedy="use lower-case letters, digits, '-', '_' and '.'")
+        raise UsageError(
+            f"{alias!r} cannot be the name of a script",
+            cause="it names a folder and a Python module",
+            remedy="use lower-case letters, digits, '-', '_' and '.'",
+        )
     repos = {str(repo.meta.get("alias", "")): repo for repo in cmind.repos.lst}
     if len(parsed) > 1:
         wanted = str(parsed[1][0] or parsed[1][1])
@@ -81,16 +92,22 @@ def _template(i: Mapping[str, Any]) -> str:
 def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
     for tag in tags:
         if not _TAG.fullmatch(tag):
-            raise UsageError(f"{tag!r} cannot be a tag of a "
-                             "script", cause="_name selects a variation, -name excludes a tag",
-                             remedy="use letters, digits, '-', '_', '+' and '.', a letter or digit first")
+            raise UsageError(
+                f"{tag!r} cannot be a tag of a script",
+                cause="_name selects a variation, -name excludes a tag",
+                remedy="use letters, digits, '-', '_', '+' and '.', a letter or digit first",
+            )
     for script in catalogue.all():
         if script.alias == alias:
-            raise UsageError(f"a script {alias!r} exists already", cause=f"in {script.path}",
-                             remedy="choose another name")
+            raise UsageError(
+                f"a script {alias!r} exists already", cause=f"in {script.path}", remedy="choose another name"
+            )
         if set(tags) <= set(script.tags):
-            raise UsageError(f"{script.alias} already matches {','.join(tags)}", cause=f"it is in {script.path}",
-                             remedy="choose a combination of tags that no other script has")
+            raise UsageError(
+                f"{script.alias} already matches {','.join(tags)}",
+                cause=f"it is in {script.path}",
+                remedy="choose a combination of tags that no other script has",
+            )
 
 
 def _prefix(alias: str) -> str:
@@ -110,6 +127,11 @@ def _write(kind: str, folder: Path, values: Mapping[str, str]) -> list[Path]:
 
 def _index(cmind: Any, repo: Any, folder: Path, alias: str, uid: str, tags: tuple[str, ...]) -> None:
     if cmind.use_index:
-        meta = {"alias": alias, "uid": uid, "automation_alias": SCRIPT_AUTOMATION[0],
-                "automation_uid": SCRIPT_AUTOMATION[1], "tags": list(tags)}
+        meta = {
+            "alias": alias,
+            "uid": uid,
+            "automation_alias": SCRIPT_AUTOMATION[0],
+            "automation_uid": SCRIPT_AUTOMATION[1],
+            "tags": list(tags),
+        }
         cmind.index.add(meta, str(folder), (repo.meta.get("alias", ""), repo.meta.get("uid", "")), update=True)

@@ -33,8 +33,16 @@ _INSIDE = "/home/cm"
 #: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: What goes in by name alone, so that no value stands in a file or on a command line.
-_PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "HTTPS_PROXY",
-           "NO_PROXY")
+_PASSED = (
+    "HF_TOKEN",
+    "CM_HF_TOKEN",
+    "GH_TOKEN",
+    "VLLM_API_KEY",
+    "OPENAI_API_KEY",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+)
 #: What does not belong into an image; applied where a repository is not a git checkout.
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
 #: Flags that are about the container, not about the recipe.
@@ -65,8 +73,16 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
         with translated_os_errors("make", work, "--docker_folder"):
             work.mkdir(exist_ok=True)
         build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", container.image, str(folder)]
-        start = ["docker", "run", "--rm", "--volume", f"{work}:{_INSIDE}/work", *container.options, *_passed(i),
-                 container.image]
+        start = [
+            "docker",
+            "run",
+            "--rm",
+            "--volume",
+            f"{work}:{_INSIDE}/work",
+            *container.options,
+            *_passed(i),
+            container.image,
+        ]
         if i.get("out") == "con":
             print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
         if run_it and not flag(i, "no_run"):
@@ -84,20 +100,30 @@ def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
         described = merged(described, dict(variation.layer.docker))
-    words = [word for word in i.get("cmd") or [f"--tags={','.join(_tags(request, script))}"]
-             if word.lstrip("-").partition("=")[0] not in _OWN]
+    words = [
+        word
+        for word in i.get("cmd") or [f"--tags={','.join(_tags(request, script))}"]
+        if word.lstrip("-").partition("=")[0] not in _OWN
+    ]
     if typed := secret_flags(words, vault()):
         name = next(iter(typed.values()))
-        raise UsageError(f"{', '.join(typed)} would store a secret in an image that others can read",
-                         remedy=f"set it as a variable of the environment, {name}=... cm dockerfile script ...; "
-                         f"the container gets {', '.join(_PASSED)}")
+        raise UsageError(
+            f"{', '.join(typed)} would store a secret in an image that others can read",
+            remedy=f"set it as a variable of the environment, {name}=... cm dockerfile script ...; "
+            f"the container gets {', '.join(_PASSED)}",
+        )
     if "os" in described and "base_image" not in described:
-        say(f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
-            f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get")
+        say(
+            f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
+            f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get"
+        )
     return Container(
-        script=script, image=str(i.get("docker_image") or f"cm-{script.alias}"),
+        script=script,
+        image=str(i.get("docker_image") or f"cm-{script.alias}"),
         base_image=str(i.get("docker_base_image") or described.get("base_image") or _BASE_IMAGE),
-        command=("cm", "run", "cm4vllm:script", *words, "--quiet"), options=tuple(_options(described)))
+        command=("cm", "run", "cm4vllm:script", *words, "--quiet"),
+        options=tuple(_options(described)),
+    )
 
 
 def _tags(request: Request, script: ScriptMeta) -> list[str]:
@@ -124,8 +150,11 @@ def _passed(i: Mapping[str, Any]) -> list[str]:
 
 def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, Path]:
     """Return the repositories that go in: that of the engine first, then the script's, then those it may use."""
-    known = {str(repo.meta.get("alias", "")): Path(repo.path) for repo in cmind.repos.lst
-             if repo.meta.get("alias") not in ("local", "internal")}
+    known = {
+        str(repo.meta.get("alias", "")): Path(repo.path)
+        for repo in cmind.repos.lst
+        if repo.meta.get("alias") not in ("local", "internal")
+    }
     engine = next((alias for alias, path in known.items() if path.resolve() == checkout.resolve()), "cm4vllm")
     chosen = {engine: checkout}
     if script.repo in known:
@@ -143,8 +172,11 @@ def write_context(container: Container, folder: Path, repositories: Mapping[str,
 
 
 def _copy(source: Path, target: Path) -> None:
-    listed = run(["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]) if (
-        shutil.which("git") and (source / ".git").exists()) else None
+    listed = (
+        run(["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        if (shutil.which("git") and (source / ".git").exists())
+        else None
+    )
     if listed is None or not listed.ok:
         try:
             shutil.copytree(source, target, ignore=_LEFT_OUT, symlinks=True)
@@ -166,7 +198,7 @@ def dockerfile(container: Container, aliases: Sequence[str]) -> str:
 FROM {container.base_image}
 ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \\
- && apt-get install --yes --no-install-recommends {' '.join(_PACKAGES)} \\
+ && apt-get install --yes --no-install-recommends {" ".join(_PACKAGES)} \\
  && rm -rf /var/lib/apt/lists/*
 # The owner of the files that a run leaves in the folder work, which is mounted.
 ARG UID=1000
@@ -189,8 +221,11 @@ def _require_docker(folder: Path) -> None:
         raise InstallError("`docker` not found on PATH", remedy=written)
     answer = run(["docker", "info"], timeout_s=30)
     if not answer.ok:
-        raise InstallError("`docker` is installed, but its daemon does not respond", cause=answer.tail(2),
-                           remedy=f"start the daemon; {written}")
+        raise InstallError(
+            "`docker` is installed, but its daemon does not respond",
+            cause=answer.tail(2),
+            remedy=f"start the daemon; {written}",
+        )
 
 
 def _attached(argv: Sequence[str], what: str) -> None:
@@ -198,5 +233,8 @@ def _attached(argv: Sequence[str], what: str) -> None:
     say(f"docker {what}")
     status = subprocess.run(list(argv), check=False).returncode
     if status:
-        raise RunFailed(f"docker {what} ended with {exit_in_words(status)}", cause=shlex.join(argv),
-                        remedy="its output above shows the reason")
+        raise RunFailed(
+            f"docker {what} ended with {exit_in_words(status)}",
+            cause=shlex.join(argv),
+            remedy="its output above shows the reason",
+        )

@@ -60,8 +60,9 @@ def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
                 print(f"{'':<5}  {'':<{width}}  remedy: {symptom.remedy}")
     result: dict[str, Any] = {"return": 0, "symptoms": [asdict(symptom) for symptom in symptoms]}
     if wrong:
-        failure = CmError(f"{wrong} of {len(symptoms)} checks failed",
-                          remedy="each line marked WRONG has its own remedy")
+        failure = CmError(
+            f"{wrong} of {len(symptoms)} checks failed", remedy="each line marked WRONG has its own remedy"
+        )
         result |= {"return": failure.exit_code, "error": str(failure)}
     return result
 
@@ -72,10 +73,15 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
     catalogue = Catalogue(cmind)
     scripts = catalogue.all()
     checks: dict[str, Callable[[], Iterable[Symptom]]] = {
-        "python": lambda: [_python()], "tools": _tools, "home": lambda: [_home(home)],
-        "repositories": lambda: _repositories(home), "index": lambda: _index(home),
-        "engine": lambda: [_engines(checkout, home)], "scripts": lambda: _scripts(catalogue, scripts),
-        "packages": lambda: [_packages(checkout)], "disk": lambda: [_disk(home, scripts)],
+        "python": lambda: [_python()],
+        "tools": _tools,
+        "home": lambda: [_home(home)],
+        "repositories": lambda: _repositories(home),
+        "index": lambda: _index(home),
+        "engine": lambda: [_engines(checkout, home)],
+        "scripts": lambda: _scripts(catalogue, scripts),
+        "packages": lambda: [_packages(checkout)],
+        "disk": lambda: [_disk(home, scripts)],
         "cache": lambda: _cache(Path(Cache(cmind).root)),
     }
     for subject, check in checks.items():
@@ -84,8 +90,12 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
         except CmError as error:
             yield Symptom(Level.WRONG, subject, error.what, error.remedy)
         except OSError as error:
-            yield Symptom(Level.WRONG, subject, f"{error.filename or home} cannot be used: {error.strerror}",
-                          "change its permissions")
+            yield Symptom(
+                Level.WRONG,
+                subject,
+                f"{error.filename or home} cannot be used: {error.strerror}",
+                "change its permissions",
+            )
 
 
 def _python() -> Symptom:
@@ -94,13 +104,19 @@ def _python() -> Symptom:
     if sys.version_info < _PYTHON:
         return Symptom(Level.WRONG, "python", text, f"use Python {'.'.join(map(str, _PYTHON))} or newer")
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        return Symptom(Level.WRONG, "python", f"{text} has no venv module with pip, which the installation of vLLM "
-                                              "needs",
-                       "install the package python3-venv of your system")
+        return Symptom(
+            Level.WRONG,
+            "python",
+            f"{text} has no venv module with pip, which the installation of vLLM needs",
+            "install the package python3-venv of your system",
+        )
     if sys.prefix == sys.base_prefix:
-        return Symptom(Level.ODD, "python", f"{text} is not a virtual environment: packages are installed into the "
-                                            "system's Python",
-                       "python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin")
+        return Symptom(
+            Level.ODD,
+            "python",
+            f"{text} is not a virtual environment: packages are installed into the system's Python",
+            "python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin",
+        )
     return Symptom(Level.WELL, "python", text)
 
 
@@ -111,8 +127,12 @@ def _tools() -> Iterator[Symptom]:
         yield Symptom(Level.WELL, "bash", bash)
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if found is None:
-        yield Symptom(Level.WRONG, "compiler", "no C compiler on PATH; vLLM needs one while it runs",
-                      "install gcc, for example: apt-get install gcc")
+        yield Symptom(
+            Level.WRONG,
+            "compiler",
+            "no C compiler on PATH; vLLM needs one while it runs",
+            "install gcc, for example: apt-get install gcc",
+        )
     else:
         yield Symptom(Level.WELL, "compiler", found)
     if (git := shutil.which("git")) is None:
@@ -123,8 +143,12 @@ def _tools() -> Iterator[Symptom]:
 
 def _home(home: Path) -> Symptom:
     if not os.access(home, os.W_OK | os.X_OK):
-        return Symptom(Level.WRONG, "home", f"no permission to write to {home}",
-                       "change its permissions, or set CM_REPOS to another folder")
+        return Symptom(
+            Level.WRONG,
+            "home",
+            f"no permission to write to {home}",
+            "change its permissions, or set CM_REPOS to another folder",
+        )
     return Symptom(Level.WELL, "home", str(home))
 
 
@@ -135,13 +159,21 @@ def _repositories(home: Path) -> Iterator[Symptom]:
     except FileNotFoundError:
         listed = []
     except ValueError as error:
-        yield Symptom(Level.WRONG, "repositories", f"{path} is not JSON: {error}", "correct it, or remove it and "
-                      "register the repositories again: cm add repo --path=<folder>")
+        yield Symptom(
+            Level.WRONG,
+            "repositories",
+            f"{path} is not JSON: {error}",
+            "correct it, or remove it and register the repositories again: cm add repo --path=<folder>",
+        )
         return
     gone = [entry for entry in listed if not any((Path(entry) / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     for entry in gone:
-        yield Symptom(Level.WRONG, "repositories", f"{entry} holds no CM repository (cmr.yaml)",
-                      f"restore it, or remove its line from {path} and run: cm reindex repo")
+        yield Symptom(
+            Level.WRONG,
+            "repositories",
+            f"{entry} holds no CM repository (cmr.yaml)",
+            f"restore it, or remove its line from {path} and run: cm reindex repo",
+        )
     if not gone:
         yield Symptom(Level.WELL, "repositories", f"{len(listed)} registered")
 
@@ -163,17 +195,24 @@ def _index(home: Path) -> Iterator[Symptom]:
         return
     gone = sorted(path for path in paths if not Path(path).is_dir())
     if gone:
-        yield Symptom(Level.ODD, "index", f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example "
-                                          f"{gone[0]}",
-                      "cm reindex repo")
+        yield Symptom(
+            Level.ODD,
+            "index",
+            f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example {gone[0]}",
+            "cm reindex repo",
+        )
     else:
         yield Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
 
 
 def _engines(checkout: Path, home: Path) -> Symptom:
     if others := engines_before(checkout, home):
-        return Symptom(Level.WRONG, "engine", f"the script engine of {others[0]} is registered before this one",
-                       " ".join(warning_about_engines(checkout, home).splitlines()[1:]))
+        return Symptom(
+            Level.WRONG,
+            "engine",
+            f"the script engine of {others[0]} is registered before this one",
+            " ".join(warning_about_engines(checkout, home).splitlines()[1:]),
+        )
     return Symptom(Level.WELL, "engine", str(checkout))
 
 
@@ -189,20 +228,29 @@ def _packages(checkout: Path) -> Symptom:
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
     if missing:
-        return Symptom(Level.ODD, "packages", f"{len(missing)} packages of {path} are not installed; the first recipe "
-                                              "that needs them "
-                       "installs them", f"{sys.executable} -m pip install -r {path}")
+        return Symptom(
+            Level.ODD,
+            "packages",
+            f"{len(missing)} packages of {path} are not installed; the first recipe that needs them installs them",
+            f"{sys.executable} -m pip install -r {path}",
+        )
     return Symptom(Level.WELL, "packages", f"all packages of {path} are installed")
 
 
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     free = shutil.disk_usage(home).free
-    largest, name = max(((bring.disk_bytes, script.alias) for script in scripts for layer in _layers(script)
-                         for bring in layer.brings), default=(0, ""))
+    largest, name = max(
+        ((bring.disk_bytes, script.alias) for script in scripts for layer in _layers(script) for bring in layer.brings),
+        default=(0, ""),
+    )
     text = f"{size_text(free)} free in {home}"
     if free < largest:
-        return Symptom(Level.WRONG, "disk", f"{text}; {name} alone needs {size_text(largest)}",
-                       "free space there, or set CM_REPOS to a folder on another disk")
+        return Symptom(
+            Level.WRONG,
+            "disk",
+            f"{text}; {name} alone needs {size_text(largest)}",
+            "free space there, or set CM_REPOS to a folder on another disk",
+        )
     return Symptom(Level.WELL, "disk", text)
 
 
@@ -219,20 +267,33 @@ def _cache(root: Path) -> Iterator[Symptom]:
     for entry in entries:
         if not (entry.folder / "cm-cached-state.json").exists():
             sound = False
-            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) has no result and is not used",
-                          f"cm rm cache {entry.folder.name} -f")
+            yield Symptom(
+                Level.ODD,
+                "cache",
+                f"{entry.folder} ({entry.script}) has no result and is not used",
+                f"cm rm cache {entry.folder.name} -f",
+            )
             continue
         try:
             Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
         except Damaged as damage:
             sound = False
-            yield Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) is damaged: {damage} is missing or "
-                                              "was changed;"
-                          " the next run makes it again", f"cm rm cache {entry.folder.name} -f")
+            yield Symptom(
+                Level.ODD,
+                "cache",
+                f"{entry.folder} ({entry.script}) is damaged: {damage} is missing or "
+                "was changed;"
+                " the next run makes it again",
+                f"cm rm cache {entry.folder.name} -f",
+            )
     for folder in leftovers(root):
         sound = False
-        yield Symptom(Level.ODD, "cache", f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it "
-                      "now, or was killed", f"if no run is active: rm -r {folder}")
+        yield Symptom(
+            Level.ODD,
+            "cache",
+            f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed",
+            f"if no run is active: rm -r {folder}",
+        )
     if sound:
         yield Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(sum(map(_size, entries)))}")
 

@@ -86,8 +86,11 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
         return _fitting(catalogue, Request.of(i, ""))
     repo, _, name = artifact.rpartition(":")
     if "*" in name:
-        found = [script for script in catalogue.all() if fnmatch.fnmatchcase(script.alias, name)
-                 and (not repo or script.repo == repo)]
+        found = [
+            script
+            for script in catalogue.all()
+            if fnmatch.fnmatchcase(script.alias, name) and (not repo or script.repo == repo)
+        ]
         if not found:
             raise NotFoundError(f"no scripts were found with the name {artifact!r}")
         return found

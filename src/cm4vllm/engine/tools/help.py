@@ -68,8 +68,11 @@ def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> d
     except CmError:
         env = {}  # variations that this script does not have: its page is shown anyway
     found: dict[str, list[str]] = {}
-    for alias in dict.fromkeys(str(entry.get("of") or script.alias) for entry in script.input_description.values()
-                               if isinstance(entry, Mapping)):
+    for alias in dict.fromkeys(
+        str(entry.get("of") or script.alias)
+        for entry in script.input_description.values()
+        if isinstance(entry, Mapping)
+    ):
         teller = script if alias == script.alias else catalogue.script(str(script.path.with_name(alias)), script.repo)
         if has_hook(code_of(teller), "values"):
             with suppress(CmError):  # what cannot be known is left out of a page
@@ -84,30 +87,42 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
     `values` are what inputs take, beside those that the meta says.
     """
     typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
-    head = [f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
-            *([f"  {script.purpose}"] if script.purpose else []), "",
-            *(f"  cm run script --tags={example}" for example in script.examples or [typed]), "",
-            f"  path      {script.path}", f"  tags      {', '.join(script.tags)}",
-            f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}"]
+    head = [
+        f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
+        *([f"  {script.purpose}"] if script.purpose else []),
+        "",
+        *(f"  cm run script --tags={example}" for example in script.examples or [typed]),
+        "",
+        f"  path      {script.path}",
+        f"  tags      {', '.join(script.tags)}",
+        f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}",
+    ]
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
         head.append(f"  versions  {script.layer.default_version or 'any'}{f' (known: {listed})' if listed else ''}")
     more = runs_scripts(code_of(script))
-    parts = [("inputs", _columns(inputs_of(script, values))), ("variations", _columns(variations_of(script))),
-             ("depends on", _dependencies(script, PHASES)),
-             ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
-             ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
-             ("gives", [f"  {key}" for key in script.layer.new_env_keys])]
-    return "\n".join(line for line in [*head, *(line for title, lines in parts if lines
-                                                  for line in ("", f"  {title}", *(f"  {line}" for line in lines)))])
+    parts = [
+        ("inputs", _columns(inputs_of(script, values))),
+        ("variations", _columns(variations_of(script))),
+        ("depends on", _dependencies(script, PHASES)),
+        ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
+        ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
+        ("gives", [f"  {key}" for key in script.layer.new_env_keys]),
+    ]
+    return "\n".join(
+        line
+        for line in [
+            *head,
+            *(line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines))),
+        ]
+    )
 
 
 #: How the values of a type are shown.
 _PLACEHOLDERS = {"integer": "=N", "number": "=X.Y", "switch": "=yes|no", "path": "=PATH"}
 
 
-def inputs_of(script: ScriptMeta,
-              values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[tuple[str, str]]:
+def inputs_of(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[tuple[str, str]]:
     """Return flag and explanation of each input. `values` are what inputs take, beside those that the meta says."""
     rows = []
     for flag in sorted({*script.input_mapping, *script.input_description}):
@@ -128,9 +143,11 @@ def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values:
     if default is None:
         default = script.layer.default_env.get(key)
     choices = [str(choice) for choice in (*(entry.get("choices") or ()), *values)]
-    notes = [f"{'one of' if len(choices) > 1 else 'only'} {', '.join(choices)}" if choices else "",
-             f"default: {default}" if default not in (None, "") else "",
-             f"for example {entry['example']}" if entry.get("example") else ""]
+    notes = [
+        f"{'one of' if len(choices) > 1 else 'only'} {', '.join(choices)}" if choices else "",
+        f"default: {default}" if default not in (None, "") else "",
+        f"for example {entry['example']}" if entry.get("example") else "",
+    ]
     return text + (f" ({'; '.join(filter(None, notes))})" if any(notes) else "")
 
 

@@ -12,12 +12,7 @@ from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.documents import lines_of
-from cm4vllm.engine.format.meta import (
-    DEPENDENCY_KEYS,
-    Dependency,
-    Layer,
-    ScriptMeta,
-)
+from cm4vllm.engine.format.meta import DEPENDENCY_KEYS, Dependency, Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import Place
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
@@ -48,14 +43,20 @@ class Linter:
     def findings(self, script: ScriptMeta) -> list[Finding]:
         """Return what is wrong with a script, in the order of its meta; nothing for a clean one."""
         try:
-            found = [*own_findings(script), *self._inputs(script), *self._dependencies(script),
-                     *self._amendments(script)]
+            found = [
+                *own_findings(script),
+                *self._inputs(script),
+                *self._dependencies(script),
+                *self._amendments(script),
+            ]
         except (AttributeError, TypeError, ValueError) as error:
             found = [Finding(f"a part of the meta has the wrong shape: {error}")]
         meta = next((path for name in ("_cm.yaml", "_cm.json") if (path := script.path / name).is_file()), script.path)
         lines = lines_of(meta)
-        placed = [Finding(one.text, one.place, one.path if one.path != Path() else meta,
-                          one.line or _line(lines, one.place)) for one in found]
+        placed = [
+            Finding(one.text, one.place, one.path if one.path != Path() else meta, one.line or _line(lines, one.place))
+            for one in found
+        ]
         return sorted(placed, key=lambda one: (str(one.path), one.line))
 
     def every(self) -> list[ScriptMeta]:
@@ -92,8 +93,11 @@ class Linter:
         for flag, entry in own.items():
             tellers = self._described.get((script.repo, str(entry.get("key"))), [])
             if len(tellers) > 1:
-                yield Finding(f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
-                              "describes it, the others refer to that by inputs_of", ("inputs", flag))
+                yield Finding(
+                    f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
+                    "describes it, the others refer to that by inputs_of",
+                    ("inputs", flag),
+                )
 
     # --- what a script says of others --------------------------------------------------------------------------------
 
@@ -148,10 +152,12 @@ class Linter:
             seen[one.path] = one
             if runs_scripts(code_of(one)):
                 return None
-            waiting += [answer for *_, dependency in dependencies_of(one)
-                        for answer in self.answering(plain_tags(dependency))]
-        return frozenset(name for one in seen.values() for *_, dependency in dependencies_of(one)
-                         for name in dependency.names)
+            waiting += [
+                answer for *_, dependency in dependencies_of(one) for answer in self.answering(plain_tags(dependency))
+            ]
+        return frozenset(
+            name for one in seen.values() for *_, dependency in dependencies_of(one) for name in dependency.names
+        )
 
     def answering(self, words: Sequence[str]) -> list[ScriptMeta]:
         """Return the scripts that have the script tags among these words; none where there are no such tags."""

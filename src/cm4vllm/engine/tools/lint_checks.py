@@ -31,8 +31,15 @@ from cm4vllm.engine.format.variations import definition, known, resolve
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.request import ENGINE_FLAGS, parse_tags
 
-__all__ = ["Finding", "amendment_findings", "dependencies_of", "layers_of", "nearest_choice", "own_findings",
-           "plain_tags"]
+__all__ = [
+    "Finding",
+    "amendment_findings",
+    "dependencies_of",
+    "layers_of",
+    "nearest_choice",
+    "own_findings",
+    "plain_tags",
+]
 
 #: What stands for the value of a dynamic variation that is tried out.
 _TRIAL = "1"
@@ -56,8 +63,15 @@ class Finding:
 
 def own_findings(script: ScriptMeta) -> list[Finding]:
     """Return what can be said of a script without others."""
-    return [*_shape_findings(script), *_identity_findings(script), *_key_findings(script), *_group_findings(script),
-            *_reachability_findings(script), *_code_findings(script), *_input_findings(script)]
+    return [
+        *_shape_findings(script),
+        *_identity_findings(script),
+        *_key_findings(script),
+        *_group_findings(script),
+        *_reachability_findings(script),
+        *_code_findings(script),
+        *_input_findings(script),
+    ]
 
 
 def plain_tags(dependency: Dependency) -> list[str]:
@@ -128,8 +142,9 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
             yield Finding(f"example {example!r} does not name this script", ("examples", number))
         for flag in (word.partition("=")[0] for word in flags):
             if flag not in typed:
-                yield Finding(f"example {example!r}: unknown input --{flag}; {nearest_choice(flag, typed)}",
-                              ("examples", number))
+                yield Finding(
+                    f"example {example!r}: unknown input --{flag}; {nearest_choice(flag, typed)}", ("examples", number)
+                )
 
 
 def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
@@ -171,21 +186,33 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
         if variation.is_default and not variation.group:
             yield Finding(f"variation {name!r} is a default, but has no group", place)
         elif variation.is_default and defaults.setdefault(variation.group, name) != name:
-            yield Finding(f"variation {name!r} is a second default of group {variation.group!r}, after "
-                          f"{defaults[variation.group]!r}", place)
+            yield Finding(
+                f"variation {name!r} is a second default of group {variation.group!r}, after "
+                f"{defaults[variation.group]!r}",
+                place,
+            )
         if name in _bases_of(script, name):
             yield Finding(f"variation {name!r} is its own base", (*place, "base"))
-        implied = [*(("base", base) for base in variation.base), *(("alias", one) for one in [variation.alias] if one),
-                   *(("default_variations", value) for value in variation.default_variations.values())]
+        implied = [
+            *(("base", base) for base in variation.base),
+            *(("alias", one) for one in [variation.alias] if one),
+            *(("default_variations", value) for value in variation.default_variations.values()),
+        ]
         for key, other in implied:
             if "#" not in other and not definition(script.variations, other):
-                yield Finding(f"variation {name!r} implies {other!r}, which is not defined; "
-                              f"{nearest_choice(other, script.variations)}", (*place, key))
+                yield Finding(
+                    f"variation {name!r} implies {other!r}, which is not defined; "
+                    f"{nearest_choice(other, script.variations)}",
+                    (*place, key),
+                )
     for forbidden in script.invalid_combinations:
         for name in sorted(forbidden):
             if not definition(script.variations, name) and name not in script.variations:
-                yield Finding(f"invalid_variation_combinations: {name!r} is not defined; "
-                              f"{nearest_choice(name, script.variations)}", ("invalid_variation_combinations",))
+                yield Finding(
+                    f"invalid_variation_combinations: {name!r} is not defined; "
+                    f"{nearest_choice(name, script.variations)}",
+                    ("invalid_variation_combinations",),
+                )
 
 
 def _bases_of(script: ScriptMeta, name: str) -> set[str]:
@@ -205,11 +232,15 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
     for name in script.variations:
         parts = [part.strip() for part in name.split(",")]
         place: Place = ("variations", name)
-        undefined = [part for part in parts
-                     if part not in script.variations and not definition(script.variations, part)]
+        undefined = [
+            part for part in parts if part not in script.variations and not definition(script.variations, part)
+        ]
         if len(parts) > 1 and undefined:
-            yield Finding(f"variation {name!r} never applies: {undefined[0]!r} is not defined; "
-                          f"{nearest_choice(undefined[0], script.variations)}", place)
+            yield Finding(
+                f"variation {name!r} never applies: {undefined[0]!r} is not defined; "
+                f"{nearest_choice(undefined[0], script.variations)}",
+                place,
+            )
             continue
         tried = [part.replace("#", _TRIAL) for part in parts]
         try:
@@ -230,8 +261,9 @@ def amendment_findings(
     at = (*place, kind, amendment.name)
     if names is not None and amendment.name not in names:
         where = "this script's own dependencies" if kind == "ad" else "what this script depends on"
-        yield Finding(f"{kind}.{amendment.name}: nothing in {where} has that name; "
-                      f"{nearest_choice(amendment.name, names)}", at)
+        yield Finding(
+            f"{kind}.{amendment.name}: nothing in {where} has that name; {nearest_choice(amendment.name, names)}", at
+        )
     for key in amendment.change:
         if key not in DEPENDENCY_KEYS and key not in CONDITION_KEYS:
             yield Finding(f"{kind}.{amendment.name}: unknown key {key!r}; {nearest_choice(key, DEPENDENCY_KEYS)}", at)
@@ -244,19 +276,28 @@ def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", 0) or 0
         yield Finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
-    if script.cache and _OWN_CODE.search(code_of(script)) and not any(
-            "made_by" in _at(script.raw, place) for place, _ in layers_of(script)):
-        yield Finding("made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none "
-                      "does")
+    if (
+        script.cache
+        and _OWN_CODE.search(code_of(script))
+        and not any("made_by" in _at(script.raw, place) for place, _ in layers_of(script))
+    ):
+        yield Finding(
+            "made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none does"
+        )
     for place, layer in layers_of(script):
         for module in layer.made_by:
             if not Path(module_file(module)).is_file():
                 yield Finding(f"made_by: unknown module {module}", (*place, "made_by"))
-        if layer.script_name and not (script.path / f"{layer.script_name}.sh").is_file() and not any(
-                script.path.glob(f"{layer.script_name}-*.sh")):
+        if (
+            layer.script_name
+            and not (script.path / f"{layer.script_name}.sh").is_file()
+            and not any(script.path.glob(f"{layer.script_name}-*.sh"))
+        ):
             yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
         exported = {key for _, one in layers_of(script) for key in one.new_env_keys}
         for key in layer.promised_env_keys:
             if key not in exported:
-                yield Finding(f"promised_env_keys: {key} is not one of new_env_keys; {nearest_choice(key, exported)}",
-                              (*place, "promised_env_keys"))
+                yield Finding(
+                    f"promised_env_keys: {key} is not one of new_env_keys; {nearest_choice(key, exported)}",
+                    (*place, "promised_env_keys"),
+                )

@@ -55,17 +55,30 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
     place = Path(str(i.get("repro_dir") or folder / "cm-repro"))
     stem = str(i.get("repro_prefix") or "cm-run-script")
     given = {key: value for key, value in i.items() if key not in ("parsed_automation", "parsed_artifact")}
-    info = {"cm4vllm": commit_of_this_repository(), "python": sys.version, "platform": platform.platform(),
-            "machine": platform.machine(), "command": _command(i),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    info = {
+        "cm4vllm": commit_of_this_repository(),
+        "python": sys.version,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "command": _command(i),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
     write_json(place / f"{stem}-input.json", clean(_plain(given)))
     write_json(place / f"{stem}-info.json", clean(info))
     write_json(place / f"{stem}-output.json", clean(_plain(result)))
     write_json(place / f"{stem}-run-state.json", clean({"version_info": session.versions}))
     write_text(place / f"{stem}-README-cm.md", _readme(session, i, result))
-    write_json(folder / "cm-output.json", clean({
-        "return": result["return"], "error": result.get("error", ""), "new_env": _plain(result.get("new_env", {})),
-        "new_state": _plain(result.get("new_state", {}))}))
+    write_json(
+        folder / "cm-output.json",
+        clean(
+            {
+                "return": result["return"],
+                "error": result.get("error", ""),
+                "new_env": _plain(result.get("new_env", {})),
+                "new_state": _plain(result.get("new_state", {})),
+            }
+        ),
+    )
     session.tell(f"to repeat the run: {place}")
 
 
@@ -89,10 +102,21 @@ def _command(i: Mapping[str, Any]) -> str:
 
 def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     aliases = [str(repo.meta.get("alias", "")) for repo in session.automation.cmind.repos.lst]
-    lines = ["# How to repeat this run", "", "```bash",
-             *(f"cm pull repo {name}  # or: cm add repo --path=<folder>" for name in aliases
-               if name not in ("", "local", "internal")),
-             _command(i), "```", "", "## Steps", ""]
+    lines = [
+        "# How to repeat this run",
+        "",
+        "```bash",
+        *(
+            f"cm pull repo {name}  # or: cm add repo --path=<folder>"
+            for name in aliases
+            if name not in ("", "local", "internal")
+        ),
+        _command(i),
+        "```",
+        "",
+        "## Steps",
+        "",
+    ]
     lines += [f"- `cm run script --tags={tags}`" for tags in result.get("deps", ())]
     return session.vault.clean("\n".join(lines) + "\n")
 

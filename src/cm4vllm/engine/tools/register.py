@@ -49,8 +49,13 @@ def complete(home: Path) -> None:
     """
     if (home / "repos" / "local" / "cmr.yaml").is_file() and (home / "index.json").is_file():
         return
-    done = subprocess.run([sys.executable, "-m", "cmind", "find", "repo", "local"], capture_output=True, text=True,
-                          env={**os.environ, "CM_REPOS": str(home)}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "cmind", "find", "repo", "local"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CM_REPOS": str(home)},
+        check=False,
+    )
     if done.returncode:
         raise CmError(f"cmind cannot make the CM home {home}", cause=(done.stderr or done.stdout).strip()[-500:])
 
@@ -74,9 +79,11 @@ def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
     others = engines_before(checkout, home)
     if not others:
         return ""
-    return (f"`cm run script` reaches the script engine of {others[0]}, which comes before {checkout.resolve()}.\n"
-            "Type `cm run cm4vllm:script --tags=...` instead, or put cm4vllm first in "
-            f"{(home or cm_home()) / 'repos.json'} and type `cm reindex repo`.")
+    return (
+        f"`cm run script` reaches the script engine of {others[0]}, which comes before {checkout.resolve()}.\n"
+        "Type `cm run cm4vllm:script --tags=...` instead, or put cm4vllm first in "
+        f"{(home or cm_home()) / 'repos.json'} and type `cm reindex repo`."
+    )
 
 
 def _registered(home: Path) -> list[Path]:

@@ -30,8 +30,23 @@ from cm4vllm.results.model import Submission
 
 __all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
 
-_MODULES = (records, campaign, logs, accuracy, submitted, performance_runs, shared_logs, first_tokens, accuracy_runs,
-            system_files, weights, served_weights, readmes, tree_files, private_text)
+_MODULES = (
+    records,
+    campaign,
+    logs,
+    accuracy,
+    submitted,
+    performance_runs,
+    shared_logs,
+    first_tokens,
+    accuracy_runs,
+    system_files,
+    weights,
+    served_weights,
+    readmes,
+    tree_files,
+    private_text,
+)
 
 #: All checks by code, in the order in which they are made.
 CHECKS: dict[str, Check] = {

@@ -26,19 +26,32 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
             yield part, part.run, part.record
 
 
-@check("SCORES-LOG", "scores are those of the log beside them", source="docs/results.md",
-       remedy="score the run again: --tags=process,mlperf,accuracy")
+@check(
+    "SCORES-LOG",
+    "scores are those of the log beside them",
+    source="docs/results.md",
+    remedy="score the run again: --tags=process,mlperf,accuracy",
+)
 def scores_of_this_log(submission: Submission) -> Iterator[Fault]:
     for part, run, record in _scored(submission):
         log = run.files.get(ACCURACY_LOG)
         if log is not None and log != record.log_sha256:
-            yield Fault(f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
-                        record_file(part, ACCURACY_FILE), "log_sha256", record.log_sha256, log)
+            yield Fault(
+                f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
+                record_file(part, ACCURACY_FILE),
+                "log_sha256",
+                record.log_sha256,
+                log,
+            )
 
 
-@check("TOKEN-WIDTH", "tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit "
-       "ones doubles the tokens of a sample", source="evaluate-accuracy.py of the benchmark, --dtype",
-       remedy="remove the run's folder and run it again")
+@check(
+    "TOKEN-WIDTH",
+    "tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit "
+    "ones doubles the tokens of a sample",
+    source="evaluate-accuracy.py of the benchmark, --dtype",
+    remedy="remove the run's folder and run it again",
+)
 def token_width(submission: Submission) -> Iterator[Fault]:
     for part, run, record in _scored(submission):
         if not record.samples or not run.client.completed:
@@ -47,29 +60,45 @@ def token_width(submission: Submission) -> Iterator[Fault]:
         if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
             yield Fault(
                 f"the scores in {record_file(part, ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
-                f"received {received:,.1f}", record_file(part, ACCURACY_FILE), "tokens", f"{scored:,.1f} a sample",
-                f"{received:,.1f} a sample")
+                f"received {received:,.1f}",
+                record_file(part, ACCURACY_FILE),
+                "tokens",
+                f"{scored:,.1f} a sample",
+                f"{received:,.1f} a sample",
+            )
 
 
-@check("SCORES-TARGETS", "scores are compared with the targets of their round, benchmark and scenario",
-       source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
-       remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy")
+@check(
+    "SCORES-TARGETS",
+    "scores are compared with the targets of their round, benchmark and scenario",
+    source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
+    remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
+)
 def targets(submission: Submission) -> Iterator[Fault]:
     for part, run, record in _scored(submission):
         terms = run.settings.terms
         if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
             continue
         known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
-        expected = sorted((one.metric, one.label, one.lower, one.upper) for one in known
-                          if one.metric not in record.unscored)
+        expected = sorted(
+            (one.metric, one.label, one.lower, one.upper) for one in known if one.metric not in record.unscored
+        )
         found = sorted((one.metric, one.label, one.lower, one.upper) for one in record.scores)
         whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
         by_metric = {one.metric: one for one in known}
-        wrong = [score.metric for score in record.scores if score.metric in by_metric
-                 and score.met != by_metric[score.metric].met(score.value, whole=whole)]
+        wrong = [
+            score.metric
+            for score in record.scores
+            if score.metric in by_metric and score.met != by_metric[score.metric].met(score.value, whole=whole)
+        ]
         what = f"the accuracy targets are not those of {terms.benchmark}"
         if found != expected:
             yield Fault(what, record_file(part, ACCURACY_FILE), "scores", found, expected)
         elif wrong:
-            yield Fault(f"{what}: scores are judged wrongly", record_file(part, ACCURACY_FILE), "scores",
-                        ", ".join(wrong), "what the rules say of these values")
+            yield Fault(
+                f"{what}: scores are judged wrongly",
+                record_file(part, ACCURACY_FILE),
+                "scores",
+                ", ".join(wrong),
+                "what the rules say of these values",
+            )

@@ -112,9 +112,7 @@ def doubled(submission: Submission) -> Iterator[Fault]:
             continue
         ratio = scored / served
         if _DOUBLED[0] < ratio < _DOUBLED[1] or (ratio > _DOUBLED[0] and _is_int64(part)):
-            width = (
-                "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
-            )
+            width = "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
             yield Fault(
                 f"the scores count each token twice{width}",
                 _text_file(part),

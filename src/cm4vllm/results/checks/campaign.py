@@ -19,8 +19,12 @@ _DESIGN = "docs/results.md"
 _MODEL = "inference_policies/inference_rules.adoc, Model"
 
 
-@check("CAMPAIGN-DIFFERS", "the command, its record, the runs and the system description are of one campaign",
-       source=_DESIGN, remedy="run the whole command again, so that the records are of one campaign")
+@check(
+    "CAMPAIGN-DIFFERS",
+    "the command, its record, the runs and the system description are of one campaign",
+    source=_DESIGN,
+    remedy="run the whole command again, so that the records are of one campaign",
+)
 def one_campaign(submission: Submission) -> Iterator[Fault]:
     campaign = submission.campaign
     if campaign is None:
@@ -30,47 +34,78 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
             yield Fault(f"{what} is {found}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
 
 
-@check("CLOSED-MAPPED", "a division that takes a benchmark's own model alone has no results of another one",
-       source=_MODEL, remedy="give --division=open")
+@check(
+    "CLOSED-MAPPED",
+    "a division that takes a benchmark's own model alone has no results of another one",
+    source=_MODEL,
+    remedy="give --division=open",
+)
 def own_model(submission: Submission) -> Iterator[Fault]:
     for run in submission.runs[:1]:
         model, benchmark = run.settings.model.name, run.settings.benchmark
         if _own_models_alone(submission) and model != benchmark and not run.settings.rehearsal:
-            yield Fault(f"model {model} cannot stand in the {submission.division} division", CAMPAIGN_FILE, "division",
-                        value=model, expected=benchmark)
+            yield Fault(
+                f"model {model} cannot stand in the {submission.division} division",
+                CAMPAIGN_FILE,
+                "division",
+                value=model,
+                expected=benchmark,
+            )
 
 
-@check("CLOSED-IDENTITY", "the files of a closed result's model were compared with MLCommons' published digests, "
-       "or those of the model that it was quantised from", source=_MODEL, stage=Stage.SUBMITTED,
-       remedy="run the whole command again with --division=closed, which compares them, or give --division=open")
+@check(
+    "CLOSED-IDENTITY",
+    "the files of a closed result's model were compared with MLCommons' published digests, "
+    "or those of the model that it was quantised from",
+    source=_MODEL,
+    stage=Stage.SUBMITTED,
+    remedy="run the whole command again with --division=closed, which compares them, or give --division=open",
+)
 def identity(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission) if _own_models_alone(submission) else ():
         model = run.settings.model
         if model.recipe.get(IDENTITY) != run.settings.benchmark:
             name = record_file(part)
-            yield Fault(f"{name} does not say that {model.name} is the model of {run.settings.benchmark}", name,
-                        f"settings.model.recipe.{IDENTITY}", model.recipe.get(IDENTITY, ""), run.settings.benchmark)
+            yield Fault(
+                f"{name} does not say that {model.name} is the model of {run.settings.benchmark}",
+                name,
+                f"settings.model.recipe.{IDENTITY}",
+                model.recipe.get(IDENTITY, ""),
+                run.settings.benchmark,
+            )
 
 
-@check("CLOSED-LENGTHS", "answers have the least and the most new tokens that the division's table states",
-       source="inference_policies/inference_rules.adoc, Additional inference parameters", stage=Stage.SUBMITTED,
-       remedy="run it again with --rerun, in the division of the submission")
+@check(
+    "CLOSED-LENGTHS",
+    "answers have the least and the most new tokens that the division's table states",
+    source="inference_policies/inference_rules.adoc, Additional inference parameters",
+    stage=Stage.SUBMITTED,
+    remedy="run it again with --rerun, in the division of the submission",
+)
 def lengths(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission) if _own_models_alone(submission) else ():
         terms = run.settings.terms
-        asked = rules.terms(terms.round, terms.benchmark, terms.scenario, terms.mode,
-                            rules.Division.parse(submission.division)).generation
+        asked = rules.terms(
+            terms.round, terms.benchmark, terms.scenario, terms.mode, rules.Division.parse(submission.division)
+        ).generation
         found = (run.settings.min_tokens, run.settings.max_tokens)
         if found != (asked.min_tokens, asked.max_tokens):
-            yield Fault("answers were asked for with other lengths", record_file(part),
-                        "settings.min_tokens, settings.max_tokens", f"{found[0]} to {found[1]}",
-                        f"{asked.min_tokens} to {asked.max_tokens}")
+            yield Fault(
+                "answers were asked for with other lengths",
+                record_file(part),
+                "settings.min_tokens, settings.max_tokens",
+                f"{found[0]} to {found[1]}",
+                f"{asked.min_tokens} to {asked.max_tokens}",
+            )
 
 
 def _own_models_alone(submission: Submission) -> bool:
     """Whether the division of a submission has the rule MODEL, in whatever category."""
-    return any(submission.division == division and "MODEL" in rules.division_rules(division, category)
-               for division in rules.Division for category in rules.Category)
+    return any(
+        submission.division == division and "MODEL" in rules.division_rules(division, category)
+        for division in rules.Division
+        for category in rules.Category
+    )
 
 
 def _facts(submission: Submission, campaign: CampaignRecord) -> Iterator[tuple[str, object, object]]:

@@ -55,14 +55,20 @@ class Check:
         """Give what the check finds."""
         for fault in self.function(submission):
             yield Finding(
-                code=self.code, severity=fault.severity or self.severity, what=fault.what, file=fault.file,
-                field=fault.field, value=str(fault.value), expected=str(fault.expected), rule=self.rule,
+                code=self.code,
+                severity=fault.severity or self.severity,
+                what=fault.what,
+                file=fault.file,
+                field=fault.field,
+                value=str(fault.value),
+                expected=str(fault.expected),
+                rule=self.rule,
                 remedy=self.remedy if fault.remedy is None else fault.remedy,
             )
 
 
 def check(
-    code: str, rule: str, *, source: str, remedy: str, severity: Severity = Severity.ERROR, stage: Stage = Stage.ALWAYS,
+    code: str, rule: str, *, source: str, remedy: str, severity: Severity = Severity.ERROR, stage: Stage = Stage.ALWAYS
 ) -> Callable[[Function], Check]:
     """Make a function the check `code`; a module's checks are registered by listing the module in checks/__init__."""
     return lambda function: Check(code, Rule(rule, source), remedy, severity, stage, function)

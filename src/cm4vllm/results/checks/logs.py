@@ -26,16 +26,22 @@ def _performances(submission: Submission) -> Iterator[Performance]:
             yield result.performance
 
 
-@check("LOG-SCENARIO", "LoadGen ran the scenario that the result is of", source="loadgen/test_settings.h",
-       remedy=_AGAIN)
+@check(
+    "LOG-SCENARIO", "LoadGen ran the scenario that the result is of", source="loadgen/test_settings.h", remedy=_AGAIN
+)
 def scenario(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         part = result.performance
         if part is None or part.terms is None or is_inferred(submission, result):
             continue
         if part.loadgen_scenario != part.terms.loadgen_scenario:
-            yield Fault(f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}", part.log,
-                        "effective_scenario", part.loadgen_scenario, part.terms.loadgen_scenario)
+            yield Fault(
+                f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}",
+                part.log,
+                "effective_scenario",
+                part.loadgen_scenario,
+                part.terms.loadgen_scenario,
+            )
 
 
 @check("LOG-SEEDS", "a log has the three seeds of its round", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN)
@@ -46,21 +52,34 @@ def seeds(submission: Submission) -> Iterator[Fault]:
         stated = rules.round_terms(part.terms.round).seeds
         expected = (stated.qsl if part.harness != ENDPOINTS else None), stated.sample_index, stated.schedule
         if part.seeds != expected:
-            yield Fault(f"the seeds of the log are not those of round {part.terms.round}", part.log,
-                        "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
-                        part.seeds, expected)
+            yield Fault(
+                f"the seeds of the log are not those of round {part.terms.round}",
+                part.log,
+                "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
+                part.seeds,
+                expected,
+            )
 
 
-@check("LOG-MIN-DURATION", "a result's run was configured to last the minimum duration at least",
-       source=f"{_CONSTANTS}, min duration", remedy=_AGAIN)
+@check(
+    "LOG-MIN-DURATION",
+    "a result's run was configured to last the minimum duration at least",
+    source=f"{_CONSTANTS}, min duration",
+    remedy=_AGAIN,
+)
 def min_duration(submission: Submission) -> Iterator[Fault]:
     for part in _performances(submission):
         if part.terms is None or (part.run and part.run.settings.rehearsal):
             continue
         wanted = part.terms.min_duration_ms / 1e3
         if part.min_duration < wanted:
-            yield Fault(f"a result needs a minimum duration of {wanted:g} s, LoadGen was given {part.min_duration}",
-                        part.log, "effective_min_duration_ms", part.min_duration * 1e3, part.terms.min_duration_ms)
+            yield Fault(
+                f"a result needs a minimum duration of {wanted:g} s, LoadGen was given {part.min_duration}",
+                part.log,
+                "effective_min_duration_ms",
+                part.min_duration * 1e3,
+                part.terms.min_duration_ms,
+            )
 
 
 @check("LOG-TARGET-QPS", "LoadGen was given the target QPS of the record", source="user.conf of the run", remedy=_AGAIN)
@@ -68,12 +87,21 @@ def target_qps(submission: Submission) -> Iterator[Fault]:
     for part in _performances(submission):
         wanted = part.run.settings.target_qps if part.run else 0.0
         if wanted and not math.isclose(wanted, part.target_qps, rel_tol=1e-4):
-            yield Fault(f"LoadGen was asked for target_qps {part.target_qps:g}, the record says {wanted:g}", part.log,
-                        "effective_target_qps", part.target_qps, wanted)
+            yield Fault(
+                f"LoadGen was asked for target_qps {part.target_qps:g}, the record says {wanted:g}",
+                part.log,
+                "effective_target_qps",
+                part.target_qps,
+                wanted,
+            )
 
 
-@check("TOKENS-RATE", "tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count",
-       source="loadgen/results.cc, tps_as_completed and tokens_per_second", remedy=_AGAIN)
+@check(
+    "TOKENS-RATE",
+    "tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count",
+    source="loadgen/results.cc, tps_as_completed and tokens_per_second",
+    remedy=_AGAIN,
+)
 def tokens_rate(submission: Submission) -> Iterator[Fault]:
     for part in _performances(submission):
         rate, duration = part.tokens_per_second, part.duration
@@ -83,10 +111,12 @@ def tokens_rate(submission: Submission) -> Iterator[Fault]:
         least, most = (rate * (duration + last) for last in _last_answer_s(part))
         if not least * (1 - TOKENS_TOLERANCE) <= counted <= most * (1 + TOKENS_TOLERANCE):
             yield Fault(
-                f"tokens/s is not samples/s times tokens per sample in {part.log}", part.log,
+                f"tokens/s is not samples/s times tokens per sample in {part.log}",
+                part.log,
                 part.figures["tokens_per_second"].source.field,
                 f"{rate} at {part.samples_per_second}, which makes {rate * duration:,.0f} tokens",
-                f"the {counted:,} tokens that the client reported to LoadGen")
+                f"the {counted:,} tokens that the client reported to LoadGen",
+            )
 
 
 def _last_answer_s(part: Performance) -> tuple[float, float]:

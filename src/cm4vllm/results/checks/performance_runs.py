@@ -74,9 +74,7 @@ def no_errors(submission: Submission) -> Iterator[Fault]:
                 yield Fault(
                     f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none"
                 )
-            elif isinstance(part, Performance) and any(
-                one.startswith(_LOADGEN_ERROR) for one in part.loadgen_reasons
-            ):
+            elif isinstance(part, Performance) and any(one.startswith(_LOADGEN_ERROR) for one in part.loadgen_reasons):
                 yield Fault("LoadGen counted errors", part.log, "num_errors", part.loadgen_reasons[0], "0")
 
 

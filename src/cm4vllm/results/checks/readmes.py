@@ -146,11 +146,7 @@ def commands(submission: Submission) -> Iterator[Fault]:
                 words = shlex.split(text)
             except ValueError as error:
                 yield Fault(
-                    "a command line cannot be parsed",
-                    _file(result),
-                    text[:60],
-                    str(error),
-                    "a line that a shell takes",
+                    "a command line cannot be parsed", _file(result), text[:60], str(error), "a line that a shell takes"
                 )
                 continue
             given = {
@@ -235,9 +231,7 @@ def repeatable(submission: Submission) -> Iterator[Fault]:
         if any("--api_server" in line for line in lines) and not re.search(
             r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
         ):
-            yield Fault(
-                "a server is asked, and no command starts it", _file(result), "--api_server", "", "its command"
-            )
+            yield Fault("a server is asked, and no command starts it", _file(result), "--api_server", "", "its command")
         for line in lines:
             for pinned in re.findall(r"_branch\.[\w./-]+", line):
                 yield Fault("a source is taken from a branch, which moves on", _file(result), "", pinned, "a commit")

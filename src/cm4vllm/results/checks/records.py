@@ -50,16 +50,24 @@ def record_file(part: Part, name: str = RUN_FILE) -> str:
     return (Path(part.log).parent / name).as_posix()
 
 
-@check("RUNS-DIFFER", "all runs of a submission are of one round, benchmark, model, dataset and setup",
-       source=_DESIGN, remedy=_TOGETHER)
+@check(
+    "RUNS-DIFFER",
+    "all runs of a submission are of one round, benchmark, model, dataset and setup",
+    source=_DESIGN,
+    remedy=_TOGETHER,
+)
 def same_subject(submission: Submission) -> Iterator[Fault]:
     found = list(parts(submission))
     for subject, value in _SUBJECTS.items():
         for part, run in found[1:]:
             first, other = next(one for one in found if subject != _DATASET or _same_dataset(one[1], run))
             if value(run) != value(other):
-                yield Fault(f"the runs do not belong together: they differ in their {subject}", record_file(part),
-                            value=value(run), expected=f"{value(other)}, as in {record_file(first)}")
+                yield Fault(
+                    f"the runs do not belong together: they differ in their {subject}",
+                    record_file(part),
+                    value=value(run),
+                    expected=f"{value(other)}, as in {record_file(first)}",
+                )
                 break
 
 
@@ -68,29 +76,53 @@ def _same_dataset(one: RunRecord, other: RunRecord) -> bool:
     return one.settings.terms.samples == other.settings.terms.samples
 
 
-@check("REHEARSAL-MIXED", "a page or a tree is either that of a rehearsal or that of results", source=_DESIGN,
-       remedy="run each into an --output_dir of its own")
+@check(
+    "REHEARSAL-MIXED",
+    "a page or a tree is either that of a rehearsal or that of results",
+    source=_DESIGN,
+    remedy="run each into an --output_dir of its own",
+)
 def one_style(submission: Submission) -> Iterator[Fault]:
     found = list(parts(submission))
     for part, run in found[1:]:
         if run.settings.rehearsal != found[0][1].settings.rehearsal:
-            yield Fault("the runs do not belong together: this mixes rehearsals with full runs", record_file(part),
-                        "settings.rehearsal", run.settings.rehearsal, found[0][1].settings.rehearsal)
+            yield Fault(
+                "the runs do not belong together: this mixes rehearsals with full runs",
+                record_file(part),
+                "settings.rehearsal",
+                run.settings.rehearsal,
+                found[0][1].settings.rehearsal,
+            )
 
 
-@check("REHEARSAL-NOTICE", "a rehearsal and a run with stand-in weights say so in each record, and nothing else does",
-       source=_DESIGN, remedy=_AGAIN)
+@check(
+    "REHEARSAL-NOTICE",
+    "a rehearsal and a run with stand-in weights say so in each record, and nothing else does",
+    source=_DESIGN,
+    remedy=_AGAIN,
+)
 def honest_notices(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         expected = run.settings.notice
         if run.notice != expected:
-            yield Fault(f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
-                        "it contradicts itself", record_file(part), "notice", repr(run.notice), repr(expected))
+            yield Fault(
+                f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
+                "it contradicts itself",
+                record_file(part),
+                "notice",
+                repr(run.notice),
+                repr(expected),
+            )
         if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
             name = record_file(part, ACCURACY_FILE)
-            yield Fault(f"{name} does not say truly whether it is a rehearsal and whose weights it has", name, "notice",
-                        repr(part.record.notice), repr(expected),
-                        remedy="score the run again: --tags=process,mlperf,accuracy")
+            yield Fault(
+                f"{name} does not say truly whether it is a rehearsal and whose weights it has",
+                name,
+                "notice",
+                repr(part.record.notice),
+                repr(expected),
+                remedy="score the run again: --tags=process,mlperf,accuracy",
+            )
 
 
 @check("RECORD-PLACE", "a run's record lies in the folder of its scenario and mode", source=_DESIGN, remedy=_AGAIN)
@@ -100,48 +132,86 @@ def in_place(submission: Submission) -> Iterator[Fault]:
         if (run.settings.scenario, run.settings.mode) != place:
             yield Fault(
                 f"{record_file(part)} is the record of another run: it is the record of a {run.settings.scenario} "
-                f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run", record_file(part), "settings")
+                f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run",
+                record_file(part),
+                "settings",
+            )
 
 
-@check("RECORD-TERMS", "the rules know the round, the benchmark and the scenario that a record names",
-       source="cm4vllm.rules", remedy=_AGAIN)
+@check(
+    "RECORD-TERMS",
+    "the rules know the round, the benchmark and the scenario that a record names",
+    source="cm4vllm.rules",
+    remedy=_AGAIN,
+)
 def known_terms(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         terms = run.settings.terms
         if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
-            yield Fault(f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
-                        record_file(part), "settings.terms")
+            yield Fault(
+                f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
+                record_file(part),
+                "settings.terms",
+            )
 
 
-@check("LOADGEN-NAME", "LoadGen measures a benchmark under the name that has its limits", source="loadgen/mlperf.conf",
-       remedy=_AGAIN)
+@check(
+    "LOADGEN-NAME",
+    "LoadGen measures a benchmark under the name that has its limits",
+    source="loadgen/mlperf.conf",
+    remedy=_AGAIN,
+)
 def loadgen_name(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         terms = run.settings.terms
         expected = terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode)
         if expected and terms.loadgen_name != expected.loadgen_name:
-            yield Fault(f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
-                        record_file(part), "settings.terms.loadgen_name", terms.loadgen_name, expected.loadgen_name)
+            yield Fault(
+                f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
+                record_file(part),
+                "settings.terms.loadgen_name",
+                terms.loadgen_name,
+                expected.loadgen_name,
+            )
 
 
-@check("LOG-CHANGED", "a log is the one that the run beside it wrote: its SHA-256 is that in run.json", source=_DESIGN,
-       remedy=_AGAIN)
+@check(
+    "LOG-CHANGED",
+    "a log is the one that the run beside it wrote: its SHA-256 is that in run.json",
+    source=_DESIGN,
+    remedy=_AGAIN,
+)
 def logs_unchanged(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         for name, digest in run.files.items():
             path = part.folder / name
             if path.is_file() and (found := sha256_of(path)) != digest:
-                yield Fault(f"{record_file(part, name)} is not the log of the run beside it", record_file(part, name),
-                            "SHA-256", found, digest)
+                yield Fault(
+                    f"{record_file(part, name)} is not the log of the run beside it",
+                    record_file(part, name),
+                    "SHA-256",
+                    found,
+                    digest,
+                )
 
 
-@check("ANSWERS-IN-PIECES", "the answers of an accuracy run come of one run of LoadGen; of several, where it was "
-       "stopped and went on, only in the open division", source=_DESIGN, remedy="run it again with --rerun",
-       severity=Severity.NOTE)
+@check(
+    "ANSWERS-IN-PIECES",
+    "the answers of an accuracy run come of one run of LoadGen; of several, where it was "
+    "stopped and went on, only in the open division",
+    source=_DESIGN,
+    remedy="run it again with --rerun",
+    severity=Severity.NOTE,
+)
 def one_piece(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         if run.pieces:
             shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
-            yield Fault(f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
-                        record_file(part), "pieces", len(run.pieces), 1,
-                        severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR)
+            yield Fault(
+                f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
+                record_file(part),
+                "pieces",
+                len(run.pieces),
+                1,
+                severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR,
+            )

@@ -25,9 +25,16 @@ _MODEL = "inference_policies/inference_rules.adoc, Model"
 _GIVE = "give the folder of the weights that were served, or correct what the tree claims"
 #: How the types of weights are called in measurements.json, by what the headers and config.json of a model call them.
 _WORDS = {
-    "fp64": r"fp64|float64", "fp32": r"fp32|float32", "fp16": r"(?<!b)fp16|(?<!b)float16|\bhalf\b",
-    "bf16": r"bf16|bfloat16", "fp8": r"fp8|float8|e4m3|e5m2", "int8": r"int8|w8a8|w8a16",
-    "int4": r"int4|w4a16|w4a8|gptq|awq", "fp4": r"fp4|float4|nf4", "int3": r"int3", "int2": r"int2",
+    "fp64": r"fp64|float64",
+    "fp32": r"fp32|float32",
+    "fp16": r"(?<!b)fp16|(?<!b)float16|\bhalf\b",
+    "bf16": r"bf16|bfloat16",
+    "fp8": r"fp8|float8|e4m3|e5m2",
+    "int8": r"int8|w8a8|w8a16",
+    "int4": r"int4|w4a16|w4a8|gptq|awq",
+    "fp4": r"fp4|float4|nf4",
+    "int3": r"int3",
+    "int2": r"int2",
 }
 _NOT_QUANTISED = ("fp64", "fp32", "fp16", "bf16")
 _SIZE = re.compile(r"(?<![\d.x])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECASE)
@@ -78,8 +85,9 @@ def data_type(submission: Submission) -> Iterator[Fault]:
             continue
         hidden = weights.data_type not in _NOT_QUANTISED and all(one in _NOT_QUANTISED for one in stated)
         yield Fault(
-            "the weights are quantised, and stated as not quantised" if hidden else
-            "the weights at hand have another type than is stated",
+            "the weights are quantised, and stated as not quantised"
+            if hidden
+            else "the weights at hand have another type than is stated",
             result.files.get("measurements", result.folder),
             "weight_data_types",
             said,
@@ -145,8 +153,11 @@ def digests(submission: Submission) -> Iterator[Fault]:
         if not known or transformed:
             continue  # nothing is published of weights that were made from the reference's
         unknown = [path.name for path in weights.files if path.name not in known]
-        others = [path.name for path in weights.files
-                  if not unknown and one(path, known[path.name].partition(":")[0]) != known[path.name]]
+        others = [
+            path.name
+            for path in weights.files
+            if not unknown and one(path, known[path.name].partition(":")[0]) != known[path.name]
+        ]
         yield _published(where, len(weights.files), unknown, others, strict=is_strict(submission))
 
 
@@ -157,15 +168,27 @@ def _whole(folder: Path) -> str:
 
 def _same_files(where: str, found: str, stated: str) -> Fault:
     if found == stated:
-        return Fault("the weights at hand are those that were served, by their digest", where, "model_sha256", found,
-                     severity=Severity.NOTE, remedy="")
+        return Fault(
+            "the weights at hand are those that were served, by their digest",
+            where,
+            "model_sha256",
+            found,
+            severity=Severity.NOTE,
+            remedy="",
+        )
     return Fault("the weights at hand are not those that were served", where, "model_sha256", stated, found)
 
 
 def _published(where: str, count: int, unknown: list[str], others: list[str], *, strict: bool) -> Fault:
     if not unknown and not others:
-        return Fault("the weights at hand are the published ones, by their digests", where, "", f"{count} files",
-                     severity=Severity.NOTE, remedy="")
+        return Fault(
+            "the weights at hand are the published ones, by their digests",
+            where,
+            "",
+            f"{count} files",
+            severity=Severity.NOTE,
+            remedy="",
+        )
     return Fault(
         "the weights are stated as the reference's, and are not the published files",
         where,

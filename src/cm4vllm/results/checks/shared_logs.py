@@ -29,7 +29,9 @@ def is_inferred(submission: Submission, result: Result) -> bool:
     system = submission.system(result.system)
     run = result.performance
     return bool(
-        run and system and "edge" in str(system.description.get("system_type", ""))
+        run
+        and system
+        and "edge" in str(system.description.get("system_type", ""))
         and (run.loadgen_scenario, result.scenario) in _INFERRED
     )
 
@@ -38,10 +40,7 @@ def _runs_by_log(submission: Submission) -> list[list[Result]]:
     """Return the results that have the very same performance log, by its time and figures, in groups of two or more."""
     groups: dict[object, list[Result]] = defaultdict(list)
     for result, part in measured(submission):
-        key = (
-            part.settings.get("test_datetime"),
-            tuple((one.name, float(one.value)) for one in part.figures.values()),
-        )
+        key = (part.settings.get("test_datetime"), tuple((one.name, float(one.value)) for one in part.figures.values()))
         groups[key].append(result)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -108,8 +107,12 @@ def both_variants(submission: Submission) -> Iterator[Fault]:
                     severity=Severity.ERROR,
                 )
             else:
-                yield Fault("one run stands under both variants of the benchmark", _log(result),
-                            value=f"one run with {variants[0].folder}", remedy="")
+                yield Fault(
+                    "one run stands under both variants of the benchmark",
+                    _log(result),
+                    value=f"one run with {variants[0].folder}",
+                    remedy="",
+                )
 
 
 def _part(result: Result) -> float:

@@ -22,8 +22,13 @@ _AGAIN = "run it again with --rerun"
 _SCORE = "score the run again: --tags=process,mlperf,accuracy"
 
 
-@check("RUN-MISSING", "each scenario has a performance run and an accuracy run", source=_LAYOUT, remedy=_AGAIN,
-       stage=Stage.SUBMITTED)
+@check(
+    "RUN-MISSING",
+    "each scenario has a performance run and an accuracy run",
+    source=_LAYOUT,
+    remedy=_AGAIN,
+    stage=Stage.SUBMITTED,
+)
 def both_runs(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         for mode, part in ((Mode.PERFORMANCE, result.performance), (Mode.ACCURACY, result.accuracy)):
@@ -34,18 +39,32 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
         yield Fault(f"no recorded runs in {submission.root}", "", remedy="run the benchmark first")
 
 
-@check("WEIGHTS-DUMMY", "a submission is of a model with weights, not of random numbers", source=_MODELS,
-       remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
-       stage=Stage.SUBMITTED)
+@check(
+    "WEIGHTS-DUMMY",
+    "a submission is of a model with weights, not of random numbers",
+    source=_MODELS,
+    remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
+    stage=Stage.SUBMITTED,
+)
 def real_weights(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         if run.settings.model.is_dummy:
-            yield Fault(f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}", record_file(part),
-                        "settings.model.source", run.settings.model.source, "the source of real weights")
+            yield Fault(
+                f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
+                record_file(part),
+                "settings.model.source",
+                run.settings.model.source,
+                "the source of real weights",
+            )
 
 
-@check("SCORES-MISSING", "each accuracy run is scored, over all of its samples", source=_LAYOUT, remedy=_SCORE,
-       stage=Stage.SUBMITTED)
+@check(
+    "SCORES-MISSING",
+    "each accuracy run is scored, over all of its samples",
+    source=_LAYOUT,
+    remedy=_SCORE,
+    stage=Stage.SUBMITTED,
+)
 def scored(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         if not isinstance(part, Accuracy):
@@ -54,14 +73,25 @@ def scored(submission: Submission) -> Iterator[Fault]:
         if part.record is None:
             yield Fault(f"no submission without {name}", name)
         elif not run.settings.rehearsal and part.record.samples != part.record.samples_expected:
-            yield Fault(f"the accuracy run in {name} is not whole", name, "samples", part.record.samples,
-                        part.record.samples_expected, remedy=_AGAIN)
+            yield Fault(
+                f"the accuracy run in {name} is not whole",
+                name,
+                "samples",
+                part.record.samples,
+                part.record.samples_expected,
+                remedy=_AGAIN,
+            )
         if not (part.folder / ACCURACY_TEXT).is_file():
             yield Fault(f"{text} is missing", text)
 
 
-@check("LOG-MISSING", "each run has all its logs, and its record their digests", source=_LAYOUT, remedy=_AGAIN,
-       stage=Stage.SUBMITTED)
+@check(
+    "LOG-MISSING",
+    "each run has all its logs, and its record their digests",
+    source=_LAYOUT,
+    remedy=_AGAIN,
+    stage=Stage.SUBMITTED,
+)
 def logs_present(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
@@ -69,8 +99,13 @@ def logs_present(submission: Submission) -> Iterator[Fault]:
                 yield Fault(f"{record_file(part, name)} is missing", record_file(part, name))
 
 
-@check("SYSTEM-DIFFERS", "the system's description is of the runs' server and of the submission that is asked for",
-       source="docs/machine.md", remedy="describe the system again: --tags=get,sut,description", stage=Stage.SUBMITTED)
+@check(
+    "SYSTEM-DIFFERS",
+    "the system's description is of the runs' server and of the submission that is asked for",
+    source="docs/machine.md",
+    remedy="describe the system again: --tags=get,sut,description",
+    stage=Stage.SUBMITTED,
+)
 def described(submission: Submission) -> Iterator[Fault]:
     for system in submission.systems:
         for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
@@ -80,21 +115,42 @@ def described(submission: Submission) -> Iterator[Fault]:
             server, framework = run.settings.server, str(system.description.get("framework", ""))
             if server.version not in framework:
                 what = f"{system.file} describes a system with {framework}"
-                yield Fault(what, system.file, "framework", framework,
-                            f"{server.named}, which served the runs",
-                            remedy="measure again with --rerun, or correct `framework` in the system file")
-            marked = [key for key in ("hw_notes", "sw_notes")
-                      if REHEARSAL_NOTICE in str(system.description.get(key, ""))]
+                yield Fault(
+                    what,
+                    system.file,
+                    "framework",
+                    framework,
+                    f"{server.named}, which served the runs",
+                    remedy="measure again with --rerun, or correct `framework` in the system file",
+                )
+            marked = [
+                key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in str(system.description.get(key, ""))
+            ]
             if marked and not run.settings.rehearsal:
-                yield Fault(f"{system.file} is that of a rehearsal, the runs are not", system.file, marked[0],
-                            REHEARSAL_NOTICE, "nothing of a rehearsal")
+                yield Fault(
+                    f"{system.file} is that of a rehearsal, the runs are not",
+                    system.file,
+                    marked[0],
+                    REHEARSAL_NOTICE,
+                    "nothing of a rehearsal",
+                )
 
 
-@check("MODEL-FOLDER", "the runs below a model's folder are those of that model", source="docs/results.md",
-       remedy="measure again: --rerun", stage=Stage.SUBMITTED)
+@check(
+    "MODEL-FOLDER",
+    "the runs below a model's folder are those of that model",
+    source="docs/results.md",
+    remedy="measure again: --rerun",
+    stage=Stage.SUBMITTED,
+)
 def of_their_model(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         folder = part.folder.parents[1].name
         if run.settings.model.name != folder:
-            yield Fault(f"the runs of {folder} are those of {run.settings.model.name}", record_file(part),
-                        "settings.model.name", run.settings.model.name, folder)
+            yield Fault(
+                f"the runs of {folder} are those of {run.settings.model.name}",
+                record_file(part),
+                "settings.model.name",
+                run.settings.model.name,
+                folder,
+            )

@@ -32,9 +32,7 @@ _MAY_BE_EMPTY = frozenset(
 )
 _STATUSES = ("available", "preview", "rdi")
 _TYPES = ("datacenter", "edge", "datacenter,edge", "edge,datacenter")
-_NO_ANSWERS = frozenset(
-    {"undefined", "unknown", "tbd", "todo", "fixme", "xxx", "null", "none", "-", "?", "n/a", "na"}
-)
+_NO_ANSWERS = frozenset({"undefined", "unknown", "tbd", "todo", "fixme", "xxx", "null", "none", "-", "?", "n/a", "na"})
 #: What these say where they do not apply to a machine.
 _NOT_APPLICABLE = frozenset({"n/a", "na", "none", "-"})
 #: Keys that every machine has an answer to, and those that every accelerator has one to.
@@ -83,8 +81,9 @@ def keys(submission: Submission) -> Iterator[Fault]:
     for system, stated in _described(submission):
         missing = [key for key in KEYS if key not in stated]
         if missing:
-            yield Fault("keys are missing in the system "
-                        "description", system.file, ", ".join(missing), "nothing", "a value")
+            yield Fault(
+                "keys are missing in the system description", system.file, ", ".join(missing), "nothing", "a value"
+            )
         empty = [key for key in KEYS if key in stated and key not in _MAY_BE_EMPTY and not stated[key]]
         if empty:
             yield Fault(
@@ -98,23 +97,32 @@ def keys(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-VALUES",
-    "submitter and division of a system description are those of its folder, status and type those that "
-    "the rules know",
+    "submitter and division of a system description are those of its folder, status and type those that the rules know",
     source="tools/submission/submission_checker/checks/system_check.py",
     remedy=_FILL,
     stage=Stage.TREE,
 )
 def values(submission: Submission) -> Iterator[Fault]:
-    wanted = {"division": (submission.division,), "submitter": (submission.submitter,), "status": _STATUSES,
-              "system_type": _TYPES}
+    wanted = {
+        "division": (submission.division,),
+        "submitter": (submission.submitter,),
+        "status": _STATUSES,
+        "system_type": _TYPES,
+    }
     for system, stated in _described(submission):
         for key, allowed in wanted.items():
             value = str(stated.get(key, "")).strip()
             if key not in stated or value in allowed:
                 continue
             in_other_letters = value.replace(" ", "").lower() in {one.lower() for one in allowed}
-            yield Fault(f"the system description has a {key} that does not fit", system.file, key, value,
-                        " or ".join(allowed), severity=Severity.NOTE if in_other_letters else None)
+            yield Fault(
+                f"the system description has a {key} that does not fit",
+                system.file,
+                key,
+                value,
+                " or ".join(allowed),
+                severity=Severity.NOTE if in_other_letters else None,
+            )
 
 
 @check(
@@ -156,9 +164,7 @@ def _kind(memory: str) -> str:
 def cores(submission: Submission) -> Iterator[Fault]:
     for system, stated in _described(submission):
         caches = _CORES.search(str(stated.get("host_processor_caches", "")))
-        count, sockets = (
-            _number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
-        )
+        count, sockets = (_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node"))
         if caches and count and sockets and int(caches[1]) not in (count * sockets, count):
             yield Fault(
                 "core count and cache list do not fit together",

@@ -29,8 +29,12 @@ _BESIDE = frozenset(
     {DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, ACCURACY_TEXT, "mlperf_log_trace.json", "results.json", ".gitkeep"}
 )
 #: What a result of LoadGen has beside its detail logs; those of the endpoints harness are read or missed by its reader.
-_OF_LOADGEN = (f"accuracy/{ACCURACY_TEXT}", f"accuracy/{ACCURACY_LOG}", f"accuracy/{SUMMARY_LOG}",
-               f"performance/run_1/{SUMMARY_LOG}")
+_OF_LOADGEN = (
+    f"accuracy/{ACCURACY_TEXT}",
+    f"accuracy/{ACCURACY_LOG}",
+    f"accuracy/{SUMMARY_LOG}",
+    f"performance/run_1/{SUMMARY_LOG}",
+)
 #: What each test's verification writes: file, and the lines that must stand in it.
 _VERIFIED = {
     "TEST06": (

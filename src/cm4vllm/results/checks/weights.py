@@ -22,9 +22,7 @@ _NOT_QUANTISED = re.compile(r"fp32|float32|fp16|float16|bf16|bfloat16", re.IGNOR
 _NONE = frozenset({"none", "no", "n/a", "na", "-"})
 
 
-@check(
-    "WEIGHTS-KEYS", "what is stated of the weights is complete", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE
-)
+@check("WEIGHTS-KEYS", "what is stated of the weights is complete", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE)
 def keys(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         stated = result.measurements

@@ -74,8 +74,11 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
     _check(pod)
     server = _server_settings(pod, env)
     if secret_env(server):
-        raise UsageError("a token in --extra_args", cause="it would be readable in the manifest",
-                         remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret=NAME")
+        raise UsageError(
+            "a token in --extra_args",
+            cause="it would be readable in the manifest",
+            remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret=NAME",
+        )
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
     if pod.kind == "llm-d":
@@ -94,23 +97,36 @@ def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> P
 
 
 def _check(pod: PodSettings) -> None:
-    for what, value in (("name", pod.object_name), ("namespace", pod.namespace),
-                        ("hf_token_secret", pod.hf_token_secret), ("claim of --vllm_model_name", pod.claim[0])):
+    for what, value in (
+        ("name", pod.object_name),
+        ("namespace", pod.namespace),
+        ("hf_token_secret", pod.hf_token_secret),
+        ("claim of --vllm_model_name", pod.claim[0]),
+    ):
         if value and not _LABEL.fullmatch(value):
-            raise UsageError(f"{value!r} cannot be the {what} of a Kubernetes object",
-                             cause="it has to be 1 to 63 lower-case letters, digits and dashes")
+            raise UsageError(
+                f"{value!r} cannot be the {what} of a Kubernetes object",
+                cause="it has to be 1 to 63 lower-case letters, digits and dashes",
+            )
     if pod.model.startswith("pvc://") and not pod.claim[0]:
         raise UsageError(f"--vllm_model_name={pod.model} names no claim", remedy="write it as pvc://CLAIM/PATH")
     if pod.model.startswith(("/", ".")):
-        raise UsageError(f"a pod cannot access the folder {pod.model}",
-                         remedy="give a hub id, or put the model on a volume and give --vllm_model_name=pvc://CLAIM/PATH")
+        raise UsageError(
+            f"a pod cannot access the folder {pod.model}",
+            remedy="give a hub id, or put the model on a volume and give --vllm_model_name=pvc://CLAIM/PATH",
+        )
     if pod.kind != "llm-d" and not pod.image:
-        raise UsageError("no container image is given", cause="the result has to state which vLLM was measured",
-                         remedy="--image=REGISTRY/NAME:TAG, for example vLLM's own image of a release")
+        raise UsageError(
+            "no container image is given",
+            cause="the result has to state which vLLM was measured",
+            remedy="--image=REGISTRY/NAME:TAG, for example vLLM's own image of a release",
+        )
     if pod.kind == "llm-d" and pod.hf_token_secret:
-        raise UsageError("--hf_token_secret has no effect with _llm-d",
-                         cause="KServe fetches the model itself, with the token of its own service account",
-                         remedy="attach the Secret to that service account and leave the input out")
+        raise UsageError(
+            "--hf_token_secret has no effect with _llm-d",
+            cause="KServe fetches the model itself, with the token of its own service account",
+            remedy="attach the Secret to that service account and leave the input out",
+        )
     if pod.replicas < 1 or pod.pp_size < 1:
         raise UsageError("--replicas and --pp_size have to be 1 or more")
 
@@ -143,9 +159,12 @@ def _resources(pod: PodSettings, server: ServerSettings) -> dict[str, Any]:
 
 
 def _environment(pod: PodSettings) -> list[dict[str, Any]]:
-    settings = [{"name": "VLLM_NO_USAGE_STATS", "value": "1"}, {"name": "DO_NOT_TRACK", "value": "1"},
-            # The client keeps its connections open between the runs of a campaign.
-            {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "600"}]
+    settings = [
+        {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
+        {"name": "DO_NOT_TRACK", "value": "1"},
+        # The client keeps its connections open between the runs of a campaign.
+        {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "600"},
+    ]
     if pod.claim[0]:
         return [*settings, {"name": "HF_HUB_OFFLINE", "value": "1"}]
     if pod.hf_token_secret:
@@ -164,20 +183,26 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
     health = {"httpGet": {"path": "/health", "port": PORT}}
     period = 10
     return {
-        "containers": [{
-            "name": container,
-            "image": pod.image,
-            "command": ["vllm", "serve"],
-            "args": arguments,
-            "env": _environment(pod),
-            "ports": [{"containerPort": PORT, "protocol": "TCP"}],
-            "resources": _resources(pod, server),
-            "startupProbe": {**health, "periodSeconds": period, "failureThreshold": -(-pod.start_timeout_s // period)},
-            "readinessProbe": {**health, "periodSeconds": period},
-            "volumeMounts": mounts,
-        }],
+        "containers": [
+            {
+                "name": container,
+                "image": pod.image,
+                "command": ["vllm", "serve"],
+                "args": arguments,
+                "env": _environment(pod),
+                "ports": [{"containerPort": PORT, "protocol": "TCP"}],
+                "resources": _resources(pod, server),
+                "startupProbe": {
+                    **health,
+                    "periodSeconds": period,
+                    "failureThreshold": -(-pod.start_timeout_s // period),
+                },
+                "readinessProbe": {**health, "periodSeconds": period},
+                "volumeMounts": mounts,
+            }
+        ],
         "volumes": volumes,
-    }  # fmt: skip
+    }
 
 
 def _deployment(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
@@ -211,9 +236,14 @@ def _inference_service(pod: PodSettings, server: ServerSettings, arguments: list
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": _metadata(pod, annotations=mode),
-        "spec": {"predictor": {"minReplicas": pod.replicas, "maxReplicas": pod.replicas,
-                               **_pod_spec(pod, server, "kserve-container", arguments)}},
-    }  # fmt: skip
+        "spec": {
+            "predictor": {
+                "minReplicas": pod.replicas,
+                "maxReplicas": pod.replicas,
+                **_pod_spec(pod, server, "kserve-container", arguments),
+            }
+        },
+    }
 
 
 def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:

@@ -52,8 +52,10 @@ def _check_builtin(document: dict[str, Any], version: str) -> str:
         raise _unfit(document, f"{where}: {error.message}") from error
     except (kubernetes_validate.utils.VersionNotSupportedError, IndexError, ValueError) as error:
         # IndexError: the version is older than the oldest one there; ValueError: it is not a version.
-        raise UsageError(f"no schema of Kubernetes {version} is known",
-                         remedy="give --kubernetes_version=MAJOR.MINOR, or leave it out") from error
+        raise UsageError(
+            f"no schema of Kubernetes {version} is known",
+            remedy="give --kubernetes_version=MAJOR.MINOR, or leave it out",
+        ) from error
     return f"{document['kind']}: fits the schema of Kubernetes {used}"
 
 
@@ -82,8 +84,12 @@ def _strict(schema: Any, *, top: bool = True) -> Any:
         return schema
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
-    done = {key: _strict(value, top=False) if key != "properties"
-            else {name: _strict(each, top=False) for name, each in value.items()} for key, value in schema.items()}
+    done = {
+        key: _strict(value, top=False)
+        if key != "properties"
+        else {name: _strict(each, top=False) for name, each in value.items()}
+        for key, value in schema.items()
+    }
     if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
         done.setdefault("additionalProperties", False)
     if top:
@@ -94,12 +100,17 @@ def _strict(schema: Any, *, top: bool = True) -> Any:
 def _definition(kserve: Path, name: str) -> Mapping[str, Any]:
     plain = kserve / name
     try:
-        text = plain.read_text(encoding="utf-8") if plain.is_file() else subprocess.run(
-            ["git", "-C", str(kserve), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
+        text = (
+            plain.read_text(encoding="utf-8")
+            if plain.is_file()
+            else subprocess.run(
+                ["git", "-C", str(kserve), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True
+            ).stdout
+        )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SourceUnavailable(f"{kserve} has no {name}", remedy="name a checkout or a git directory of kserve/kserve"
-                                ) from error
+        raise SourceUnavailable(
+            f"{kserve} has no {name}", remedy="name a checkout or a git directory of kserve/kserve"
+        ) from error
     # A chart's template: lines of Helm's own are not YAML.
     text = re.sub(r"(?m)^\s*\{\{.*\}\}\s*$", "", text)
     # libyaml's loader where PyYAML has it: these files have some MB.

@@ -55,21 +55,27 @@ def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[
 
 def _bindings(settings: ServerSettings, servers: int) -> list[str]:
     if (settings.pp_size or 1) > 1:
-        raise UsageError("vLLM's CPU backend has no pipeline parallelism",
-                         cause="vLLM 0.32.0 starts with it, and its second stage dies at the first request: "
-                         "`assert self.intermediate_tensors is not None`",
-                         remedy="leave --pp_size out; --tp_size and --dp_size work")
+        raise UsageError(
+            "vLLM's CPU backend has no pipeline parallelism",
+            cause="vLLM 0.32.0 starts with it, and its second stage dies at the first request: "
+            "`assert self.intermediate_tensors is not None`",
+            remedy="leave --pp_size out; --tp_size and --dp_size work",
+        )
     if settings.ray_address:
-        raise UsageError("vLLM's CPU backend cannot be placed by Ray",
-                         cause="it ends with `current platform cpu does not support ray`",
-                         remedy="leave --ray_address out; on this machine --tp_size and --dp_size need no Ray")
+        raise UsageError(
+            "vLLM's CPU backend cannot be placed by Ray",
+            cause="it ends with `current platform cpu does not support ray`",
+            remedy="leave --ray_address out; on this machine --tp_size and --dp_size need no Ray",
+        )
     if servers * settings.workers == 1:
         return [settings.cpu_binding]
     if settings.cpu_binding == "auto":
         return core_bindings(own_cores(), servers, settings.workers)
     if servers > 1:
-        raise UsageError(f"--cpu_binding={settings.cpu_binding} would give {servers} servers the same cores",
-                         remedy="leave it out: the cores are shared out evenly")
+        raise UsageError(
+            f"--cpu_binding={settings.cpu_binding} would give {servers} servers the same cores",
+            remedy="leave it out: the cores are shared out evenly",
+        )
     return [settings.cpu_binding]
 
 
@@ -81,8 +87,11 @@ def core_bindings(cores: Sequence[int], servers: int, workers: int) -> list[str]
     """
     each = len(cores) // (servers * workers)
     if each < 1:
-        raise UsageError(f"{_in_words(servers, workers)} need {servers * workers} cores",
-                         cause=f"this process may use {len(cores)}", remedy="give fewer replicas or smaller sizes")
+        raise UsageError(
+            f"{_in_words(servers, workers)} need {servers * workers} cores",
+            cause=f"this process may use {len(cores)}",
+            remedy="give fewer replicas or smaller sizes",
+        )
     groups = [_range(cores[start : start + each]) for start in range(0, each * servers * workers, each)]
     return ["|".join(groups[first : first + workers]) for first in range(0, len(groups), workers)]
 
@@ -93,8 +102,11 @@ def gpu_groups(gpus: Sequence[str], servers: int, workers: int) -> list[str]:
     Raises UsageError when there are too few.
     """
     if len(gpus) < servers * workers:
-        raise UsageError(f"{_in_words(servers, workers)} need {servers * workers} GPUs",
-                         cause=f"{len(gpus)} are visible", remedy="give fewer replicas or smaller sizes")
+        raise UsageError(
+            f"{_in_words(servers, workers)} need {servers * workers} GPUs",
+            cause=f"{len(gpus)} are visible",
+            remedy="give fewer replicas or smaller sizes",
+        )
     return [",".join(gpus[first : first + workers]) for first in range(0, servers * workers, workers)]
 
 

@@ -26,9 +26,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = [
-    "RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground",
-]  # fmt: skip
+__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground"]
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"
@@ -103,11 +101,23 @@ def start(settings: RaySettings) -> tuple[RayRecord, Path]:
     words = _command(settings, address, temp_dir)
     for name in (RAY_FILE, _LOG_FILE, _STATE_FILE):
         (folder / name).unlink(missing_ok=True)
-    supervisor = start_supervised(words, ray_env(), spec=folder / "ray-supervisor-spec.json", log=folder / _LOG_FILE,
-                                  state=folder / _STATE_FILE, grace_s=GRACE_S)
+    supervisor = start_supervised(
+        words,
+        ray_env(),
+        spec=folder / "ray-supervisor-spec.json",
+        log=folder / _LOG_FILE,
+        state=folder / _STATE_FILE,
+        grace_s=GRACE_S,
+    )
     _owned[supervisor.pid] = supervisor
-    record = RayRecord(role=settings.role, address=address, argv=words, log=str(folder / _LOG_FILE),
-                       supervisor_pid=supervisor.pid, temp_dir=temp_dir)
+    record = RayRecord(
+        role=settings.role,
+        address=address,
+        argv=words,
+        log=str(folder / _LOG_FILE),
+        supervisor_pid=supervisor.pid,
+        temp_dir=temp_dir,
+    )
     write_record(folder / RAY_FILE, record)
     try:
         with step(f"Ray {settings.role} at {address}"):
@@ -126,8 +136,11 @@ def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEM
     program = Path(__file__).with_name("ray_placement.py")
     try:
         _reach(address)
-        done = run([python, "-P", program, address, str(workers), str(timeout_s)],
-                   env={"PYTHONPATH": "", **ray_env()}, timeout_s=timeout_s + 60)
+        done = run(
+            [python, "-P", program, address, str(workers), str(timeout_s)],
+            env={"PYTHONPATH": "", **ray_env()},
+            timeout_s=timeout_s + 60,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unreachable(address, str(error)) from error
     printed = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
@@ -145,10 +158,12 @@ def show(settings: RaySettings) -> Cluster:
         say(f"{node.address}: {node.resources.get('GPU', 0):g} GPUs, {node.resources.get('CPU', 0):g} CPUs{state}")
     if workers > 1 and cluster.placed is None:
         gpus = sum(node.resources.get("GPU", 0) for node in cluster.nodes if node.alive)
-        raise UsageError(f"{workers} workers do not fit the cluster",
-                         cause=f"tensor parallel {settings.tp_size} x pipeline parallel {settings.pp_size} needs "
-                         f"{workers} free GPUs; its nodes have {gpus:g}, some of which other programs may use",
-                         remedy="join more machines (run,ray-cluster,_worker) or give smaller sizes")
+        raise UsageError(
+            f"{workers} workers do not fit the cluster",
+            cause=f"tensor parallel {settings.tp_size} x pipeline parallel {settings.pp_size} needs "
+            f"{workers} free GPUs; its nodes have {gpus:g}, some of which other programs may use",
+            remedy="join more machines (run,ray-cluster,_worker) or give smaller sizes",
+        )
     if cluster.placed:
         say("a server's workers would run at " + ", ".join(cluster.placed))
     return cluster
@@ -170,8 +185,9 @@ def wait_in_foreground(path: str) -> None:
             raise  # another signal, which the caller has to tell of
         say("leaving the cluster")
         return
-    raise ServerDied(f"Ray's {record.role} ended", cause=last_lines(Path(record.log), 8),
-                     remedy=f"the whole log is {record.log}")
+    raise ServerDied(
+        f"Ray's {record.role} ended", cause=last_lines(Path(record.log), 8), remedy=f"the whole log is {record.log}"
+    )
 
 
 def end(path: str) -> None:
@@ -197,8 +213,10 @@ def _address(settings: RaySettings) -> str:
         return f"{settings.node_ip or _own_address()}:{settings.port}"
     host, colon, port = settings.address.rpartition(":")
     if not (colon and host and port.isdigit()):
-        raise UsageError(f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
-                         remedy="give HOST:PORT as printed by run,ray-cluster,_head")
+        raise UsageError(
+            f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
+            remedy="give HOST:PORT as printed by run,ray-cluster,_head",
+        )
     return settings.address
 
 
@@ -217,8 +235,16 @@ def _command(settings: RaySettings, address: str, temp_dir: str) -> list[str]:
     if settings.role == "head":
         host, _, port = address.rpartition(":")
         _free(host, int(port))
-        words += ["--head", "--port", port, "--node-ip-address", host, "--include-dashboard=false",
-                  "--temp-dir", temp_dir]
+        words += [
+            "--head",
+            "--port",
+            port,
+            "--node-ip-address",
+            host,
+            "--include-dashboard=false",
+            "--temp-dir",
+            temp_dir,
+        ]
     else:
         words += ["--address", address]
         if settings.node_ip:
@@ -235,9 +261,11 @@ def _free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise PortInUse(f"Ray cannot listen on {host}:{port}", cause=str(error.strerror),
-                            remedy="another head may run already; or give --port and --node_ip of "
-                            "run,ray-cluster") from error
+            raise PortInUse(
+                f"Ray cannot listen on {host}:{port}",
+                cause=str(error.strerror),
+                remedy="another head may run already; or give --port and --node_ip of run,ray-cluster",
+            ) from error
 
 
 def _reach(address: str) -> None:
@@ -247,9 +275,12 @@ def _reach(address: str) -> None:
 
 
 def _unreachable(address: str, cause: str) -> ServerUnreachable:
-    return ServerUnreachable(f"no Ray cluster answers at {address}", cause=cause,
-                             remedy="start its head first: cm run script --tags=run,ray-cluster,_head; all machines "
-                             "need the same release of Ray and of Python")
+    return ServerUnreachable(
+        f"no Ray cluster answers at {address}",
+        cause=cause,
+        remedy="start its head first: cm run script --tags=run,ray-cluster,_head; all machines "
+        "need the same release of Ray and of Python",
+    )
 
 
 def _wait_until_joined(
@@ -258,12 +289,18 @@ def _wait_until_joined(
     deadline = time.monotonic() + settings.ready_timeout_s
     while time.monotonic() < deadline:
         if supervisor.poll() is not None:
-            raise ServerDied(f"Ray's {record.role} ended at its start", cause=last_lines(Path(record.log), 8),
-                             remedy=f"the whole log is {record.log}")
+            raise ServerDied(
+                f"Ray's {record.role} ended at its start",
+                cause=last_lines(Path(record.log), 8),
+                remedy=f"the whole log is {record.log}",
+            )
         with contextlib.suppress(ServerUnreachable):
             alive = [node for node in look(settings.python, record.address).nodes if node.alive]
             if len(alive) > before:
                 return
         time.sleep(_LOOK_S)
-    raise ServerNotReady(f"Ray's {record.role} did not join within {settings.ready_timeout_s:g} s",
-                         cause=last_lines(Path(record.log), 8), remedy=f"the whole log is {record.log}")
+    raise ServerNotReady(
+        f"Ray's {record.role} did not join within {settings.ready_timeout_s:g} s",
+        cause=last_lines(Path(record.log), 8),
+        remedy=f"the whole log is {record.log}",
+    )

@@ -30,12 +30,18 @@ def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple
         frozen = checked(pip(python, [], action="freeze"), "the packages of the vLLM cannot be listed").output
         constraints = folder / "vllm-packages.txt"
         write_text(constraints, "".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
-        site = checked(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
-                       "the vLLM's Python does not run").output.strip()
+        site = checked(
+            run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
+            "the vLLM's Python does not run",
+        ).output.strip()
         own = make_environment(venv, python)
-        checked(pip(own, ["-c", str(constraints), f"ray=={release}"], folder / "pip-ray.log"),
-                f"Ray {release} cannot be installed")
+        checked(
+            pip(own, ["-c", str(constraints), f"ray=={release}"], folder / "pip-ray.log"),
+            f"Ray {release} cannot be installed",
+        )
         write_text(site_packages(venv) / "vllm-environment.pth", f"{site}\n")
-        found = checked(run([own, "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
-                        "Ray and vLLM cannot be imported together").output
+        found = checked(
+            run([own, "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
+            "Ray and vLLM cannot be imported together",
+        ).output
     return own, found.splitlines()[-1]

@@ -25,8 +25,10 @@ def main(address: str, workers: int, timeout_s: float) -> None:
             where = placement_group_table(group)["bundles_to_node_id"]
             placed = [nodes[where[bundle]]["NodeManagerAddress"] for bundle in sorted(where)]
         remove_placement_group(group)
-    nodes_json = [{"address": node["NodeManagerAddress"], "alive": node["Alive"], "resources": node["Resources"]}
-            for node in nodes.values()]
+    nodes_json = [
+        {"address": node["NodeManagerAddress"], "alive": node["Alive"], "resources": node["Resources"]}
+        for node in nodes.values()
+    ]
     print(json.dumps({"nodes": nodes_json, "placed": placed}))
 
 

@@ -69,35 +69,50 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
     if longest is None:
         return  # vLLM asks for a length, too
     asked = Asked(
-        name=model.name, architecture=architecture, gpus=0,
+        name=model.name,
+        architecture=architecture,
+        gpus=0,
         precision=(model.weight_data_types or "bf16") if size else _stated(config),
-        memory_bytes=free_memory() // max(1, servers), weight_bytes=size,
+        memory_bytes=free_memory() // max(1, servers),
+        weight_bytes=size,
         max_model_len=longest,
-        kv_dtype=_kv_dtype(server, config), kv_cache_bytes=server.kv_cache_gib * GIB,
+        kv_dtype=_kv_dtype(server, config),
+        kv_cache_bytes=server.kv_cache_gib * GIB,
         max_num_seqs=server.max_num_seqs or 0,
-    )  # fmt: skip
+    )
     fit = advise(asked)
     each = f", its part of {servers}" if servers > 1 else ""
-    say(f"fit: {fit.used_bytes / GIB:.1f} GiB of the {asked.memory_bytes / GIB:.1f} that are free{each}; the KV cache "
-        f"holds {fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}")
+    say(
+        f"fit: {fit.used_bytes / GIB:.1f} GiB of the {asked.memory_bytes / GIB:.1f} that are free{each}; the KV cache "
+        f"holds {fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}"
+    )
 
 
 def _asked(settings: AdviceSettings) -> Asked:
     if settings.max_model_len < 1:
-        raise UsageError(f"--max_model_len={settings.max_model_len} is too short for a "
-                         "request", remedy="give 1 or more")
+        raise UsageError(
+            f"--max_model_len={settings.max_model_len} is too short for a request", remedy="give 1 or more"
+        )
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)
     longest = min(settings.max_model_len, architecture.max_positions or settings.max_model_len)
     return Asked(
-        name=name, architecture=architecture, precision=settings.precision or precision, gpus=gpus, memory_bytes=memory,
-        max_model_len=longest, weight_bytes=_size(folder) if folder and not settings.precision else 0,
-        kv_dtype=settings.kv_cache_dtype, utilisation=settings.utilisation,
-        kv_cache_bytes=settings.kv_cache_gib * GIB if gpus == 0 else 0, max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens, tensor_parallel=settings.tp_size,
+        name=name,
+        architecture=architecture,
+        precision=settings.precision or precision,
+        gpus=gpus,
+        memory_bytes=memory,
+        max_model_len=longest,
+        weight_bytes=_size(folder) if folder and not settings.precision else 0,
+        kv_dtype=settings.kv_cache_dtype,
+        utilisation=settings.utilisation,
+        kv_cache_bytes=settings.kv_cache_gib * GIB if gpus == 0 else 0,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        tensor_parallel=settings.tp_size,
         pipeline_parallel=settings.pp_size,
-    )  # fmt: skip
+    )
 
 
 def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, str]:
@@ -113,8 +128,9 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
             return config, None, path.parent.name or path.name, _stated(config)
         catalogue().model(settings.model)  # raises, with the nearest name
     if not settings.model_record:
-        raise UsageError("no model to advise on",
-                         remedy="give --vllm_model_name: a name of the catalogue, a folder or a config.json")
+        raise UsageError(
+            "no model to advise on", remedy="give --vllm_model_name: a name of the catalogue, a folder or a config.json"
+        )
     record = read_record(Path(settings.model_record), ModelRecord)
     return json_object(Path(record.path) / "config.json"), Path(record.path), record.name, record.weight_data_types
 
@@ -126,8 +142,10 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
         return settings.gpus or 1, settings.gpu_memory_gib * GIB
     found = detect_gpus()
     if settings.gpus is not None and len(found) < settings.gpus:
-        raise UsageError(f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(found)}",
-                         remedy="give the memory of each too, with --gpu_memory=<GiB> of advise,vllm-fit")
+        raise UsageError(
+            f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(found)}",
+            remedy="give the memory of each too, with --gpu_memory=<GiB> of advise,vllm-fit",
+        )
     chosen = found[: settings.gpus] if settings.gpus else found
     if not chosen:
         return 0, float(free_memory())

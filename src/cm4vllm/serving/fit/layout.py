@@ -77,8 +77,9 @@ class Fit:
         return self.weight_bytes + self.working_bytes + self.kv_bytes
 
 
-def kv_cache_tokens(architecture: Architecture, kv_dtype: str, kv_bytes: float, tensor_parallel: int = 1,
-                    pipeline_parallel: int = 1) -> int:
+def kv_cache_tokens(
+    architecture: Architecture, kv_dtype: str, kv_bytes: float, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
     """Return how many tokens a KV cache of `kv_bytes` on each GPU holds. Raises UsageError for an unknown type."""
     per_token = _per_token(architecture, kv_dtype, tensor_parallel, pipeline_parallel)
     return int(kv_bytes // (per_token * BLOCK_TOKENS)) * BLOCK_TOKENS
@@ -93,9 +94,13 @@ def advise(asked: Asked) -> Fit:
     # Tensor parallelism does what stages do with less waiting: stages only where heads do not divide.
     fits = [fit for fit in fits if fit.pipeline_parallel == 1] or fits
     if not fits:
-        raise ModelError(f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB",
-                         cause=_arithmetic(asked, layouts[-1]) if layouts else f"{asked.architecture.heads} attention "
-                         f"heads cannot be shared by {asked.tensor_parallel} GPUs", remedy=_smaller(asked))
+        raise ModelError(
+            f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB",
+            cause=_arithmetic(asked, layouts[-1])
+            if layouts
+            else f"{asked.architecture.heads} attention heads cannot be shared by {asked.tensor_parallel} GPUs",
+            remedy=_smaller(asked),
+        )
     enough = [fit for fit in fits if fit.kv_tokens >= ENOUGH_REQUESTS * asked.max_model_len]
     return enough[0] if enough else max(fits, key=lambda fit: fit.kv_tokens * fit.data_parallel)
 
@@ -108,25 +113,37 @@ def table(asked: Asked, fit: Fit) -> str:
     kinds = "latent attention" if model.latent else f"{model.heads} heads, {model.kv_heads} of them KV"
     rows = [
         ("model", f"{asked.name}: {model.parameters / 1e9:.2f} B parameters{active}; {model.layers} layers, {kinds}"),
-        ("layout", f"tensor {fit.tensor_parallel} x pipeline {fit.pipeline_parallel} x data {fit.data_parallel}"
-                   if asked.gpus else "CPU backend, one worker"),
-        (f"weights on {where}", f"{fit.weight_bytes / GIB:9.2f} GiB   {asked.precision}"
-                                f"{'' if asked.weight_bytes else ', computed'}"),
+        (
+            "layout",
+            f"tensor {fit.tensor_parallel} x pipeline {fit.pipeline_parallel} x data {fit.data_parallel}"
+            if asked.gpus
+            else "CPU backend, one worker",
+        ),
+        (
+            f"weights on {where}",
+            f"{fit.weight_bytes / GIB:9.2f} GiB   {asked.precision}{'' if asked.weight_bytes else ', computed'}",
+        ),
         ("working memory", f"{fit.working_bytes / GIB:9.2f} GiB   estimated"),
         ("KV cache", f"{fit.kv_bytes / GIB:9.2f} GiB   {asked.kv_dtype}, {fit.kv_bytes_per_token:,.0f} bytes a token"),
         (f"of {where}", f"{fit.used_bytes / GIB:9.2f} GiB   of {limit / GIB:.2f}"),
-        ("tokens in the cache", f"{fit.kv_tokens:,} of each replica: {fit.kv_tokens / asked.max_model_len:,.1f} "
-                                f"requests of {asked.max_model_len:,}"),
+        (
+            "tokens in the cache",
+            f"{fit.kv_tokens:,} of each replica: {fit.kv_tokens / asked.max_model_len:,.1f} "
+            f"requests of {asked.max_model_len:,}",
+        ),
         ("serve with", _flags(asked, fit)),
-    ]  # fmt: skip
+    ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 
 
 def _flags(asked: Asked, fit: Fit) -> str:
     words = [f"--max-model-len {asked.max_model_len}", f"--max-num-seqs {fit.max_num_seqs}"]
-    for option, value in (("tensor", fit.tensor_parallel), ("pipeline", fit.pipeline_parallel),
-                          ("data", fit.data_parallel)):
+    for option, value in (
+        ("tensor", fit.tensor_parallel),
+        ("pipeline", fit.pipeline_parallel),
+        ("data", fit.data_parallel),
+    ):
         words += [f"--{option}-parallel-size {value}"] if value > 1 else []
     if asked.gpus:
         words.append(f"--gpu-memory-utilization {asked.utilisation}")
@@ -158,8 +175,9 @@ def _on_gpus(asked: Asked, tensor: int, pipeline: int) -> Fit:
 def _on_cpu(asked: Asked) -> Fit:
     fit = _fit(asked, _weights(asked), CPU_FIXED_BYTES, asked.kv_cache_bytes, 1, 1)
     if fit.used_bytes > asked.memory_bytes or fit.kv_tokens < asked.max_model_len:
-        raise ModelError(f"{asked.name} does not fit this machine's memory", cause=_arithmetic(asked, fit),
-                         remedy=_smaller(asked))
+        raise ModelError(
+            f"{asked.name} does not fit this machine's memory", cause=_arithmetic(asked, fit), remedy=_smaller(asked)
+        )
     return fit
 
 
@@ -167,11 +185,16 @@ def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: 
     tokens = kv_cache_tokens(asked.architecture, asked.kv_dtype, kv_bytes, tensor, pipeline)
     held = max(1, tokens // asked.max_model_len)
     return Fit(
-        tensor_parallel=tensor, pipeline_parallel=pipeline,
-        data_parallel=max(1, asked.gpus // (tensor * pipeline)), weight_bytes=weights, working_bytes=working,
-        kv_bytes=kv_bytes, kv_bytes_per_token=_per_token(asked.architecture, asked.kv_dtype, tensor, pipeline),
-        kv_tokens=tokens, max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, held),
-    )  # fmt: skip
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        data_parallel=max(1, asked.gpus // (tensor * pipeline)),
+        weight_bytes=weights,
+        working_bytes=working,
+        kv_bytes=kv_bytes,
+        kv_bytes_per_token=_per_token(asked.architecture, asked.kv_dtype, tensor, pipeline),
+        kv_tokens=tokens,
+        max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, held),
+    )
 
 
 def _per_token(architecture: Architecture, kv_dtype: str, tensor: int, pipeline: int) -> float:
@@ -199,18 +222,21 @@ def _arithmetic(asked: Asked, fit: Fit) -> str:
     one = "the host" if asked.gpus == 0 else f"a GPU of {fit.tensor_parallel * fit.pipeline_parallel}"
     lines = [
         f"{asked.memory_bytes / GIB:.2f} GiB of {one}"
-        + (f" x {asked.utilisation} utilisation" if asked.gpus else " free") + f" = {budget / GIB:.2f} GiB",
+        + (f" x {asked.utilisation} utilisation" if asked.gpus else " free")
+        + f" = {budget / GIB:.2f} GiB",
         f"- weights {fit.weight_bytes / GIB:.2f} GiB ({asked.architecture.parameters / 1e9:.2f} B parameters, "
         f"{asked.precision}) - working memory {fit.working_bytes / GIB:.2f} GiB (estimated) = {left / GIB:.2f} GiB",
         f"one request of {asked.max_model_len:,} tokens needs {needed / GIB:.2f} GiB of KV cache "
         f"({fit.kv_bytes_per_token:,.0f} bytes a token, {asked.kv_dtype})",
-    ]  # fmt: skip
+    ]
     if asked.gpus == 0:
         lines.append(f"the KV cache is given {asked.kv_cache_bytes / GIB:.2f} GiB")
     return "\n".join(lines)
 
 
 def _smaller(asked: Asked) -> str:
-    ways = ["more or larger GPUs" if asked.gpus else "more memory, or --kv_cache_space to suit it",
-            "a quantised model (fp8 halves bf16's weights, W4A16 quarters them)"]
+    ways = [
+        "more or larger GPUs" if asked.gpus else "more memory, or --kv_cache_space to suit it",
+        "a quantised model (fp8 halves bf16's weights, W4A16 quarters them)",
+    ]
     return ", ".join([*ways, *(["--kv_cache_dtype=fp8"] if asked.kv_dtype != "fp8" else []), "a lower --max_model_len"])

@@ -5,9 +5,7 @@ cm4vllm.serving.fp8 says on which processors it is loaded, and why. Nothing of t
 
 import torch
 from vllm.model_executor.kernels.linear import register_linear_kernel  # type: ignore[import-not-found]
-from vllm.model_executor.kernels.linear.scaled_mm.pytorch import (  # type: ignore[import-not-found]
-    ChannelWiseTorchFP8ScaledMMLinearKernel,
-)
+from vllm.model_executor.kernels.linear.scaled_mm.pytorch import ChannelWiseTorchFP8ScaledMMLinearKernel  # type: ignore[import-not-found]
 from vllm.platforms import PlatformEnum  # type: ignore[import-not-found]
 
 
@@ -21,8 +19,15 @@ class Fp32ProductFP8LinearKernel(ChannelWiseTorchFP8ScaledMMLinearKernel):  # ty
         return None
 
     def apply_scaled_mm(
-        self, *, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor, bias: torch.Tensor | None,
-        out_dtype: torch.dtype, output_shape: list[int],
+        self,
+        *,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        As: torch.Tensor,
+        Bs: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+        output_shape: list[int],
     ) -> torch.Tensor:
         """Return (As x A) (B x Bs) + bias in `out_dtype`: A is tokens x K, B K x N, As tokens x 1, Bs N x 1."""
         output = torch.mm(A.to(torch.float32), B.to(torch.float32)) * As * Bs.t()
