@@ -2,7 +2,7 @@
 #
 #   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
 #   make test   the test suite, one real rehearsal included
-#   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, a killed owner
+#   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, killed owners and engines
 #   make setup  what both share: environment, package, CM home
 
 PYTHON ?= python3

@@ -336,7 +336,6 @@ run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSettings), Path(
 """
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signum):
     import msgspec
@@ -358,11 +357,8 @@ def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signu
         children = psutil.Process(parent.pid).children(recursive=True)
         assert len(children) == 2  # LoadGen and a worker
         parent.send_signal(signum)
-        begin = time.monotonic()
-        parent.wait(5)
-        psutil.wait_procs(children, timeout=5)
-        assert not any(child.is_running() for child in children)
-        assert time.monotonic() - begin < 10
+        parent.wait(30)
+        assert not psutil.wait_procs(children, timeout=30)[1]
     assert not (tmp_path / "run").exists()
 
 

@@ -145,7 +145,6 @@ def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: P
     assert slow[1][-1].startswith("long answer") and slow[1][6] == "128"
 
 
-@pytest.mark.timing
 def test_a_page_of_400_000_samples_takes_at_most_5_s(measured_runs: Path, many: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
 
 #: Seconds that a first run may take until its server is ready: vLLM's installation and the model's training included.
 FIRST_START_S = 900
+#: Without the Offline run that would find the rate.
+SERVER_ALONE = ("--output_dir=results", "--scenario=Server", "--server_target_qps=20")
 
 
 def listed(cm):
@@ -64,7 +66,7 @@ def test_a_rehearsal_from_assets_to_report(cm):
 
 
 def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
-    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running = cm.start_main_job(*SERVER_ALONE)
     running.wait_for("Server performance", FIRST_START_S)
     os.killpg(running.process.pid, signal.SIGINT)
     running.finish().refused_with(Interrupted.exit_code)
@@ -72,8 +74,9 @@ def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
     assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
 
 
+@pytest.mark.long
 def test_kill_9_of_cm_ends_the_server_too(cm):
-    running = cm.start_main_job("--output_dir=results", "--scenario=Server")
+    running = cm.start_main_job(*SERVER_ALONE)
     running.wait_for("Server performance", FIRST_START_S)
     running.process.kill()
     running.process.wait()
@@ -82,7 +85,7 @@ def test_kill_9_of_cm_ends_the_server_too(cm):
 
 
 def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
-    running = cm.start_main_job("--output_dir=results", "--scenario=Server", "--attempts=1")
+    running = cm.start_main_job(*SERVER_ALONE, "--attempts=1")
     running.wait_for("Server performance", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     for process in psutil.Process(server["supervisor_pid"]).children(recursive=True):

@@ -110,10 +110,11 @@ def stuck(record, folder) -> str:
     return watch.heartbeat.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "killed",
     [
-        pytest.param(("owner", "supervisor"), id="owner+supervisor", marks=pytest.mark.long),
+        pytest.param(("owner", "supervisor"), id="owner+supervisor"),
         pytest.param(("engine",), id="engine"),
     ],
 )
