@@ -112,11 +112,7 @@ def stuck(record, folder) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "killed",
-    [
-        pytest.param(("owner", "supervisor"), id="owner+supervisor"),
-        pytest.param(("engine",), id="engine"),
-    ],
+    "killed", [pytest.param(("owner", "supervisor"), id="owner+supervisor"), pytest.param(("engine",), id="engine")]
 )
 def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
     owner = subprocess.Popen(
