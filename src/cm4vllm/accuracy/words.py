@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from nltk.stem.porter import PorterStemmer
 
 __all__ = ["IntArray", "Texts", "Vocabulary"]
 
@@ -68,68 +67,15 @@ class _Numbers(dict[bytes, int]):
     """The number of each word; a word that is new gets that of its stem."""
 
     def __init__(self) -> None:
+        # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
+        from cm4vllm.accuracy.stemmer import Stemmer
+
         super().__init__()
         self.stems: dict[str, int] = {}
-        self._stem = _Stemmer().stem
+        self._stem = Stemmer().stem
 
     def __missing__(self, word: bytes) -> int:
         text = word.decode()
         stem = self._stem(text) if len(text) > _LONGEST_UNSTEMMED else text
         self[word] = number = self.stems.setdefault(stem, len(self.stems))
         return number
-
-
-class _Stemmer(PorterStemmer):  # type: ignore[misc]
-    """nltk's stemmer, which tries some fifty endings one by one on every word; most words have none of them."""
-
-    _ENDINGS_2 = (
-        "tional",
-        "enci",
-        "anci",
-        "izer",
-        "bli",
-        "alli",
-        "entli",
-        "eli",
-        "ousli",
-        "ation",
-        "ator",
-        "alism",
-        "iveness",
-        "fulness",
-        "ousness",
-        "aliti",
-        "iviti",
-        "biliti",
-        "fulli",
-        "logi",
-    )
-    _ENDINGS_3 = ("icate", "ative", "alize", "iciti", "ical", "ful", "ness")
-    _ENDINGS_4 = (
-        "al",
-        "ance",
-        "ence",
-        "er",
-        "ic",
-        "able",
-        "ible",
-        "ant",
-        "ent",
-        "ion",
-        "ou",
-        "ism",
-        "ate",
-        "iti",
-        "ous",
-        "ive",
-        "ize",
-    )
-
-    def _step2(self, word: str) -> str:
-        return super()._step2(word) if word.endswith(self._ENDINGS_2) else word
-
-    def _step3(self, word: str) -> str:
-        return super()._step3(word) if word.endswith(self._ENDINGS_3) else word
-
-    def _step4(self, word: str) -> str:
-        return super()._step4(word) if word.endswith(self._ENDINGS_4) else word
