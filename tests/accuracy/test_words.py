@@ -13,7 +13,7 @@ ENDS = """
     sses ies ss s ied eed ed ing at bl iz y ational tional enci anci izer bli abli alli entli eli ousli ization ation
     ator alism iveness fulness ousness aliti iviti biliti fulli logi icate ative alize iciti ical ful ness al
     ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize e ll
-""".split()  # noqa: SIM905
+""".split()
 #: What the rules of the stemmer look at, and other words.
 WORDS = st.one_of(
     st.text("aeiouylstz", min_size=1, max_size=6).flatmap(
