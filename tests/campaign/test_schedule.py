@@ -86,7 +86,7 @@ def test_a_schedule_is_plain_data():
     [
         ({}, ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]),
         (
-            {"execution_mode": "valid"},
+            {"execution_mode": "valid", "find_target_qps": False},
             [
                 "Offline accuracy",
                 "Offline performance",
@@ -96,7 +96,7 @@ def test_a_schedule_is_plain_data():
             ],
         ),
         (
-            {"execution_mode": "valid", "offline_target_qps": 9.0, "find_target_qps": True},
+            {"execution_mode": "valid", "offline_target_qps": 9.0},
             [
                 "Offline accuracy",
                 "Offline performance",
@@ -177,7 +177,7 @@ def test_the_server_serves_what_the_steps_before_it_provide():
 
 
 def test_durations_are_the_rules_or_those_of_before():
-    steps = schedule(Job.of(CampaignSettings(execution_mode="valid")))
+    steps = schedule(Job.of(CampaignSettings(execution_mode="valid", server_target_qps=3.0)))
     known = with_durations(
         steps,
         {
@@ -210,15 +210,16 @@ def test_a_compliance_test_is_run_and_verified_in_each_scenario():
     [
         ({}, False),
         ({"find_target_qps": True}, True),
-        ({"execution_mode": "valid"}, False),
+        ({"execution_mode": "valid"}, True),
+        ({"execution_mode": "valid", "find_target_qps": False}, False),
         ({"execution_mode": "valid", "find_target_qps": True}, True),
         ({"execution_mode": "valid", "server_target_qps": 3.0}, False),
         ({"execution_mode": "valid", "modes": "accuracy"}, False),
-        ({"find_target_qps": True, "scenario": "Offline"}, False),
+        ({"execution_mode": "valid", "scenario": "Offline"}, False),
         ({"find_target_qps": True, "scenario": "Server", "modes": "performance"}, True),
     ],
 )
-def test_the_rate_is_searched_for_where_that_is_asked(fields, searched):
+def test_the_rate_is_searched_for_where_that_is_asked_and_in_a_valid_run_where_none_is_given(fields, searched):
     steps = {step.name: step for step in schedule(Job.of(CampaignSettings(**fields)))}
     assert ("Server search" in steps) is searched
     assert "Offline search" not in steps
@@ -228,6 +229,9 @@ def test_the_rate_is_searched_for_where_that_is_asked(fields, searched):
         target = steps["Server performance"].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"]
         assert (target.step, target.found) == ("Server search", True)
         assert "the rate found by Server search" in target.words
+        valid = fields.get("execution_mode") == "valid"
+        assert steps["Server search"].duration.words.startswith("1,500 s, 2.5 full-length" if valid else "75 s, about")
+        assert steps["Server performance"].duration.seconds == (0 if valid else 10)
 
 
 def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates():

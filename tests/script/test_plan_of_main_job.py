@@ -190,13 +190,25 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
 
 
 def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
-    done = executed(monkeypatch, asked(tmp_path, "_vllm", {"execution_mode": "valid"}, files), duration_s=100)
+    flags = {"execution_mode": "valid", "find_target_qps": "no"}
+    done = executed(monkeypatch, asked(tmp_path, "_vllm", flags, files), duration_s=100)
     runs = [
         (env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"])
         for tags, env in done
         if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"
     ]
     assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
+
+
+def test_a_valid_run_searches_for_the_rate_unless_one_setting_says_otherwise(tmp_path, files):
+    def searches(**flags):
+        nodes = planned(tmp_path, asked(tmp_path, "_vllm", {"execution_mode": "valid", **flags}, files))
+        return [node.notes[0] for node in nodes if node.name.endswith(" search")]
+
+    (note,) = searches()
+    assert "takes 1,500 s, 2.5 full-length runs of 600 s at most" in note
+    assert searches(server_target_qps="3") == searches(find_target_qps="no") == []
+    assert searches(published="v5.1-redhat-llama3.1-8b-fp8-1xh100-server") == []
 
 
 def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates(tmp_path, monkeypatch, files):
@@ -320,6 +332,8 @@ REFUSED = [
     ("_vllm", {"division": "closed", "execution_mode": "valid"}, "rule MODEL"),
     ("_vllm", {"division": "network"}, "rule QDL-NAME"),
     ("_vllm", {"scenario": "Ofline"}, "Ofline"),
+    ("_vllm,_find-performance", {"scenario": "Offline"}, "finds no rate in this job"),
+    ("_vllm,_accuracy-only", {"find_target_qps": "yes"}, "finds no rate in this job"),
     ("_vllm", {"execution_mode": "vaild"}, "vaild"),
     ("_vllm", {"device": "tpu"}, "--device=tpu"),
     ("_vllm", {"category": "edge"}, "--category=edge"),

@@ -23,7 +23,7 @@ from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.readiness import load_sample, unready
-from cm4vllm.rules import benchmark_terms, round_terms
+from cm4vllm.rules import Mode, benchmark_terms, round_terms
 
 __all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
 
@@ -53,8 +53,20 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
 
 
 def _require_steps(job: Job) -> None:
-    """Raise UsageError for a step of --rerun that the job does not have, or that keeps nothing."""
-    known = [step.key for step in schedule(job) if step.product not in (None, Product.SERVER)]
+    """Raise UsageError for a step of --rerun that the job does not have, or that keeps nothing.
+
+    And for a search for a rate that is asked for where no scenario has one.
+    """
+    steps = schedule(job)
+    if job.settings.find_target_qps and not any(step.product is Product.SEARCH for step in steps):
+        raise UsageError(
+            "--find_target_qps finds no rate in this job",
+            cause="no performance run is made"
+            if Mode.PERFORMANCE not in job.modes
+            else f"{', '.join(job.scenarios)}: LoadGen issues the queries without a rate",
+            remedy="leave it out, or let the job have a performance run at a rate, as of --scenario=Server",
+        )
+    known = [step.key for step in steps if step.product not in (None, Product.SERVER)]
     for name in sorted(job.rerun):
         if name not in known:
             raise UsageError(f"--rerun={name} names no step of this job that is kept", remedy=nearest(name, known))

@@ -8,7 +8,15 @@ import msgspec
 
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
-from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
+from cm4vllm.campaign.targets import (
+    LATENCY_QUERIES,
+    LATENCY_SHARE,
+    OFFLINE_MARGIN,
+    REHEARSAL_MARGIN,
+    REHEARSAL_SEARCH_S,
+    SEARCH_RUNS,
+    SERVER_SHARE,
+)
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, RateUse, Scenario
 
@@ -23,6 +31,10 @@ TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGE
 _RATE = "Offline rate"
 #: How often a full-length run that misses a limit at the rate found is made again at a lower one.
 BACK_OFFS = 2
+#: How long the run takes that follows a search: mostly the search has made it.
+_FOUND_BY_SEARCH = Duration(
+    seconds=0.0, source="the search has made it, or the length by the rules where it confirms no rate", at_least=True
+)
 _NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
 _NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
 _SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
@@ -178,7 +190,7 @@ def _runs(job: Job) -> Iterator[Step]:
             yield from _latency(job, scenario)
         target = _target(job, scenario, _latency_name(scenario) if measured else rate)
         if Mode.PERFORMANCE in job.modes:
-            yield from _performance(job, scenario, target)
+            yield from _performance(job, scenario, target, searched=searched)
             if searched and not job.rehearsal:
                 yield from _backed_off(job, scenario, target)
         if not at_once and Mode.ACCURACY in job.modes:
@@ -249,13 +261,16 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
     )
 
 
-def _performance(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+def _performance(
+    job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget], *, searched: bool
+) -> Iterator[Step]:
     """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = _name(scenario, Mode.PERFORMANCE), _folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
     inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), **target}
     duration = _duration(job, scenario)
-    yield from _measurement(name, inputs, gives, duration=duration)
+    first = _FOUND_BY_SEARCH if searched and not job.rehearsal else duration
+    yield from _measurement(name, inputs, gives, duration=first)
     if _is_sized(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
         again = {
             **inputs,
@@ -300,7 +315,11 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         gives=f"{folder}/search.json",
         condition=condition,
         product=Product.SEARCH,
-        notes=("short runs at different rates search for the highest rate that keeps the latency limits",),
+        duration=_search_duration(job, scenario),
+        notes=(
+            "short runs at different rates search for the highest rate that keeps the latency limits",
+            "its logs take about 0.1 MB a probe, and 40 bytes more for each query of a full-length run",
+        ),
     )
 
 
@@ -325,10 +344,10 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
 
 
 def _is_searched(job: Job, scenario: Scenario) -> bool:
-    """Say whether the target of a scenario's runs is searched for: where that was asked, and no rate is given."""
+    """Say whether the target of a scenario's runs is searched for: where no rate is given."""
     terms = job.terms(scenario, Mode.PERFORMANCE)
     return (
-        job.settings.find_target_qps
+        job.searches_rate
         and terms.paced
         and terms.limits is not None
         and Mode.PERFORMANCE in job.modes
@@ -465,6 +484,18 @@ def _duration(job: Job, scenario: Scenario) -> Duration | None:
         return None
     longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
     return Duration(seconds=min(REHEARSAL_DURATION_S, longest), source="as a rehearsal", at_least=True)
+
+
+def _search_duration(job: Job, scenario: Scenario) -> Duration:
+    """Return how long a search for a rate takes at most, where LoadGen need not issue whole datasets."""
+    if job.rehearsal:
+        return Duration(seconds=REHEARSAL_SEARCH_S, source="about, as a rehearsal")
+    run_s = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms / 1000
+    return Duration(
+        seconds=SEARCH_RUNS * run_s,
+        source=f"{SEARCH_RUNS} full-length runs of {run_s:,.4g} s at most, one of which is the scenario's result; at a "
+        "low rate a run of whole datasets is longer",
+    )
 
 
 # --- the submission --------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
-    find_target_qps: Annotated[bool, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = False
+    find_target_qps: Annotated[bool | None, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = None
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
@@ -166,6 +166,12 @@ class Job:
     @property
     def rehearsal(self) -> bool:
         return self.execution_mode is ExecutionMode.TEST
+
+    @property
+    def searches_rate(self) -> bool:
+        """Whether the rates that are not given are searched for: in a valid run, unless the user says otherwise."""
+        asked = self.settings.find_target_qps
+        return not self.rehearsal if asked is None else asked
 
     @property
     def needs_sentence_model(self) -> bool:

@@ -98,7 +98,7 @@ class Duration(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"{'at least ' if self.at_least else ''}{self.seconds:.3g} s, {self.source}"
+        return f"{'at least ' if self.at_least else ''}{self.seconds:,.4g} s, {self.source}"
 
 
 class Brings(Record, frozen=True, kw_only=True):

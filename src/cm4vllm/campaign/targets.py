@@ -12,6 +12,8 @@ __all__ = [
     "LATENCY_SHARE",
     "OFFLINE_MARGIN",
     "REHEARSAL_MARGIN",
+    "REHEARSAL_SEARCH_S",
+    "SEARCH_RUNS",
     "SERVER_SHARE",
     "TargetQps",
     "measured_rate",
@@ -26,9 +28,11 @@ OFFLINE_MARGIN = 1.2
 #: In a rehearsal, whose accuracy run takes a second or two: up to 1.9 times the rate measured in it was seen after it.
 REHEARSAL_MARGIN = 2.0
 
-#: The share of the Offline rate that the Server scenario is asked for. It is a safe choice, not the highest rate that
-#: keeps the latency limits: that one has to be searched for.
+#: The share of the Offline rate that a scenario with queries at their own times is asked for where its rate is not
+#: searched for. It is a safe choice, not the highest rate that keeps the latency limits.
 SERVER_SHARE = 0.2
+#: What a search for that rate may take: so many full-length runs, and in a rehearsal so many seconds.
+SEARCH_RUNS, REHEARSAL_SEARCH_S = 2.5, 75.0
 
 #: Where each query follows the answer before it, LoadGen plans as many as take 1,200 s at the expected latency, rounds
 #: them up to whole passes over the dataset, and issues all of them; a run that ends before 600 s is not valid. With

@@ -121,11 +121,12 @@ def test_a_search_whose_time_is_spent_says_so():
     assert prober.clock_s < 100
 
 
-def test_probes_in_which_no_query_counts_point_to_no_rate():
+def test_probes_in_which_no_query_counts_were_too_short():
     prober = SimulatedProber(Queue(1, 60.0), LIMITS, FullLength(10.0, 1))
-    with pytest.raises(InvalidResult, match="no rate that keeps the latency limits was found") as caught:
+    with pytest.raises(InvalidResult, match="too short to count a query") as caught:
         search(prober, 20, SearchPlan(LIMITS, probes_s=(3.0, 5.0), approach_s=20.0, budget_s=30.0))
-    assert "no TTFT seen" in caught.value.cause
+    assert "probes of up to 10 s" in caught.value.cause
+    assert "let nothing else compute" in caught.value.remedy
 
 
 @pytest.mark.parametrize("start", [20, 500])

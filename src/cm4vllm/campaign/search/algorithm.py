@@ -17,6 +17,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import ProbePlan
 from cm4vllm.campaign.search.projection import Point, Window, meeting_point, project
 from cm4vllm.campaign.search.records import Boundary, ProbeRecord, Verdict
+from cm4vllm.campaign.targets import SEARCH_RUNS
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
 
@@ -70,7 +71,7 @@ class SearchPlan:
     limits: LatencyLimits
     probes_s: tuple[float, ...] = (30.0, 45.0, 60.0, 75.0)
     approach_s: float = 255.0
-    runs: float = 2.5
+    runs: float = SEARCH_RUNS
     budget_s: float = 0.0
 
     @property
@@ -274,6 +275,16 @@ class _Search:
 
     def _none_passes(self) -> InvalidResult:
         last = self._probes[-1]
+        if not any(one.queries for one in self._probes):
+            return InvalidResult(
+                "the probes of the search were too short to count a query",
+                cause=f"{len(self._probes)} probes of up to {max(one.planned_s for one in self._probes):g} s, at "
+                f"{last.rate:g} to {max(one.rate for one in self._probes):g} queries/s: no query that was issued after "
+                "a warm-up had its answer, and all before it theirs, when the probe ended",
+                remedy="let nothing else compute on this machine meanwhile, and search again; where the server itself "
+                "is that slow,\nwith --execution_mode=valid the probes are longer, and --server_target_qps of "
+                "run-mlperf,inference runs at a fixed rate",
+            )
         said = ", ".join(
             f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}"
             if one.p99_ms is not None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict, tightest
 from cm4vllm.loadgen.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
@@ -104,6 +104,18 @@ class Judge:
     def answer_ms(self) -> float:
         """The mean time of a whole answer; 0 where there was none."""
         return self._latency_sum / self._seen if self._seen else 0.0
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """The mean time to first token of the queries that count; None where it has no limit, or none counts."""
+        values = self._values.get("TTFT")
+        return statistics.fmean(values) if values else None
+
+    @property
+    def tightest(self) -> str:
+        """The name of the limit that binds: see ProbeRecord.binding."""
+        binding = tightest(self.limits())
+        return binding.name if binding else ""
 
     @property
     def window(self) -> Window:

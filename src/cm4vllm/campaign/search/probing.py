@@ -15,11 +15,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search.algorithm import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.causes import cause_words
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.campaign.search.status import LiveSearch
+from cm4vllm.campaign.targets import REHEARSAL_SEARCH_S
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step
@@ -27,7 +29,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
 from cm4vllm.loadgen.messages import Latencies
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.runner import RunStopped, run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf
 from cm4vllm.rules import LatencyLimits
@@ -47,14 +49,12 @@ _SETTINGS_BYTES = 2**18
 _LONGER = 1.6
 #: Seconds that a server may take to give up the requests of a probe that was ended.
 _IDLE_S = 30.0
-#: From these figures of the server on its KV cache, or its queue, is named as what holds the rate down.
-_FULL_CACHE, _WAITING = 0.95, 1.0
 
 
 def plan_of(settings: RunSettings) -> SearchPlan:
     """Return how much is spent on the search for a run's rate: for a rehearsal's, what a rehearsal affords."""
     if settings.rehearsal:
-        return SearchPlan(_limits(settings), probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=75.0)
+        return SearchPlan(_limits(settings), probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
     return SearchPlan(_limits(settings))
 
 
@@ -138,9 +138,9 @@ class LoadGenProber:
                 verdicts.append(verdict)
             return bool(verdicts)
 
-        metrics, stopped = self._run(settings, folder, take)
+        metrics, made = self._run(settings, folder, take)
         verdict = verdicts[0] if verdicts else None
-        if plan.sure and not stopped:
+        if plan.sure and made is not None:
             verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
         record = probe_record(
             self._number,
@@ -149,9 +149,9 @@ class LoadGenProber:
             judge,
             verdict,
             took_s=time.monotonic() - begin,
-            ended_early=stopped and judge.elapsed_s < plan.seconds,
+            ended_early=made is None and judge.elapsed_s < plan.seconds,
             folder=folder.name,
-            server=_what_the_server_did(metrics),
+            server=cause_words(judge.tightest, judge.ttft_ms, metrics, made),
         )
         write_record(folder / PROBE_FILE, record)
         if _issues_whole_datasets(folder):
@@ -160,15 +160,15 @@ class LoadGenProber:
 
     def _run(
         self, settings: RunSettings, folder: Path, take: Callable[[Latencies], bool]
-    ) -> tuple[ServerMetrics | None, bool]:
-        """Make the run, or a part of it; return what the server said of itself, and whether it was a part."""
+    ) -> tuple[ServerMetrics | None, RunRecord | None]:
+        """Make the run, or a part of it; return what the server said of itself, and the record of a whole run."""
         try:
             made = run(settings, folder, pythonpath=self._pythonpath, alive=self._alive, on_latencies=take)
         except RunStopped as stopped:
             folder.with_name(f"{folder.name}.failed").rename(folder)
             self._wait_until_idle()
-            return stopped.metrics, True
-        return made.server_metrics, False
+            return stopped.metrics, None
+        return made.server_metrics, made
 
     def _has_passed(self, folder: Path, judge: Judge) -> bool:
         """Say whether a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
@@ -279,24 +279,3 @@ def _say(probe: ProbeRecord) -> None:
         f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
         f"{probe.queries:,} queries, {shares}"
     )
-
-
-def _what_the_server_did(metrics: ServerMetrics | None) -> str:
-    """Return in words what held the server back, as far as its own metrics tell."""
-    if metrics is None:
-        return ""
-    found = []
-    if metrics.preemptions or metrics.kv_cache_usage_max > _FULL_CACHE:
-        found.append(
-            f"KV cache: up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} preemptions"
-        )
-    if metrics.waiting_mean > _WAITING:
-        found.append(f"queueing: {metrics.waiting_mean:g} requests waited on average, up to {metrics.waiting_max}")
-    phases = {
-        name: timing.mean_ms
-        for name, timing in (("queue", metrics.queue), ("prefill", metrics.prefill), ("decode", metrics.decode))
-        if timing is not None
-    }
-    if phases:
-        found.append("mean time in " + ", ".join(f"{name} {value:,.1f} ms" for name, value in phases.items()))
-    return "; ".join(found)

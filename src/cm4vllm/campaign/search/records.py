@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from cm4vllm.common.records import Record
 
-__all__ = ["SEARCH_FILE", "Boundary", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict"]
+__all__ = ["SEARCH_FILE", "Boundary", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
 
 #: The name of the record's file in the folder of a search.
 SEARCH_FILE = "search.json"
@@ -42,13 +42,18 @@ class LimitRecord(Record, frozen=True, kw_only=True):
     p99_ms: float | None
 
 
+def tightest(limits: list[LimitRecord]) -> LimitRecord | None:
+    """Return the limit with the fewest queries within it; of equals the one whose percentile is nearest to it."""
+    return min(limits, key=lambda one: (one.within, -(one.p99_ms or 0.0) / one.limit_ms), default=None)
+
+
 class ProbeRecord(Record, frozen=True, kw_only=True):
     """One Server run at `rate` queries/s.
 
     `queries` are those that count: issued after the warm-up. `planned_s` is how long queries were to be issued,
     `took_s` how long the probe took to the last answer or to its early end. `sure` probes are full-length runs: they
     pass only at their end. `growing` says that the time to first token rose so steadily that a full-length run would
-    pass its limit. `server` says what the server was doing, where its metrics tell.
+    pass its limit. `server` names what bound it, with the numbers of the server's metrics, where it has any.
     """
 
     number: int
@@ -72,8 +77,8 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
 
     @property
     def binding(self) -> LimitRecord | None:
-        """The limit with the fewest queries within it; of equals the one whose percentile is nearest to its limit."""
-        return min(self.limits, key=lambda one: (one.within, -(one.p99_ms or 0.0) / one.limit_ms), default=None)
+        """The limit that binds."""
+        return tightest(self.limits)
 
 
 class SearchRecord(Record, frozen=True, kw_only=True):
