@@ -132,6 +132,18 @@ def test_results_that_cannot_be_written(cm):
     done.refused_with(NotWritable.exit_code, "is a file", "--output_dir")
 
 
+def test_a_file_system_that_is_mounted_read_only(cm):
+    mount, disk = shutil.which("mount"), cm.cwd / "disk"
+    disk.mkdir()
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "ro", "none", disk], check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        done = cm.main_job(f"--output_dir={disk / 'results'}")
+        done.refused_with(NotWritable.exit_code, f"the file system of {disk} is mounted read-only", "--output_dir")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_a_full_disk(cm):
     mount = shutil.which("mount")
     disk = cm.cwd / "disk"

@@ -277,6 +277,10 @@ def require_writable(folder: Path) -> None:
     if not there.is_dir():
         kind = "a link that leads to no folder" if there.is_symlink() else "a file, not a folder"
         raise NotWritable(f"cannot write to {folder}", cause=f"{there} is {kind}", remedy=elsewhere)
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise NotWritable(
+            f"cannot write to {folder}", cause=f"the file system of {there} is mounted read-only", remedy=elsewhere
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise NotWritable(
             f"cannot write to {folder}",
