@@ -109,7 +109,8 @@ def make(home: Path, published: Path) -> Path:
 def _renew(path: Path) -> None:
     """Give a log the seeds and the LoadGen of the round."""
     seeds, text = round_terms(ROUND).seeds, path.read_text()
-    for name, value in (("qsl", seeds.qsl), ("sample_index", seeds.sample_index), ("schedule", seeds.schedule)):
+    stated = {"qsl": seeds.qsl, "sample_index": seeds.sample_index, "schedule": seeds.schedule}
+    for name, value in stated.items():
         text = re.sub(rf'("key": "(?:effective|requested)_{name}_rng_seed", "value": )\d+', rf"\g<1>{value}", text)
     # Lists of thousands of sample indices, which no check reads, would make every test slow.
     text = "".join(line for line in text.splitlines(keepends=True) if len(line) < 4096)
@@ -117,3 +118,11 @@ def _renew(path: Path) -> None:
     last = [line for line in text.splitlines() if line.startswith(":::MLLOG")][-1]
     entry = {**json.loads(last.removeprefix(":::MLLOG ")), "key": "num_errors", "value": 0}
     path.write_text(f"{text.rstrip()}\n:::MLLOG {json.dumps(entry)}\n")
+    summary = path.with_name("mlperf_log_summary.txt")
+    summary.write_text(
+        re.sub(
+            r"(?m)^(qsl|sample_index|schedule)_rng_seed : .*$",
+            lambda one: f"{one[1]}_rng_seed : {stated[one[1]]}",
+            summary.read_text(),
+        )
+    )

@@ -1,0 +1,107 @@
+"""LoadGen's summary beside its detail log: two accounts of one run, which state the same figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cm4vllm.common.files import opened
+from cm4vllm.loadgen.logs import SUMMARY_LOG
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.model import Performance, Submission
+
+__all__: list[str] = []
+
+#: A summary has about 3 KB; one that is far longer is none.
+_MAX_SUMMARY = 2**20
+#: The part by which a figure may differ beside the digits that the summary has: rates in detail logs have six.
+_ROUNDING = 1e-5
+_NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[+-]?\d+)?")
+_LINE = re.compile(r"^ *(.*?)\s*: ([^:]+?)\s*$")
+_PERCENTILE = re.compile(r"(\d+)\.(\d+) percentile")
+#: A line's label, as a pattern, and the name of the figure or setting (loadgen/results.cc, LogSummary). Figures in ns
+#: are in ms in the model.
+_LABELS = tuple(
+    (re.compile(label), name, scale)
+    for label, name, scale in (
+        (r"(?:Completed )?[Ss]amples per second", "samples_per_second", 1.0),
+        (r"QPS w/ loadgen overhead", "samples_per_second", 1.0),
+        (r"Scheduled samples per second", "scheduled_samples_per_second", 1.0),
+        (r"(?:Completed )?[Tt]okens per second", "tokens_per_second", 1.0),
+        (r"(\S+) latency \(ns\)", "latency", 1e6),
+        (r"(\S+) [Ff]irst [Tt]oken latency \(ns\)", "ttft", 1e6),
+        (r"(\S+) [Tt]ime (?:to|per) [Oo]utput [Tt]oken \(ns\)", "tpot", 1e6),
+        (r"(?:qsl|sample_index|schedule)_rng_seed|target_qps|samples_per_query", "", 1.0),
+    )
+)
+
+
+class _Stated(NamedTuple):
+    """One line of a summary, and the value of the detail log that belongs to it."""
+
+    label: str
+    text: str
+    logged: float | str
+
+    @property
+    def same(self) -> bool:
+        if isinstance(self.logged, str):
+            return self.text == self.logged
+        if not (number := _NUMBER.fullmatch(self.text)):
+            return True  # LoadGen could compute no value
+        digit = 10.0 ** -len(number[1] or "")
+        return abs(float(self.text) - self.logged) <= 0.51 * digit + _ROUNDING * abs(self.logged)
+
+
+@check(
+    "SUMMARY-DIFFERS",
+    "summary and detail log are of one run: they state the same figures",
+    source="loadgen/results.cc, LogSummary and LogDetail",
+    remedy="publish both logs of the run that is meant, as LoadGen wrote them",
+    stage=Stage.TREE,
+)
+def one_run(submission: Submission) -> Iterator[Fault]:
+    for _, part in measured(submission):
+        stated = list(_stated(part))
+        apart = [one for one in stated if not one.same]
+        if apart:
+            yield Fault(
+                f"{len(apart)} of the {len(stated)} values that the summary shares with the detail log are others",
+                f"{part.log.rpartition('/')[0]}/{SUMMARY_LOG}",
+                apart[0].label,
+                apart[0].text,
+                f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,
+            )
+
+
+def _stated(part: Performance) -> Iterator[_Stated]:
+    """Give the lines of a run's summary that the detail log has a value for; none where there is no summary."""
+    try:
+        with opened(part.folder / SUMMARY_LOG) as file:
+            lines = file.read(_MAX_SUMMARY).decode(errors="replace").splitlines()
+    except OSError:
+        return  # RESULT-FILES
+    for line in lines:
+        if found := _LINE.match(line):
+            label, text = found.groups()
+            if (value := _logged(part, label)) is not None:
+                yield _Stated(label, text, value)
+
+
+def _logged(part: Performance, label: str) -> float | str | None:
+    """Return what the detail log has for a line of the summary; None where the line is of something else."""
+    if label == "Result is" and part.loadgen_valid:
+        return "VALID"  # what the detail log says against it is RESULT-INVALID's
+    short = _PERCENTILE.sub(lambda one: f"p{one[1]}" + (f".{one[2].rstrip('0')}" if int(one[2]) else ""), label)
+    for pattern, name, scale in _LABELS:
+        if found := pattern.fullmatch(short):
+            if not name:
+                value = part.settings.get(label)
+                return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+            full = f"{name}_{found[1].lower()}" if found.groups() else name
+            names = (f"query_{full}", full) if name == "latency" else (full,)
+            figure = next((part.figures[one] for one in names if one in part.figures), None)
+            return None if figure is None else float(figure.value) * scale
+    return None
