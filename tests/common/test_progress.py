@@ -3,6 +3,8 @@
 import os
 import pty
 import select
+import subprocess
+import sys
 import time
 
 import pytest
@@ -58,3 +60,19 @@ def test_the_note_is_shown_with_it(terminal):
     time.sleep(0.15)
     step.stop()
     assert "running: 1 of 2; [/y]" in written()
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_job(tmp_path):
+    reader, writer = pty.openpty()
+    code = (
+        "import os, sys\nfrom cm4vllm.common.progress import say\nfrom cm4vllm.common.redaction import Vault\n"
+        "with Vault().guarded_output():\n    say('before')\n    sys.stdin.readline()\n    say('after')\n"
+        f"    open({str(tmp_path / 'done')!r}, 'w').close()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert b"before" in os.read(reader, 65536)
+    os.close(reader)
+    process.communicate(b"\n", timeout=30)
+    assert process.returncode == 0
+    assert (tmp_path / "done").exists()

@@ -1,11 +1,14 @@
 """An accuracy run that was stopped goes on: LoadGen gets what is kept, the server is asked for the rest."""
 
+import errno
+import os
+import time
 from array import array
 
 import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 
-from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.errors import NotWritable, RunFailed
 from cm4vllm.loadgen.kept_answers import Answer, AnswerWriter, begin_piece, file_of, kept_answers, pieces
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.runner import run
@@ -59,3 +62,24 @@ def test_what_is_torn_or_changed_or_of_other_settings_is_not_kept(tmp_path):
     assert kept_answers(path) == {}
     path.write_bytes(b"not of this kind\n")
     assert begin_piece(path, "b") == 0
+
+
+def test_answers_are_synced_while_they_come_and_a_disk_that_fails_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.kept_answers.SYNC_S", 0.01)
+    path = tmp_path / "run.answers"
+    begin_piece(path, "a")
+    writer = AnswerWriter(path)
+    before = writer.synced
+    writer.write([(1, array("i", [1, 7]), False)])
+    deadline = time.monotonic() + 10
+    while writer.synced == before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert before < writer.synced == path.stat().st_size
+
+    def fails(_handle):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    writer.write([(2, array("i", [1, 7]), False)])
+    with pytest.raises(NotWritable, match="cannot write"):
+        writer.close()

@@ -29,7 +29,7 @@ from cm4vllm.campaign.schedule import FOLDER, schedule
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.campaign.values import Values
-from cm4vllm.common.errors import CmError, InvalidResult, ServerDied, ServerStuck, SourceUnavailable
+from cm4vllm.common.errors import ClockChanged, CmError, InvalidResult, ServerDied, ServerStuck, SourceUnavailable
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
@@ -169,6 +169,10 @@ class _Execution:
             try:
                 self._attempt(step, inputs, digest, why)
                 return
+            except ClockChanged as error:
+                if number == self.job.settings.attempts:
+                    raise
+                warn(f"{step.name}: attempt {number} of {self.job.settings.attempts} is made again: {error.what}")
             except (ServerDied, ServerStuck) as error:
                 if self.server is None or step is self.server.step or number == self.job.settings.attempts:
                     raise

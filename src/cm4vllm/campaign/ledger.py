@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.steps import Duration
 from cm4vllm.common.errors import DiskFull, translated_os_errors
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import opened, sync_folder
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 
@@ -207,7 +207,7 @@ class LedgerFile:
             finally:
                 os.close(handle)
             if new:
-                _sync_folder(self.out)
+                sync_folder(self.out)
         states = dict(self.ledger.states)
         for entry in made:
             _take(states, entry)
@@ -287,11 +287,3 @@ def _entry(line: bytes) -> Entry | None:
         return msgspec.convert(fields, Entry)
     except (ValueError, RecursionError):
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

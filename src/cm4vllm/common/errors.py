@@ -17,6 +17,7 @@
       DownloadError          44   a model or a dataset could not be downloaded completely
       RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
+      ClockChanged           52   the clock was set during a run, whose times then mean nothing
       SubmissionError        60   the submission cannot be built from these records
       CheckerFailed          61   the official checker refuses the submission
       ResultsDiffer          62   a result that was measured again is not the same
@@ -38,6 +39,7 @@ from contextlib import contextmanager
 
 __all__ = [
     "CheckerFailed",
+    "ClockChanged",
     "CmError",
     "DatasetError",
     "DiskFull",
@@ -182,6 +184,10 @@ class InvalidResult(CmError):
     exit_code = 51
 
 
+class ClockChanged(CmError):
+    exit_code = 52
+
+
 class SubmissionError(CmError):
     exit_code = 60
 
@@ -288,6 +294,12 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
                 f"cannot {action} {path}",
                 cause=f"{error.filename or path} does not exist and cannot be created",
                 remedy=f"check that no other program removes it during the run, or choose {other}",
+            ) from error
+        if error.errno == errno.EIO:
+            raise NotWritable(
+                f"cannot {action} {path}",
+                cause="the disk, or the network behind it, reports an input/output error",
+                remedy=f"see the kernel's messages (dmesg), or choose {other}",
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(

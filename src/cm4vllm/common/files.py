@@ -32,6 +32,8 @@ __all__ = [
     "sha256_of",
     "sha256_of_tree",
     "staged_folder",
+    "sync_files",
+    "sync_folder",
     "typed_path",
     "working_folder",
     "writable_folder",
@@ -96,6 +98,26 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a power failure leave the names of the files in a folder as they are now. Raises DiskFull, NotWritable."""
+    with translated_os_errors("write", folder):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_files(folder: Path) -> None:
+    """Have a power failure leave the files in a folder as they are now. Raises DiskFull, NotWritable."""
+    with translated_os_errors("write", folder):
+        for path in folder.iterdir():
+            if path.is_file():
+                with opened(path) as file:
+                    os.fsync(file.fileno())
+    sync_folder(folder)
 
 
 def opened(path: Path) -> BufferedReader:

@@ -7,6 +7,7 @@ the password in a URL). It is learnt when it is first seen; from then on no text
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -278,18 +279,20 @@ class _Cleaning:
         except UnicodeEncodeError:  # a byte that is no text, out of an environment, or a letter that the locale lacks
             encoding = self._stream.encoding or "ascii"
             self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
-        except BrokenPipeError:
-            self._to_nowhere()
+        except OSError as error:
+            self._gone(error)
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._to_nowhere()
+        except OSError as error:
+            self._gone(error)
 
-    def _to_nowhere(self) -> None:
-        """Go on without a reader: what a run makes does not depend on who watches it."""
+    def _gone(self, error: OSError) -> None:
+        """Go on without a reader, or a terminal: what a run makes does not depend on who watches it."""
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise error
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 

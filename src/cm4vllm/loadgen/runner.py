@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 from urllib.parse import urlsplit
@@ -17,12 +17,13 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
-from cm4vllm.common.files import sha256_of, staged_folder, write_text
+from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import Step, say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
+from cm4vllm.loadgen.clock import ClockWatch
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.live_status import LiveStatus
@@ -91,7 +92,7 @@ def run(
     server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
     once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server
     run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it was. Raises
-    ServerDied, ServerStuck, RunFailed and the errors of the process. What was
+    ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was
     written until then is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)
@@ -125,6 +126,7 @@ def run(
             client = outcome.client
             if isinstance(outcome, Failed):
                 raise _error(outcome)
+            attended.clock.require_unset(settings.title)
             record = _record(settings, staging, outcome, started_at, watch.summary(), meter.load())
             if keep is not None and len(found := pieces(keep)) > 1:
                 record = replace(record, pieces=found)
@@ -147,6 +149,8 @@ def run(
             )
             raise
         write_record(staging / RUN_FILE, record)
+        sync_files(staging)  # before the ledger says that the run is done
+    sync_folder(folder.parent)
     if keep is not None:
         keep.unlink(missing_ok=True)
     for warning in run_warnings(record):
@@ -174,9 +178,12 @@ class _Attended:
     on_answers: OnAnswers | None
     on_latencies: OnLatencies | None = None
     keep: Path | None = None
+    clock: ClockWatch = field(default_factory=ClockWatch)
 
     def fault(self) -> CmError | None:
-        """Say what is wrong with the server, None while it lives and works."""
+        """Say what is wrong with the clock or the server, None while that lives and works."""
+        if (changed := self.clock.fault(self.settings.title)) is not None:
+            return changed
         if (reason := self.alive()) is not None:
             return _died(self.settings, reason)
         return _stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None

@@ -91,6 +91,8 @@ class SystemUnderTest:
         self._progress_thread.join()
         with self._ending:
             self._workers.close()
+        if self._writer is not None:
+            self._writer.close()
         self._send_answers()
         self._latencies()
         self._process = self._metrics.record()

@@ -289,10 +289,9 @@ def _cause(folder: Path) -> str:
 
 def _noted_since(folder: Path) -> float:
     """Return for how many seconds the supervisor has known why the server ends, 0 while it does not."""
-    try:
-        return time.time() - (folder / STATE_FILE).stat().st_mtime if _state(folder).get("reason") else 0.0
-    except OSError:
-        return 0.0
+    state = _state(folder)
+    noted_at_s = state.get("noted_at_s")  # by the monotonic clock, which all processes share
+    return time.monotonic() - noted_at_s if state.get("reason") and isinstance(noted_at_s, float) else 0.0
 
 
 def _state(folder: Path) -> dict[str, Any]:

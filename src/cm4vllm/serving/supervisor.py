@@ -198,7 +198,16 @@ class Supervisor:
     def _note(self, child: int | None, status: int | None, reason: str) -> None:
         # A full disk must not keep the server's processes alive.
         with contextlib.suppress(OSError, CmError):
-            write_json(self.state, {"supervisor": os.getpid(), "server": child, "status": status, "reason": reason})
+            write_json(
+                self.state,
+                {
+                    "supervisor": os.getpid(),
+                    "server": child,
+                    "status": status,
+                    "reason": reason,
+                    "noted_at_s": time.monotonic(),
+                },
+            )
 
 
 def descendants(pid: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TypeVar
 
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
@@ -68,14 +67,16 @@ class JobStatus:
 def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:
     """Return what gives the steps of a job as its ledger has them, with how long they took before this command."""
     planned = with_durations(tuple(steps), file.ledger.durations())
-    return lambda: [_step_status(step, file.ledger.states.get(step.name)) for step in planned]
+    seen: dict[tuple[str, int], float] = {}  # by the monotonic clock: the time of day may be set
+    return lambda: [_step_status(step, file.ledger.states.get(step.name), seen) for step in planned]
 
 
-def _step_status(step: Step, entered: StepState | None) -> StepStatus:
+def _step_status(step: Step, entered: StepState | None, seen: dict[tuple[str, int], float]) -> StepStatus:
+    """Return the status of a step; `seen` is when each attempt was first seen to run."""
     seconds, at_least = (step.duration.seconds, step.duration.at_least) if step.duration else (None, False)
     state, last = (entered.last.state, entered.last) if entered else (State.PLANNED, None)
     if entered is not None and state is State.RUNNING:
-        took = max(0.0, time.time() - datetime.fromisoformat(entered.begun_at).timestamp())
+        took = time.monotonic() - seen.setdefault((step.name, entered.attempts), time.monotonic())
         return StepStatus(name=step.name, state=state, took_s=round(took, 1), expected_s=seconds, at_least=at_least)
     if last is None or state is State.PLANNED:
         return StepStatus(name=step.name, state=state, expected_s=seconds, at_least=at_least)

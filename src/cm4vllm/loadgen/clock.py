@@ -1,0 +1,57 @@
+"""Whether the clock was set during a run: LoadGen reads the time of day, and its times then mean nothing.
+
+LoadGen takes std::chrono's system clock (loadgen/utils.h, PerfClock is the high-resolution clock, which is that one in
+libstdc++). A clock that is slowed down or sped up by NTP changes the monotonic clock alike, so that the difference
+between both changes only where the clock is set, or where the machine was suspended.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cm4vllm.common.errors import ClockChanged
+
+__all__ = ["TOLERANCE_S", "ClockWatch"]
+
+#: What both clocks may drift apart without being noticed: less than this is not seen in a percentile of a run.
+TOLERANCE_S = 0.01
+#: Looks of which the best counts: a process that is interrupted between two readings takes them for a jump.
+_LOOKS = 8
+
+
+class ClockWatch:
+    """Compares the time of day with the monotonic clock, from its making on."""
+
+    def __init__(self) -> None:
+        self._offset_ns = _offset_ns()
+
+    def jumped_s(self) -> float:
+        """Return by how many seconds the clock was set forward, negative for back; 0 where it was not."""
+        jump_s = (_offset_ns() - self._offset_ns) / 1e9
+        return jump_s if abs(jump_s) > TOLERANCE_S else 0.0
+
+    def fault(self, title: str) -> ClockChanged | None:
+        """Return the error of a run with this title, None where the clock was not set."""
+        if not (jump_s := self.jumped_s()):
+            return None
+        return ClockChanged(
+            f"the clock was set {'forward' if jump_s > 0 else 'back'} by {abs(jump_s):,.2f} s: the {title} run is "
+            "INVALID",
+            cause="LoadGen measures by the time of day",
+            remedy="run it again, and have the clock slewed instead of set (chrony, systemd-timesyncd); a machine that "
+            "was suspended has its clock set when it wakes up",
+        )
+
+    def require_unset(self, title: str) -> None:
+        """Raise ClockChanged where the clock was set."""
+        if (fault := self.fault(title)) is not None:
+            raise fault
+
+
+def _offset_ns() -> int:
+    best, offset = 0, 0
+    for look in range(_LOOKS):
+        before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        if look == 0 or after - before < best:
+            best, offset = after - before, now - (before + after) // 2
+    return offset
