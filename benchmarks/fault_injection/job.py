@@ -25,6 +25,7 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.redaction import vault
 from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.logs import ACCURACY_LOG
@@ -45,7 +46,9 @@ MODEL, SAMPLES = "small", 256
 def main(arguments: list[str]) -> int:
     """Run the job; return its exit code."""
     folder, given = Path(arguments[0]), dict(word.split("=", 1) for word in arguments[1:])
-    signal.signal(signal.SIGTERM, _stopped)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _stopped)
     settings = read_settings(
         CampaignSettings,
         {
@@ -58,7 +61,8 @@ def main(arguments: list[str]) -> int:
     )
     recipes = _Recipes(folder, given)
     try:
-        campaign.run(Job.of(settings), recipes, "job.py", given)
+        with vault().guarded_output():
+            campaign.run(Job.of(settings), recipes, "job.py", given)
     except CmError as error:
         print(error, flush=True)
         return error.exit_code

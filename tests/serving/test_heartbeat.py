@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving import metrics
+from cm4vllm.serving import heartbeat, metrics
 from cm4vllm.serving.heartbeat import (
     SILENT_LOOKS,
     SLOW_LOOKS,
@@ -178,3 +178,15 @@ def test_a_server_that_refuses_is_not_silent(tmp_path):
         time.sleep(0.2)
     assert not watch.heartbeat.reason
     assert watch.summary() is None
+
+
+def test_a_server_without_metrics_from_which_no_token_comes_is_stuck(monkeypatch):
+    now, heart = [0.0], Heartbeat()
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    heart.client_received(0, 0)
+    for now[0], tokens, waiting in ((5000.0, 0, 0), (5001.0, 0, 8), (8600.0, 0, 8), (8602.0, 5, 8), (12_201.0, 5, 8)):
+        heart.client_received(tokens, waiting)
+        assert not heart.reason
+    now[0] += 2
+    heart.client_received(5, 8)
+    assert heart.reason == "8 requests are open, and no token has come for 3601 s"

@@ -307,7 +307,7 @@ def _take(line: bytes, log: int, run: _Attended) -> Message | None:
 
 def _show(message: Progress, run: _Attended) -> None:
     """Show how far the run is, and pass on what the heartbeat needs."""
-    run.watch.heartbeat.open_requests, run.watch.heartbeat.tokens = message.waiting, message.tokens
+    run.watch.heartbeat.client_received(message.tokens, message.waiting)
     status = run.live.take(message)
     run.shown.facts = status
     total = f" of {status.total:,}" if status.total else ""

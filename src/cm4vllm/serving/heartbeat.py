@@ -13,13 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cm4vllm.serving.supervisor import descendants, title_of
 
-__all__ = ["SILENT_LOOKS", "SLOW_LOOKS", "STANDSTILL_LOOKS", "STOPPED_LOOKS", "Heartbeat", "stopped_process"]
+__all__ = [
+    "NO_TOKEN_S",
+    "SILENT_LOOKS",
+    "SLOW_LOOKS",
+    "STANDSTILL_LOOKS",
+    "STOPPED_LOOKS",
+    "Heartbeat",
+    "stopped_process",
+]
 
 #: Samples in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3
@@ -29,6 +38,9 @@ SILENT_LOOKS, SLOW_LOOKS = 3, 15
 #: Samples in a row without a change: 300 s at a sample every 2 s, as long as vLLM lets its workers take for one step
 #: (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) before it ends by itself.
 STANDSTILL_LOOKS = 150
+#: Seconds without a token while requests are open, for servers that say nothing of themselves: a whole answer of a
+#: large model may be long in coming.
+NO_TOKEN_S = 3600.0
 
 #: What moves while an engine works. The engine is a label: one server may have several.
 _STATE = re.compile(
@@ -55,8 +67,8 @@ class Heartbeat:
     """The servers of a run, by their endpoints. `reason` says why one is stuck, and is empty while all work.
 
     `supervisors` are the processes that own those of them that are ours, each with its server's endpoint.
-    `open_requests` is the number of requests that the client waits for, `tokens` of those that it has received; whoever
-    knows them sets them.
+    `open_requests` is the number of requests that the client waits for, `tokens` of those that it has received, as it
+    says with `client_received`.
     """
 
     supervisors: Mapping[int, str] = field(default_factory=dict)
@@ -64,9 +76,19 @@ class Heartbeat:
     open_requests: int = 0
     tokens: int = 0
     reason: str = ""
+    _moved_at: float = field(default_factory=time.monotonic)
     _stopped: dict[tuple[str, str], int] = field(default_factory=dict)
     _silent: dict[str, tuple[int, int]] = field(default_factory=dict)
     _engines: dict[tuple[str, str], _Engine] = field(default_factory=dict)
+
+    def client_received(self, tokens: int, open_requests: int) -> None:
+        """Take note of what the client has received until now, and of the requests that it waits for."""
+        now = time.monotonic()
+        if tokens != self.tokens or not self.open_requests:
+            self._moved_at = now
+        self.tokens, self.open_requests = tokens, open_requests
+        if open_requests and now - self._moved_at > NO_TOKEN_S:
+            self._stuck(f"{open_requests} requests are open, and no token has come for {now - self._moved_at:.0f} s")
 
     def look_at_processes(self) -> bool:
         """Tell whether a process of the servers is stopped, and take note of it."""

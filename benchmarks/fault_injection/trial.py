@@ -1,0 +1,328 @@
+"""One job in a folder of its own, what is known of it, and what may happen to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cm4vllm.campaign.ledger import LEDGER_FILE, is_under_way, read_ledger
+from cm4vllm.common.files import sha256_of
+from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.records import RUN_FILE
+from fault_injection.server import FAULT_FILE
+
+__all__ = ["FAULTS", "JOB_S", "REAL_FAULTS", "Fault", "JobKind", "Trial", "clock_library"]
+
+#: Seconds that a job on the fast server may take, and that processes may take to end.
+JOB_S, END_S = 240.0, 20.0
+#: The environment variable by which the processes of a trial are known.
+MARK = "FAULT_TRIAL"
+#: The bytes of the small file system: what the job wants free before it begins, and a little more.
+DISK_BYTES = 536 * 2**20
+#: Seconds by which the clock is set.
+CLOCK_S = 3600
+#: By how much LoadGen's rate and the one by the monotonic clock may differ: LoadGen counts from its first query.
+RATE_APART = 0.5
+_CLOCK_FILE = "clock"
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """How a job is started: `argv` for its folder; `runs` are those that it makes, each as SCENARIO/MODE.
+
+    `cm` are words of the command line of its own process, `server` those of its server's. It takes at most `longest_s`.
+    """
+
+    argv: Callable[[Path], list[str]]
+    runs: frozenset[str]
+    cm: str
+    server: str
+    longest_s: float = JOB_S
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a job. `loses` where finished runs are gone by it, because they are removed.
+
+    `codes` are the exit codes of the job that it may end with, where they are known.
+    """
+
+    happen: Callable[[Trial], None]
+    loses: bool = False
+    codes: tuple[int, ...] = ()
+    with_disk: bool = False
+    with_clock: bool = False
+    on_terminal: bool = False
+    ignores_hangup: bool = False
+
+
+@dataclass
+class Trial:
+    """A job in a folder of its own, and the fault that happens to it."""
+
+    seed: int
+    folder: Path
+    kind: JobKind
+    name: str = ""
+    moment_s: float = 0.0
+    step: str = ""
+    code: int = 0
+    wrong: list[str] = field(default_factory=list)
+    attempts: int = 0
+    clock: Path | None = None
+    _terminal: int = -1
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "results" / "test"
+
+    def start(self, fault: Fault | None = None) -> subprocess.Popen[bytes]:
+        """Start the job, for a fault that needs it on a terminal, or with a clock of its own."""
+        env = {**os.environ, MARK: str(self.folder), "TERM": "xterm"}
+        if self.clock is not None:
+            env |= {"LD_PRELOAD": str(self.clock), "CLOCK_FILE": str(self.folder / _CLOCK_FILE)}
+        if fault is not None and fault.on_terminal:
+            return self._started_on_terminal(env, ignores_hangup=fault.ignores_hangup)
+        with (self.folder / "job.log").open("ab") as log:
+            return subprocess.Popen(
+                self.kind.argv(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=env,
+            )
+
+    def _started_on_terminal(self, env: Mapping[str, str], *, ignores_hangup: bool) -> subprocess.Popen[bytes]:
+        self._terminal, slave = pty.openpty()
+
+        def take_terminal() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else signal.SIG_DFL)
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        process = subprocess.Popen(
+            self.kind.argv(self.folder),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=take_terminal,
+            env=env,
+        )
+        os.close(slave)
+        threading.Thread(target=self._read_terminal, daemon=True).start()
+        return process
+
+    def _read_terminal(self) -> None:
+        with (self.folder / "job.log").open("ab") as log, contextlib.suppress(OSError):
+            while data := os.read(self._terminal, 65536):
+                log.write(data)
+                log.flush()
+
+    def close_terminal(self) -> None:
+        """Close the terminal as a window is closed; the reading thread ends with it."""
+        terminal, self._terminal = self._terminal, -1
+        if terminal >= 0:
+            # A descriptor that a thread reads stays open until the read ends: have the kernel hang up at once.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_RDONLY), terminal)
+
+    def processes(self, words: str = "") -> list[int]:
+        """Return the processes of the trial, those whose command line has these words."""
+        found = []
+        for place in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if (
+                    place.name.isdigit()
+                    and f"{MARK}={self.folder}\0".encode() in (place / "environ").read_bytes()
+                    and words.encode() in (place / "cmdline").read_bytes().replace(b"\0", b" ")
+                ):
+                    found.append(int(place.name))
+        return found
+
+    def finished(self) -> dict[str, Any]:
+        """Return what is whole: each LoadGen run, as SCENARIO/MODE, with the digests of its logs."""
+        runs = {}
+        for path in self.out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+            with contextlib.suppress(OSError, ValueError):
+                runs["/".join(path.parent.parts[-2:])] = json.loads(path.read_bytes())["files"]
+        return runs
+
+    def says(self, fault: str) -> None:
+        """Have the fast server do something else from now on."""
+        (self.folder / FAULT_FILE).write_text(fault, encoding="utf-8")
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the clock of the job's processes forward."""
+        with (self.folder / _CLOCK_FILE).open("r+b" if (self.folder / _CLOCK_FILE).exists() else "w+b") as file:
+            file.write(struct.pack("=q", int(seconds * 1e9)))
+
+    def look(self) -> None:
+        """Note what is left of the job once it has ended: processes, a port, a run that is not whole, odd times."""
+        deadline = time.monotonic() + END_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if left:
+            self.wrong.append(f"{len(left)} processes left")
+        for path in self.out.glob("server/**/server.json"):
+            with contextlib.suppress(OSError, ValueError):
+                address = urlsplit(json.loads(path.read_bytes())["endpoint"])
+                with contextlib.closing(socket.create_connection((address.hostname, address.port or 0), timeout=2)):
+                    self.wrong.append(f"something still listens at {address.netloc}")
+        for name, files in self.finished().items():
+            folder = next(self.out.glob(f"runs/*/*/{name}"))
+            if any(sha256_of(folder / log) != digest for log, digest in files.items()):
+                self.wrong.append(f"the run {name} is not whole")
+        self.wrong += list(self._odd_times())
+
+    def _odd_times(self) -> Iterator[str]:
+        """Say where a time or a rate is not what the monotonic clock says."""
+        with contextlib.suppress(OSError):
+            for line in (self.out / LEDGER_FILE).read_bytes().splitlines():
+                took_s = json.loads(line).get("took_s") if line.endswith(b"}") else None
+                if took_s is not None and not 0 <= took_s <= self.kind.longest_s:
+                    yield f"the ledger has a step of {took_s} s"
+        for path in self.out.glob(f"runs/*/*/*/performance/{RUN_FILE}"):
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(path.read_bytes())
+                result = read_performance(path.parent)
+                rate = record["client"]["completed"] / record["duration_s"]
+                if result.samples_per_second is not None and not (
+                    rate * (1 - RATE_APART) <= result.samples_per_second <= rate / (1 - RATE_APART)
+                ):
+                    yield f"LoadGen's {result.samples_per_second:g} samples/s are not the clock's {rate:g}"
+
+    @contextlib.contextmanager
+    def prepared(self, fault: Fault) -> Iterator[None]:
+        """Have what a fault needs: a small file system for the results, a clock of its own."""
+        if fault.with_clock:
+            self.clock = clock_library()
+            self.set_clock(0)
+        if not fault.with_disk:
+            yield
+            return
+        results = self.folder / "results"
+        results.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(results)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(results)], check=False)
+
+
+def clock_library() -> Path | None:
+    """Build the library that gives processes a clock of their own; None without a C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    source = Path(__file__).with_name("clock.c")
+    library = Path(f"/tmp/cm4vllm-fault-clock-{os.getuid()}-{int(source.stat().st_mtime)}.so")  # noqa: S108
+    if not library.exists():
+        aside = library.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(aside), str(source), "-ldl"], check=True)
+        aside.rename(library)
+    return library
+
+
+# --- what happens ----------------------------------------------------------------------------------------------------
+
+
+def _kill(which: str, signum: signal.Signals, trial: Trial) -> None:
+    words = {"cm": trial.kind.cm, "server": trial.kind.server}.get(which, which)
+    for pid in trial.processes(words)[:1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def _second_run(trial: Trial) -> None:
+    is_first_at_work = is_under_way(trial.out)
+    second = trial.start()
+    if second.wait(trial.kind.longest_s) != 20 and is_first_at_work:
+        trial.wrong.append(f"a second run in the folder ended with {second.returncode}, not 20")
+
+
+def _vanish(trial: Trial) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(trial.folder / "results")
+
+
+def _fill(trial: Trial) -> None:
+    with contextlib.suppress(OSError), (trial.folder / "results" / "filler").open("wb") as file:
+        while True:
+            file.write(bytes(2**16))
+
+
+def _hang(trial: Trial) -> None:
+    """Hang until the job has given up a step that asks the server, or has ended."""
+    trial.says("hang")
+    deadline = time.monotonic() + trial.kind.longest_s
+    while trial.processes(trial.kind.cm) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if any(str(state.last.state) == "failed" for state in read_ledger(trial.out).states.values()):
+                break
+        time.sleep(0.2)
+    trial.says("")
+
+
+def _set_clock(seconds: float, trial: Trial) -> None:
+    trial.set_clock(seconds)
+
+
+def _killed(which: str) -> Fault:
+    return Fault(partial(_kill, which, signal.SIGKILL))
+
+
+_OF_ANY_JOB = {
+    "kill -9 of cm": _killed("cm"),
+    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
+    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
+    "kill -9 of the server": _killed("server"),
+}
+#: What happens to the small job on the fast server, by its name.
+FAULTS: Mapping[str, Fault] = {
+    **_OF_ANY_JOB,
+    "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143)),
+    "two runs in one folder": Fault(_second_run, codes=(0,)),
+    "results folder vanishes": Fault(_vanish, loses=True),
+    "server hangs": Fault(_hang),
+    "server ten times slower": Fault(lambda trial: trial.says("slow"), codes=(0,)),
+    "server answers rubbish": Fault(lambda trial: trial.says("rubbish")),
+    "disk full": Fault(_fill, codes=(0, 40), with_disk=True),
+    "clock set forward": Fault(partial(_set_clock, CLOCK_S), codes=(0,), with_clock=True),
+    "clock set back": Fault(partial(_set_clock, -CLOCK_S), codes=(0,), with_clock=True),
+    "terminal closed": Fault(Trial.close_terminal, codes=(0, 129), on_terminal=True),
+    "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
+}
+#: What happens to the real job.
+REAL_FAULTS: Mapping[str, Fault] = {**_OF_ANY_JOB, "kill -9 of vLLM's engine": _killed("VLLM::EngineCore")}
+
+#: The small job, and its settings: few requests in flight, so that it takes some seconds.
+SMALL_JOB = JobKind(
+    argv=lambda folder: [
+        sys.executable,
+        str(Path(__file__).with_name("job.py")),
+        str(folder),
+        "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=2",
+    ],
+    runs=frozenset({"Offline/accuracy", "Offline/performance"}),
+    cm="job.py",
+    server="server.py",
+)
