@@ -66,9 +66,11 @@ def wait_for(path: Path, word: str = "") -> None:
 def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
     process = supervise(sys.executable, "-c", "print('hello'); raise SystemExit(7)")
     assert process.wait(10) == 7
-    assert state(tmp_path) == {
+    noted = state(tmp_path)
+    assert 0 <= time.monotonic() - noted.pop("noted_at_s") < 10
+    assert noted == {
         "supervisor": process.pid,
-        "server": state(tmp_path)["server"],
+        "server": noted["server"],
         "status": 7,
         "reason": "it ended by itself",
     }
