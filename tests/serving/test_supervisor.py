@@ -68,12 +68,7 @@ def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
     assert process.wait(10) == 7
     noted = state(tmp_path)
     assert 0 <= time.monotonic() - noted.pop("noted_at_s") < 10
-    assert noted == {
-        "supervisor": process.pid,
-        "server": noted["server"],
-        "status": 7,
-        "reason": "it ended by itself",
-    }
+    assert noted == {"supervisor": process.pid, "server": noted["server"], "status": 7, "reason": "it ended by itself"}
     assert (tmp_path / "server.log").read_text() == "hello\n"
 
 
