@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.progress import say_text
 from cm4vllm.report import wording
 from cm4vllm.report.comparison import Cell, Comparison, Row, compare
 from cm4vllm.report.table import aligned
+from cm4vllm.report.templates import page_template
 from cm4vllm.report.wording import ms, number, percent, rate
 from cm4vllm.results import uncertainty
 from cm4vllm.results.uncertainty import Basis, Shift, Verdict
@@ -225,7 +223,7 @@ def _figure(row: Row) -> dict[str, Any]:
 
 def as_page(found: Comparison) -> str:
     """Return the comparison as a page without scripts that loads nothing."""
-    return _template().render(
+    return page_template("comparison.html.j2").render(
         c=found,
         notes=NOTES,
         value=value,
@@ -240,15 +238,3 @@ def as_page(found: Comparison) -> str:
             dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)
         ),
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("comparison.html.j2")

@@ -6,18 +6,17 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.progress import say
 from cm4vllm.report import wording
 from cm4vllm.report.place import Place, places
+from cm4vllm.report.templates import page_template
 from cm4vllm.results import index
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.index import Index, IndexRow, read_index
@@ -64,7 +63,7 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = [one.own for one in stand]
     rows = sorted([*found.rows, *own], key=_order)
-    return _template().render(
+    return page_template("explorer.html.j2").render(
         rows=rows,
         own=own,
         stand=stand,
@@ -100,15 +99,3 @@ def _errors(row: IndexRow) -> str:
         for code, count in row.codes.items()
         if code.startswith(Severity.ERROR)
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("explorer.html.j2")

@@ -13,6 +13,7 @@ from cm4vllm.loadgen.client_doubts import headroom as client_headroom
 from cm4vllm.report import wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
+from cm4vllm.report.templates import environment
 from cm4vllm.report.verdict import missing
 from cm4vllm.report.versions import versions
 from cm4vllm.results.model import Result
@@ -56,15 +57,9 @@ def _text(report: Report, measurement: Result) -> str:
 @cache
 def _template() -> jinja2.Template:
     # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(code=code, plain=plain, block=block)
-    return environment.get_template("measurement.md.j2")
+    found = environment(autoescape=False)
+    found.filters.update(code=code, plain=plain, block=block)
+    return found.get_template("measurement.md.j2")
 
 
 def code(value: Any) -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from pathlib import Path
-
-import jinja2
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
@@ -19,6 +16,7 @@ from cm4vllm.report.pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.system import Group, groups, machine_group
+from cm4vllm.report.templates import page_template
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.report.versions import versions
 from cm4vllm.rules import round_terms
@@ -54,7 +52,7 @@ def render(report: Report, *, published: bool = False) -> str:
     if published:
         report = dataclasses.replace(report, checker=None)
     software = read_software(report.out)
-    return _template().render(
+    return page_template("summary.html.j2").render(
         setup="\n".join(setup_lines(report, software)),
         platform=platform_rows(software),
         software=software,
@@ -116,15 +114,3 @@ def _confs(report: Report) -> dict[str, list[str]]:
             name = f"{measurement.scenario} {run.settings.mode}"
             confs.setdefault(run.settings.user_conf.strip(), []).append(name)
     return confs
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cm4vllm.report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("summary.html.j2")
