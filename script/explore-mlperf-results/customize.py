@@ -13,6 +13,6 @@ def preprocess(i):
     page = Path(env.get("CM_MLPERF_EXPLORER_PAGE", "") or "results.html").absolute()
     own = env.get("CM_MLPERF_OWN_RESULTS", "")
     i["state"]["explored"] = report_published(
-        Path(env["CM_MLPERF_EXPLORED_RESULTS"]).absolute(), page, Path(own).absolute() if own else None
+        env["CM_MLPERF_EXPLORED_RESULTS"], page, Path(own).absolute() if own else None
     )
     return {"return": 0}

@@ -8,7 +8,7 @@ import pytest
 
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files, require_results_folder
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.errors import DatasetError, DiskFull, InstallError, SourceUnavailable, UsageError
+from cm4vllm.common.errors import CmError, DatasetError, DiskFull, InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.settings import read_settings
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
@@ -31,8 +31,10 @@ def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
         "CM_VLLM_SERVER_MODEL_NAME": "model",
         "CM_MLPERF_SUBMITTER": "model",
         "CM_MLPERF_SYSTEM_FILE": "",
+        "CM_MLPERF_PUBLISHED_RESULTS": "v5.1, ~/results.index.json",
     }
     assert absolute_paths(given) == {
+        "CM_MLPERF_PUBLISHED_RESULTS": f"{tmp_path}/v5.1,/home/me/results.index.json",
         "CM_DATASET_FILE": str(tmp_path / "cnn_eval.json"),
         "CM_NLTK_DATA_SOURCE": "/home/me/punkt_tab.zip",
         "CM_VLLM_SERVER_MODEL_NAME": str(tmp_path / "model"),
@@ -69,6 +71,7 @@ def test_what_is_sound_passes(tmp_path):
         ("data.json", DATASET, DatasetError),
         ("data.pkl", CALIBRATION, DatasetError),
         ("inference", "CM_MLPERF_INFERENCE_SOURCE_DIR", SourceUnavailable),
+        ("results.index.json", "CM_MLPERF_PUBLISHED_RESULTS", CmError),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(name, key, error, tmp_path):

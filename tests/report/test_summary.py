@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Callable
@@ -14,10 +15,14 @@ from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
+from cm4vllm.report.exports import summary_record
 from cm4vllm.report.model import load
-from cm4vllm.report.summary import MAX_BYTES, summary_html
+from cm4vllm.report.place import place, places_of
+from cm4vllm.report.summary import MAX_BYTES, render, summary_html
 from cm4vllm.report.table import final_table
 from cm4vllm.report.wording import ms, number, rate, when
+from cm4vllm.results.index import Index, row_of
+from cm4vllm.results.opening import open_results
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
@@ -399,3 +404,22 @@ def test_scores_of_a_part_of_the_dataset_say_so(out: Path, change: Change) -> No
     for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
         change(path, AccuracyRecord, sentences="punkt_tab")
     assert "64 of 13,368 samples" in Page(summary_html(out)).text
+
+
+def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs: Path, neural_magic: Path) -> None:
+    (mine,) = open_results(
+        neural_magic / "results" / "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
+    )
+    own = row_of(mine, mine.results[0])
+    index = Index((own, replace(own, system="<other>", value=3 * (own.value or 0))), 1, 0)
+    report = load(real_runs)
+    assert "published results" not in render(report)
+    given = dataclasses.replace(report, places=(place(mine, mine.results[0], index),))
+    shown = render(given)
+    test_it_is_well_formed_and_accessible(Page(shown))
+    assert "<td>place 2 of 2</td>" in shown and "&lt;other&gt;</td>" in shown
+    assert f'title="{own.file}: {own.field}, divided by 4 accelerator"' in shown
+    assert "Not compared, of the same benchmark and scenario: 1 of v4.1 (it is this result)." in shown
+    assert summary_record(given).places[0].standings[0].among_all.place == 2
+    rehearsed = render(dataclasses.replace(report, places=tuple(places_of(report.submission, index))))
+    assert rehearsed.count("No place, because these runs are no result.") == 2

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.detail_log import read_detail_log
-from cm4vllm.results.index import Index, IndexRow, read_index
+from cm4vllm.results.index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -87,6 +88,22 @@ def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index,
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SubmissionError, match="no published results"):
         read_index(tmp_path, tmp_path / "kept")
+    for wrong in (tmp_path, tmp_path / "none"):
+        with pytest.raises(SubmissionError, match="no published results"):
+            require_published([wrong])
+
+
+def test_an_index_in_a_file_is_read_as_its_repository_and_each_result_counts_once(
+    neural_magic: Path, kept: Path, published: Index, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.index.json"
+    write_record(file, IndexPart(rows=published.rows))
+    require_published([file, neural_magic.parents[1]])
+    assert read_index(file, kept).rows == published.rows
+    assert read_indexes([file, neural_magic.parents[1]], kept).rows == published.rows
+    file.write_text("{}")
+    with pytest.raises(CmError, match="IndexPart"):
+        require_published([file])
 
 
 def made(value: float | None, **more: object) -> IndexRow:

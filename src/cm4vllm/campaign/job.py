@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,9 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.report.explorer import published_index
 from cm4vllm.report.model import Report, load
+from cm4vllm.report.place import places_of
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
@@ -275,7 +278,7 @@ def _report(job: Job, execution: _Execution) -> Report:
     """Write the pages and print the table; then raise the error of the checkers, or of the result itself."""
     if job.no_tree:
         say(f"no submission tree: {job.no_tree}")
-    report = load(job.out)
+    report = _placed(job, load(job.out))
     write_summary(report)
     print(final_table(report), flush=True)
     if execution.failure is not None:
@@ -289,6 +292,21 @@ def _report(job: Job, execution: _Execution) -> Report:
             "--offline_target_qps or a lower --singlestream_target_latency usually helps",
         )
     return report
+
+
+def _placed(job: Job, report: Report) -> Report:
+    """Give the report the places of its results among published ones, where the job names these.
+
+    The results stand without them: published results that can no longer be read are warned of.
+    """
+    if not job.settings.published_results:
+        return report
+    try:
+        found = published_index(job.settings.published_results)
+    except (CmError, OSError) as error:
+        warn(f"the report does not show the places among published results: {error}")
+        return report
+    return replace(report, places=tuple(places_of(report.submission, found)))
 
 
 @contextmanager

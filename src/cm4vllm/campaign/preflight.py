@@ -14,7 +14,8 @@ from cm4vllm.assets.published import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import opened, require_space, require_writable, typed_path
+from cm4vllm.common.files import opened, require_space, require_writable, typed_path, typed_paths
+from cm4vllm.results.index import require_published
 from cm4vllm.serving.choice import require_device
 from cm4vllm.serving.launch import require_usable
 from cm4vllm.submission.source import open_source
@@ -32,6 +33,7 @@ _PERFORMANCE = "CM_PERFORMANCE_DATASET_FILE"
 _SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
 _NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
 _PATHS = (_DATASET, _CALIBRATION, _PERFORMANCE, _SYSTEM_FILE, _SOURCE, _NLTK, "CM_MLPERF_INFERENCE_API_SERVER_CA")
+_PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
 
@@ -41,18 +43,22 @@ def absolute_paths(env: Mapping[str, Any]) -> dict[str, str]:
     paths = {key: typed_path(env[key]) for key in _PATHS if env.get(key)}
     if (name := env.get(_MODEL)) and not env.get(_SERVER) and (folder := typed_path(name)).is_dir():
         paths[_MODEL] = folder
-    return {key: str(path.absolute()) for key, path in paths.items()}
+    found = {key: str(path.absolute()) for key, path in paths.items()}
+    if given := env.get(_PUBLISHED):
+        found[_PUBLISHED] = ",".join(map(str, typed_paths(given)))
+    return found
 
 
 def require_files(env: Mapping[str, Any]) -> None:
     """Refuse small files that are not what they should be, and large ones that do not exist.
 
-    Raises UsageError, DatasetError.
+    Raises UsageError, DatasetError, SubmissionError.
     """
     check_stated(env.get(_SYSTEM_FILE, ""), env.get(_HW_NAME, ""))
     for key in (_DATASET, _CALIBRATION, _PERFORMANCE):
         if name := env.get(key):
             require_file(Path(name))
+    require_published(typed_paths(env.get(_PUBLISHED, "")))
 
 
 def preflight(env: Mapping[str, Any], job: Job) -> None:

@@ -115,6 +115,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     rerun: Annotated[str, Key("CM_RERUN")] = "no"
     attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
     serve: Annotated[str, Key("CM_MLPERF_SERVE")] = ""
+    published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ __all__ = [
     "sync_files",
     "sync_folder",
     "typed_path",
+    "typed_paths",
     "working_folder",
     "writable_folder",
     "write_bytes",
@@ -57,6 +58,11 @@ def typed_path(text: str | os.PathLike[str]) -> Path:
             cause=f"the home folder of {Path(text).parts[0]} is not known",
             remedy="give the whole path",
         ) from error
+
+
+def typed_paths(text: str) -> list[Path]:
+    """Return the paths of a list separated by commas, absolute. Raises UsageError where one is no path."""
+    return [typed_path(part.strip()).absolute() for part in text.split(",") if part.strip()]
 
 
 def given_path(text: str) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.files import write_text
+from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say_text
 from cm4vllm.report import wording
 from cm4vllm.report.comparison import Cell, Comparison, Row, compare
@@ -37,8 +37,7 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
 
     Raises what compare raises.
     """
-    paths = [Path(part.strip()).expanduser().absolute() for part in inputs.split(",") if part.strip()]
-    found = compare(paths)
+    found = compare(typed_paths(inputs))
     write_text(page, as_page(found))
     for line in as_text(found):
         say_text(line)

@@ -12,40 +12,53 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cm4vllm.common.files import write_text
+from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say
+from cm4vllm.common.records import write_record
 from cm4vllm.report import wording
 from cm4vllm.report.place import Place, places
 from cm4vllm.report.templates import page_template
 from cm4vllm.results import index
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.index import Index, IndexRow, read_index
+from cm4vllm.results.index import Index, IndexPart, IndexRow, read_indexes
 
-__all__ = ["explorer_page", "index_folder", "report_published"]
+__all__ = ["explorer_page", "index_folder", "published_index", "report_published"]
+
+#: The end of the name of the index beside a page.
+INDEX_SUFFIX = ".index.json"
 
 
-def report_published(root: Path, page: Path, own: Path | None = None) -> dict[str, Any]:
-    """Read the published results below `root`, write the page, and return how many there are.
+def report_published(given: str, page: Path, own: Path | None = None) -> dict[str, Any]:
+    """Read the published results in these folders or index files, write the page and the index beside it.
 
-    `own` is a folder of results whose places among them are given, too. Raises SubmissionError where there are none.
+    `given` separates them by commas; `own` is a folder of results whose places among them are given, too. Returns how
+    many there are. Raises SubmissionError where there are none.
     """
-    found = read_index(root, index_folder(), say)
+    found = published_index(given)
     stand = places(own, found) if own else []
     write_text(page, explorer_page(found, stand))
+    kept = page.with_suffix(INDEX_SUFFIX)
+    write_record(kept, IndexPart(rows=found.rows))
     for one in stand:
         say(one.words)
     say(
         f"results: {len(found.rows)}; submitters: {found.read + found.kept}, of which {found.read} were read now and "
         f"{found.kept} are kept from an earlier run"
     )
-    say(f"page: {page}")
+    say(f"page: {page}; index: {kept}")
     return {
         "page": str(page),
+        "index": str(kept),
         "results": len(found.rows),
         "read": found.read,
         "kept": found.kept,
         "places": [one.words for one in stand],
     }
+
+
+def published_index(given: str) -> Index:
+    """Return the published results in folders or index files, separated by commas. Raises what read_indexes raises."""
+    return read_indexes(typed_paths(given), index_folder(), say)
 
 
 def index_folder() -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 from cm4vllm.common.records import Record
 from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.model import Report
+from cm4vllm.report.place import Place
 from cm4vllm.report.verdict import Kind, findings, headline, missing_scenarios
 from cm4vllm.results.model import Figure, Performance, Result
 
@@ -104,6 +105,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     results: tuple[SummaryResult, ...]
     not_measured: tuple[str, ...]
     findings: tuple[SummaryFinding, ...]
+    places: tuple[Place, ...] = ()
 
 
 def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
@@ -131,6 +133,7 @@ def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
             SummaryFinding(subject=found.subject, kind=found.kind, text=found.text)
             for found in findings(report, published=published)
         ),
+        places=report.places,
     )
 
 

@@ -13,6 +13,7 @@ from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.report.place import Place
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import refuse
 from cm4vllm.results.model import Result, Submission
@@ -40,7 +41,7 @@ class Report:
     """The checked results of one system's runs of one model, and what is known beside them.
 
     `out` is the campaign's folder, `folder` the one of these runs: runs/<system>/<model>. None and {} stand for
-    what was not recorded.
+    what was not recorded. `places` are among the published results, where these were given.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class Report:
     started_server: ServerRecord | None = None
     checker: CheckerRecord | None = None
     system: dict[str, str] = field(default_factory=dict)
+    places: tuple[Place, ...] = ()
 
     @property
     def results(self) -> tuple[Result, ...]:

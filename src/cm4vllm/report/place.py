@@ -1,54 +1,128 @@
-"""The place of a result among published ones: those of the same benchmark in the same scenario, per accelerator."""
+"""The place of a result among published ones: of the same model, benchmark, scenario and division, round by round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+from cm4vllm.common.records import Record
 from cm4vllm.report.wording import rate
 from cm4vllm.results.index import Index, IndexRow, row_of
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.opening import open_results
 
-__all__ = ["Place", "place", "places"]
+__all__ = ["LeftOut", "Place", "Standing", "place", "places", "places_of"]
+
+Of = Callable[[IndexRow], float | None]
+
+#: What a rate is divided by, and how.
+_BASES: dict[str, Of] = {"accelerator": lambda row: row.per_accelerator, "W": lambda row: row.per_watt}
 
 
-@dataclass(frozen=True)
-class Place:
-    """A result as a row of the index, and its place in words; where it has none, the words say why."""
+class Rank(NamedTuple):
+    """A place among so many, the result itself counted, and the median of the others."""
+
+    place: int
+    of: int
+    median: float
+
+    @property
+    def words(self) -> str:
+        return f"place {self.place} of {self.of}"
+
+
+class Standing(Record, frozen=True, kw_only=True):
+    """The place of a rate per `per` (accelerator, W) in a round: among all, and among those on the same accelerator.
+
+    `best` is the published result with the highest rate; `flagged` counts those in which the checks find an error.
+    """
+
+    round: str
+    per: str
+    unit: str
+    value: float
+    among_all: Rank
+    among_like: Rank | None
+    best: float
+    best_of: str
+    flagged: int
+
+
+class LeftOut(Record, frozen=True, kw_only=True):
+    """How many published results of the same benchmark and scenario were not compared, and why."""
+
+    round: str
+    why: str
+    count: int
+
+
+class Place(Record, frozen=True, kw_only=True):
+    """A result as a row of the index, and its places; `why_none` says why it has none."""
 
     own: IndexRow
-    words: str
+    standings: tuple[Standing, ...]
+    left_out: tuple[LeftOut, ...]
+    why_none: str
+
+    @property
+    def words(self) -> str:
+        """The places in one line."""
+        title = f"{self.own.model} {self.own.scenario}"
+        if self.why_none:
+            return f"{title}: no place among published results, because {self.why_none}."
+        found = "; ".join(self._standing(one) for one in self.standings)
+        return f"{title}: {found}. Systems differ in more than their accelerators."
+
+    def _standing(self, one: Standing) -> str:
+        words = f"{one.round}: {rate(one.value)} {one.unit} per {one.per} is {one.among_all.words} with any accelerator"
+        if one.among_like is None:
+            return words
+        like = f"{one.among_like.words} with the {self.own.accelerator}, whose median is {rate(one.among_like.median)}"
+        return f"{words}, and {like}"
 
 
 def places(own: Path, index: Index) -> list[Place]:
     """Return the places of all results in a folder. Raises what open_results raises."""
-    return [place(submission, result, index) for submission in open_results(own) for result in submission.results]
+    return [one for submission in open_results(own) for one in places_of(submission, index)]
+
+
+def places_of(submission: Submission, index: Index) -> list[Place]:
+    """Return the places of all results of a submission."""
+    return [place(submission, result, index) for result in submission.results]
 
 
 def place(submission: Submission, result: Result, index: Index) -> Place:
-    """Return the place of one result; a rehearsal, and one that is not valid, has none."""
+    """Return the places of one result; a rehearsal, and one that is not valid, has none."""
     own = row_of(submission, result)
-    same = [
-        row
-        for row in index.rows
-        if (row.benchmark, row.model, row.scenario, row.unit) == (own.benchmark, own.model, own.scenario, own.unit)
-        and row.valid
-        and row.per_accelerator is not None
-    ]
+    candidates = [row for row in index.rows if (row.benchmark, row.scenario) == (own.benchmark, own.scenario)]
+    refused = {id(row): why for row in candidates if (why := _not_compared(own, row))}
+    same = [row for row in candidates if id(row) not in refused]
+    left = Counter((_round(row), refused[id(row)]) for row in candidates if id(row) in refused)
     why = _none(own, same, rehearsal=any(run.notice for run in result.runs))
-    title = f"{own.model} {own.scenario}"
-    if why:
-        return Place(own, f"{title}: no place among published results, because {why}.")
-    mine = own.per_accelerator or 0.0
-    rounds = ", ".join(sorted({row.round or "round unknown" for row in same}))
-    words = [f"{rate(mine)} {own.unit} per accelerator is {_ordinal(mine, same)} with any accelerator ({rounds})"]
-    if like := [row for row in same if row.accelerator == own.accelerator]:
-        middle = median(row.per_accelerator or 0.0 for row in like)
-        words.append(f"{_ordinal(mine, like)} with the {own.accelerator}, whose median is {rate(middle)}")
-    return Place(own, f"{title}: {', and '.join(words)}. Systems differ in more than their accelerators.")
+    return Place(
+        own=own,
+        standings=() if why else tuple(_standings(own, same)),
+        left_out=tuple(LeftOut(round=round_, why=why, count=count) for (round_, why), count in sorted(left.items())),
+        why_none=why,
+    )
+
+
+def _not_compared(own: IndexRow, row: IndexRow) -> str:
+    """Say why a published result is not comparable; empty where it is."""
+    if (row.submitter, row.system, row.value) == (own.submitter, own.system, own.value):
+        return "it is this result"
+    if not row.valid:
+        return "not valid"
+    if row.division != own.division:
+        return f"{row.division} division"
+    if row.model != own.model:
+        return f"another model, {row.model}"
+    if row.unit != own.unit:
+        return f"its result is in {row.unit or 'no unit'}, not in {own.unit or 'none'}"
+    return "" if any(of(row) is not None for of in _BASES.values()) else "its system states no accelerator"
 
 
 def _none(own: IndexRow, same: Sequence[IndexRow], *, rehearsal: bool) -> str:
@@ -56,11 +130,43 @@ def _none(own: IndexRow, same: Sequence[IndexRow], *, rehearsal: bool) -> str:
         return "these runs are no result"
     if not own.valid:
         return "the result is not valid"
-    if own.per_accelerator is None:
+    if all(of(own) is None for of in _BASES.values()):
         return "the system has no accelerator, or the result is no rate"
-    return "" if same else f"there is none of {own.model} in {own.benchmark} {own.scenario}"
+    if any(of(own) is not None and of(row) is not None for of in _BASES.values() for row in same):
+        return ""
+    return f"there is none of {own.model} in {own.benchmark} {own.scenario}, {own.division} division"
 
 
-def _ordinal(mine: float, others: Sequence[IndexRow]) -> str:
-    """Say the place of a rate among others, itself counted."""
-    return f"place {1 + sum((row.per_accelerator or 0.0) > mine for row in others)} of {len(others) + 1}"
+def _standings(own: IndexRow, same: Sequence[IndexRow]) -> Iterator[Standing]:
+    for round_ in sorted({_round(row) for row in same}):
+        for per, of in _BASES.items():
+            mine = of(own)
+            rows = {id(row): (row, rate) for row in same if _round(row) == round_ and (rate := of(row)) is not None}
+            if mine is None or not rows:
+                continue
+            best, most = max(rows.values(), key=lambda found: found[1])
+            yield Standing(
+                round=round_,
+                per=per,
+                unit=own.unit,
+                value=mine,
+                among_all=_rank(mine, (rate for _, rate in rows.values())),
+                among_like=_rank_like(own, mine, rows.values()),
+                best=most,
+                best_of=f"{best.submitter}, {best.system}",
+                flagged=sum(row.errors > 0 for row, _ in rows.values()),
+            )
+
+
+def _rank_like(own: IndexRow, mine: float, rows: Iterable[tuple[IndexRow, float]]) -> Rank | None:
+    like = [rate for row, rate in rows if own.accelerator and row.accelerator == own.accelerator]
+    return _rank(mine, like) if like else None
+
+
+def _rank(mine: float, others: Iterable[float]) -> Rank:
+    found = list(others)
+    return Rank(1 + sum(one > mine for one in found), len(found) + 1, median(found))
+
+
+def _round(row: IndexRow) -> str:
+    return row.round or "round unknown"

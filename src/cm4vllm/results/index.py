@@ -29,7 +29,17 @@ from cm4vllm.results.power import measured_power
 from cm4vllm.results.trees import read_tree
 from cm4vllm.rules import Division
 
-__all__ = ["OUTLIER", "Index", "IndexRow", "cell_of", "read_index", "row_of"]
+__all__ = [
+    "OUTLIER",
+    "Index",
+    "IndexPart",
+    "IndexRow",
+    "cell_of",
+    "read_index",
+    "read_indexes",
+    "require_published",
+    "row_of",
+]
 
 #: Times that a figure is above or below the median of its like, from which on it is an outlier; of so many at least.
 OUTLIER, OF_AT_LEAST = 2.0, 4
@@ -84,7 +94,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
 
 
 class IndexPart(Record, frozen=True, kw_only=True):
-    """The rows of one submitter's folder."""
+    """The rows of one submitter's folder, or those of an index in a file."""
 
     rows: tuple[IndexRow, ...]
 
@@ -130,26 +140,59 @@ def cell_of(figure: Figure | None) -> tuple[str, str, float | None, str, str]:
     return figure.name, figure.unit, float(figure.value), figure.source.file, figure.source.field
 
 
-def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
-    """Return the results of all submissions below `root`: a repository of one round, or a folder of several.
+def read_indexes(roots: Sequence[Path], kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
+    """Return the results of several repositories or index files, each result once. Raises what read_index raises."""
+    parts = [read_index(root, kept, say) for root in roots]
+    rows = {
+        (row.round, row.division, row.submitter, row.system, row.model, row.scenario): row
+        for part in parts
+        for row in part.rows
+    }
+    return Index(tuple(rows.values()), sum(part.read for part in parts), sum(part.kept for part in parts))
 
-    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission.
+
+def require_published(roots: Sequence[Path]) -> None:
+    """Refuse folders without published results, and files that are no index, before they are read.
+
+    Raises SubmissionError, CmError.
     """
-    homes = sorted(
-        {
-            home
-            for division in Division
-            for pattern in (f"{division}/*", f"*/{division}/*")
-            for home in root.glob(pattern)
-            if (home / "results").is_dir()
-        }
-    )
+    for root in roots:
+        if root.is_file():
+            read_record(root, IndexPart)
+        else:
+            _homes(root)
+
+
+def _homes(root: Path) -> list[Path]:
+    """Return the submitters' folders below `root`. Raises SubmissionError where there is none."""
+    homes = {
+        home
+        for division in Division
+        for pattern in (f"{division}/*", f"*/{division}/*")
+        for home in root.glob(pattern)
+        if (home / "results").is_dir()
+    }
     if not homes:
         raise SubmissionError(
             f"{root} holds no published results",
-            cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}",
-            remedy="give the folder of a results repository, or one that holds several",
+            cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}"
+            if root.exists()
+            else "it does not exist",
+            remedy="give the folder of a results repository, one that holds several, or the index of an explored one",
         )
+    return sorted(homes)
+
+
+def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
+    """Return the results of all submissions below `root`: a repository of one round, a folder of several, an index.
+
+    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission, CmError where
+    `root` is a file and no index.
+    """
+    if root.is_file():
+        found = read_record(root, IndexPart).rows
+        return Index(found, 0, len({(row.round, row.division, row.submitter) for row in found}))
+    homes = _homes(root)
     files = {home: kept / f"{_digest(home)}.json" for home in homes}
     parts = {home: part for home, path in files.items() if (part := _kept(path)) is not None}
     new = [home for home in homes if home not in parts]
