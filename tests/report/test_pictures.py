@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
 from cm4vllm.report.drawing import Axis
 from cm4vllm.report.model import load
 from cm4vllm.report.pictures import pictures
+from cm4vllm.report.sample_pictures import _length_bins
 from cm4vllm.report.summary import MAX_BYTES, summary_html
 from cm4vllm.report.timelines import gpu_pictures
 from cm4vllm.report.wording import ms, number, rate
@@ -79,6 +81,17 @@ def test_every_sample_is_in_a_distribution_once(measured_runs: Path, drawn) -> N
         bins = titled(drawn["Server"], title).tables[-1]
         assert sum(int(row[2].replace(",", "")) for row in bins.rows) == len(rows), title
         assert bins.rows[-1][3] == "100.0%"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "logarithmic"), [(0, 0, False), (17, 60, False), (1, 128, True), (40, 9000, True)]
+)
+def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_length(low, high, logarithmic) -> None:
+    canvas, edges = _length_bins(low, high)
+    places = [canvas.x.at(edge) for edge in edges]
+    widths = [right - left for left, right in pairwise(places)]
+    assert canvas.x.logarithmic is logarithmic and max(widths) - min(widths) <= 0.25
+    assert sum(np.histogram(np.arange(low, high + 1), edges)[0]) == high - low + 1
 
 
 def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -> None:

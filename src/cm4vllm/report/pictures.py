@@ -12,21 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.sample_times import SAMPLES_FILE, client_values, read_sample_times
+from cm4vllm.loadgen.sample_times import client_values, read_sample_times
 from cm4vllm.report import timelines
-from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows, short
+from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows
+from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
 from cm4vllm.report.wording import ms, number, percent
 from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
 
 __all__ = ["Rows", "pictures"]
 
-#: Bars of a histogram.
-BINS = 36
 #: Percentiles in a picture's table, and the names that LoadGen's figures have for them.
 _PERCENTILES = ((50, "p50"), (90, "p90"), (95, "p95"), (97, "p97"), (99, "p99"), (99.9, "p99.9"))
 
 Values = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.void]
 
 
 def pictures(result: Result) -> list[Picture]:
@@ -41,7 +39,7 @@ def pictures(result: Result) -> list[Picture]:
         found += _latencies(part, rows)
         found += timelines.timelines(part, rows)
         if rows is not None and len(rows):
-            found += _samples(part, rows)
+            found += sample_pictures(part, rows)
     found += _ends(result)
     if result.accuracy is not None:
         found += _accuracy(result.accuracy)
@@ -66,7 +64,7 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
         span += [float(values.min()), float(values.max())]
     x = Axis.over([value for value in span if value > 0] or span, 0, 1)
     edges = x.edges(BINS)
-    counts = np.histogram(values, edges)[0].tolist() if values is not None else []
+    counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0].tolist() if values is not None else []
     canvas = Canvas.over(span, [max(counts, default=1)])
     canvas.x = Axis(x.low, x.high, canvas.x.begin, canvas.x.end, x.logarithmic)
     canvas.axes(f"{name}, ms{' (logarithmic)' if x.logarithmic else ''}", "samples" if counts else "")
@@ -94,9 +92,7 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     said = [f"{what} {ms(one.value)} ms" for what, one in (("median", median), ("p99", p99)) if one]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
     whose = (
-        f"{_beside(part)}; percentiles: {part.log}"
-        if values is not None
-        else f"LoadGen's percentiles alone: {part.log}"
+        f"{beside(part)}; percentiles: {part.log}" if values is not None else f"LoadGen's percentiles alone: {part.log}"
     )
     return Picture(
         f"{name}: distribution",
@@ -132,115 +128,6 @@ def _bins(edges: Sequence[float], counts: Sequence[int], total: Sequence[float],
             if count
         ),
     )
-
-
-def _samples(part: Performance, rows: Rows) -> Iterator[Picture]:
-    """Give what the samples were: lengths of their prompts and answers, and which took longest."""
-    most = part.run.settings.max_tokens if part.run else 0
-    yield _lengths(part, "Length of the prompts", rows["prompt_tokens"], 0)
-    yield _lengths(part, "Length of the answers", rows["tokens"], most)
-    if part.queries > 1:
-        yield slowest(part, rows)
-
-
-def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit: int) -> Picture:
-    low, high = int(values.min()), int(values.max())
-    step = max(1, -(-(high - low + 1) // BINS))
-    edges = np.arange(low, high + step + 1, step) - 0.5
-    counts = np.histogram(values, edges)[0].tolist()
-    canvas = Canvas.over(edges.tolist(), [max(counts)])
-    canvas.axes("tokens", "samples")
-    whole = [
-        f"{number(int(edge + 0.5))} to {number(int(edge + step - 0.5))} tokens: {number(count)} samples"
-        for edge, count in zip(edges[:-1].tolist(), counts, strict=True)
-    ]
-    canvas.bars(edges.tolist(), counts, whole)
-    right = canvas.right_percent()
-    total = (np.cumsum(counts) * 100 / len(values)).tolist()
-    canvas.line(zip(edges.tolist(), [0.0, *total], strict=True), "line-2", scale=right)
-    median = float(np.median(values))
-    canvas.mark(median, "mark-p99", f"median {short(median)}")
-    words = f"{title}: {number(low)} to {number(high)} tokens, median {short(median)}"
-    if limit:
-        words += f"; at most {number(limit)} were asked for"
-    rows = tuple(
-        (number(int(edge + 0.5)), number(int(edge + step - 0.5)), number(count), percent(share / 100))
-        for edge, count, share in zip(edges[:-1].tolist(), counts, total, strict=True)
-        if count
-    )
-    return Picture(
-        title,
-        words,
-        tuple(canvas.shapes),
-        (Table(("from, tokens", "to, tokens", "samples", "up to here"), rows),),
-        _beside(part),
-        (("bar-1", "samples"), ("line-2", "cumulative")),
-    )
-
-
-#: Samples in the picture of the slowest.
-SLOWEST = 10
-#: The part of a slow sample's time beyond the median from which on one reason explains it.
-MOST_OF_EXCESS = 0.5
-
-
-def slowest(part: Performance, rows: Rows) -> Picture:
-    """Return the samples that took longest, each with the part of its answer that it waited, and why it was slow."""
-    streamed = bool((rows["first_ns"] >= 0).all())
-    latency = (rows["last_ns"] - rows["issued_ns"]) / 1e6
-    ttft = (rows["first_ns"] - rows["issued_ns"]) / 1e6 if streamed else np.zeros(len(rows))
-    tpot = (latency - ttft) / np.maximum(rows["tokens"] - (1 if streamed else 0), 1)
-    usual = {"ttft": float(np.median(ttft)), "tokens": float(np.median(rows["tokens"])), "tpot": float(np.median(tpot))}
-    issued, ended = np.sort(rows["issued_ns"]), np.sort(rows["last_ns"])
-    bars, table = [], []
-    for place in np.argsort(latency, kind="stable")[::-1][:SLOWEST].tolist():
-        row = rows[place]
-        open_ = int(np.searchsorted(issued, row["issued_ns"], "right") - np.searchsorted(ended, row["issued_ns"]))
-        tag, why = _why_slow(float(ttft[place]), int(row["tokens"]), float(tpot[place]), usual, open_)
-        name = f"sample {int(row['index'])}, {number(int(row['tokens']))} tokens" + (f": {tag}" if tag else "")
-        parts = [(float(ttft[place]), "bar-2", f"first token after {ms(float(ttft[place]))} ms")] if streamed else []
-        then = float(latency[place] - ttft[place])
-        parts.append((then, "bar-1", f"then {ms(then)} ms"))
-        bars.append((name, parts, f"{ms(float(latency[place]))} ms"))
-        table.append(
-            (
-                str(int(row["index"])),
-                f"{row['issued_ns'] / 1e9:,.1f}",
-                ms(float(latency[place])),
-                ms(float(ttft[place])) if streamed else "",
-                ms(float(tpot[place])),
-                number(int(row["prompt_tokens"])),
-                number(int(row["tokens"])),
-                number(open_),
-                why,
-            )
-        )
-    shapes, height = bar_rows(bars, float(latency.max()))
-    head = ("sample", "issued at, s", "latency, ms", "TTFT, ms", "TPOT, ms", "prompt", "tokens", "open", "why")
-    legend = (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else ()
-    words = f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms"
-    return Picture(
-        f"The {len(bars)} slowest samples",
-        words,
-        shapes,
-        (Table(head, tuple(table)),),
-        _beside(part),
-        legend,
-        height=height,
-    )
-
-
-def _why_slow(ttft: float, tokens: int, tpot: float, usual: dict[str, float], open_: int) -> tuple[str, str]:
-    """Return what makes up most of a sample's time beyond the median sample's, in short and in words; else nothing."""
-    parts = {
-        ("waited", f"waited for its first token, with {number(open_)} requests open"): ttft - usual["ttft"],
-        ("long answer", f"long answer, the median has {short(usual['tokens'])} tokens"): (tokens - usual["tokens"])
-        * usual["tpot"],
-        ("slow tokens", f"slow tokens, the median is {ms(usual['tpot'])} ms each"): (tpot - usual["tpot"]) * tokens,
-    }
-    excess = sum(max(part, 0.0) for part in parts.values())
-    words, most = max(parts.items(), key=lambda item: item[1])
-    return words if most > MOST_OF_EXCESS * excess else ("", "")
 
 
 def _ends(result: Result) -> Iterator[Picture]:
@@ -402,7 +289,3 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
         (("zone", "allowed"), ("mark-p99", "the reference")),
         height=12 + 34 * len(judged),
     )
-
-
-def _beside(part: Performance) -> str:
-    return f"{part.log.rpartition('/')[0]}/{SAMPLES_FILE}"
