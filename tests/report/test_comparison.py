@@ -20,6 +20,8 @@ from cm4vllm.report.comparison import compare
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.uncertainty import Verdict
+from cm4vllm.submission.capsule import read_capsule, write_capsule
+from cm4vllm.submission.capsule_of_results import capsule_of_results
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
 
@@ -80,6 +82,45 @@ def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(
     assert same and same.verdict is Verdict.SAME
     lines = [line for line in as_text(found) if line.startswith("ttft p50")]
     assert "+100.0%" in lines[0] and lines[0].endswith("worse: real")
+
+
+@pytest.fixture(scope="session")
+def capsules(two, tmp_path_factory) -> tuple[Path, Path]:
+    """The capsules of both."""
+    folder = tmp_path_factory.mktemp("capsules")
+    for name, out in zip("ab", two, strict=True):
+        write_capsule(folder / f"{name}.yaml", capsule_of_results(out))
+    return folder / "a.yaml", folder / "b.yaml"
+
+
+def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, capsules) -> None:
+    found = compare([capsules[0], two[0], capsules[1]])
+    assert [(one.group, one.name, one.values) for one in found.differences] == [
+        (Group.SERVER, "--max-num-seqs", ("", "", "4"))
+    ]
+    assert found.warnings[0] == "A: REHEARSAL, NOT A RESULT"
+    recorded = {(run.scenario, run.mode): run for run in read_capsule(capsules[0]).runs}
+    for scenario in ("Offline", "Server"):
+        figures = recorded[scenario, "performance"].figures
+        rate = row(found, scenario, "tokens per second")
+        assert rate.cells[0].figure and rate.cells[0].figure.value == figures["tokens_per_second"].value
+        assert str(rate.cells[0].figure.source) == f"a.yaml: runs.{scenario} performance.figures.tokens_per_second"
+        assert rate.cells[1].shift and rate.cells[1].shift.verdict is Verdict.SAME
+    estimate = row(found, "Server", "tokens per second").cells[0].estimate
+    assert estimate and (estimate.low, estimate.high) == (
+        recorded["Server", "performance"].figures["tokens_per_second"].low,
+        recorded["Server", "performance"].figures["tokens_per_second"].high,
+    )
+    p99 = row(found, "Server", "ttft p99").cells
+    assert p99[0].estimate is None and p99[2].shift and p99[2].shift.verdict is Verdict.UNKNOWN
+    assert any(line.startswith("A: tiny-llama on") and "a.yaml" in line for line in as_text(found))
+    assert 'title="a.yaml: runs.Server performance.figures.ttft_p99"' in as_page(found)
+
+
+def test_a_file_that_is_no_capsule_is_refused(two, tmp_path: Path) -> None:
+    (tmp_path / "rerun.yaml").write_text("schema: 1\nround: v6.1\n")
+    with pytest.raises(UsageError, match="is not a capsule"):
+        compare([tmp_path / "rerun.yaml", two[0]])
 
 
 def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:

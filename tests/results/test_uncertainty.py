@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -134,3 +136,17 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
         None,
         "the client's record has no times of tokens",
     )
+
+
+def test_intervals_that_were_recorded_judge_a_change_as_the_draws_do() -> None:
+    draw = np.random.default_rng(3)
+    one, other = (
+        uncertainty.percentile(v, draw.lognormal(np.log(v), 0.2, 4000), 0.5, seed=n)
+        for n, v in enumerate((100.0, 112.0))
+    )
+    assert one is not None and other is not None
+    bare = [replace(estimate, draws=None) for estimate in (one, other)]
+    drawn, recorded = shift(100, 112, one, other, ""), shift(100, 112, *bare, "")
+    assert drawn.verdict is recorded.verdict is Verdict.REAL
+    assert recorded.low == pytest.approx(drawn.low, abs=0.02) and recorded.high == pytest.approx(drawn.high, abs=0.02)
+    assert shift(100, 100.5, *bare, "").verdict is Verdict.WITHIN

@@ -12,7 +12,17 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.wording import server_command
 from cm4vllm.results.model import Result, Submission
 
-__all__ = ["Difference", "Group", "Setting", "differences", "options", "settings_of"]
+__all__ = [
+    "NOT_STATED",
+    "Difference",
+    "Group",
+    "Setting",
+    "as_text",
+    "differences",
+    "loadgen_settings",
+    "options",
+    "settings_of",
+]
 
 
 class Group(StrEnum):
@@ -77,15 +87,21 @@ def settings_of(submission: Submission, result: Result) -> dict[Setting, str]:
     """Return the settings of a result, by group and name."""
     rows = [*_measured(result), *_system(submission, result)]
     if result.performance is not None:
-        rows += (
-            (Group.CLIENT, f"LoadGen: {name}", value)
-            for name, value in result.performance.settings.items()
-            if not name.startswith(_NO_SETTINGS)
-        )
-        rows.append((Group.CLIENT, "LoadGen", result.performance.loadgen_version))
+        rows += loadgen_settings(result.performance.settings, result.performance.loadgen_version)
         if result.performance.run is not None:
             rows += _recorded(result.performance.run)
-    return {(group, name): _text(value) for group, name, value in rows}
+    return {(group, name): as_text(value) for group, name, value in rows}
+
+
+def loadgen_settings(settings: Mapping[str, Any], version: str) -> Iterator[tuple[Group, str, Any]]:
+    """Give the settings that LoadGen used and its version; the build is what stands behind the version in its log."""
+    for name, value in settings.items():
+        if not name.startswith(_NO_SETTINGS):
+            yield Group.CLIENT, f"LoadGen: {name}", value
+    number, _, build = version.partition(" ")
+    yield Group.CLIENT, "LoadGen", number
+    if build:
+        yield Group.CLIENT, "LoadGen's build", build
 
 
 def _measured(result: Result) -> Iterator[tuple[Group, str, Any]]:
@@ -146,7 +162,8 @@ def options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, "set"
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Write a setting's value in one line; a whole number has no decimals."""
     if isinstance(value, float) and value == int(value):
         value = int(value)
     return " ".join(str(value).split())

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.loadgen.sample_times import read_sample_times
-from cm4vllm.report.compared_settings import Difference, Setting, differences, settings_of
+from cm4vllm.report.compared_capsule import NO_INTERVAL, CapsuleSide, open_capsule
+from cm4vllm.report.compared_settings import Difference, Group, Setting, differences, settings_of
 from cm4vllm.report.pictures import Rows
 from cm4vllm.results import uncertainty
 from cm4vllm.results.model import Accuracy, Figure, Performance, Result, Source, Submission
@@ -32,12 +34,16 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the results: a system's results of a model, below what was given as `path`. `name` is its letter."""
+    """One of the results: a system's results of a model, below what was given as `path`. `name` is its letter.
+
+    `submission` is what they were read from, None where that is a capsule.
+    """
 
     name: str
     path: Path
-    submission: Submission
+    submission: Submission | None
     results: Mapping[Key, Result]
+    capsule: CapsuleSide | None = None
 
     @property
     def first(self) -> Result:
@@ -49,8 +55,16 @@ class Side:
 
     @property
     def notice(self) -> str:
+        if self.capsule is not None:
+            return REHEARSAL_NOTICE if self.capsule.capsule.rehearsal else ""
         runs = [run for result in self.results.values() for run in result.runs]
         return runs[0].notice if runs else ""
+
+    def settings(self, result: Result, packages: Iterable[str] = ()) -> dict[Setting, str]:
+        """Return the settings of a result; of a capsule's packages those that are named."""
+        if self.capsule is not None:
+            return self.capsule.settings(result.scenario, tuple(packages))
+        return settings_of(self.submission, result) if self.submission is not None else {}
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,8 @@ class Comparison:
 def compare(paths: Sequence[Path]) -> Comparison:
     """Compare the results below these folders, each a campaign's, a tree's, or that of one system or model there.
 
+    A file is a capsule (rerun.yaml): its recorded figures with their recorded intervals are compared.
+
     Raises UsageError where there are fewer than two or more than MOST, or nothing that two of them have; and what
     open_results raises.
     """
@@ -149,13 +165,24 @@ def _settings(sides: Sequence[Side], shared: Sequence[Key]) -> dict[str, list[di
     """Return the settings of all results by scenario; those of each one's first result where no scenario is in all."""
     common = [key for key in shared if all(key in side.results for side in sides)]
     if not common:
-        return {"": [settings_of(side.submission, side.first) for side in sides]}
-    return {" ".join(key): [settings_of(side.submission, side.results[key]) for side in sides] for key in common}
+        return {"": _side_by_side([(side, side.first) for side in sides])}
+    return {" ".join(key): _side_by_side([(side, side.results[key]) for side in sides]) for key in common}
+
+
+def _side_by_side(sides: Sequence[tuple[Side, Result]]) -> list[dict[Setting, str]]:
+    """Return the settings of results; a capsule lists all packages, and is asked for those that a run records."""
+    read = {id(result): side.settings(result) for side, result in sides if side.capsule is None}
+    packages = dict.fromkeys(name for found in read.values() for group, name in found if group is Group.PACKAGES)
+    return [read[id(result)] if side.capsule is None else side.settings(result, packages) for side, result in sides]
 
 
 def _sides(paths: Sequence[Path]) -> tuple[Side, ...]:
     found: list[Side] = []
     for path in paths:
+        if path.is_file():
+            one = open_capsule(path)
+            found.append(Side(chr(ord("A") + len(found)), path, None, one.results, one))
+            continue
         for submission in open_results(path):
             parts: dict[tuple[str, str], dict[Key, Result]] = {}
             for result in submission.results:
@@ -169,7 +196,7 @@ def _sides(paths: Sequence[Path]) -> tuple[Side, ...]:
         raise UsageError(
             "there is one result alone, and nothing to compare it with",
             cause=", ".join(map(str, paths)),
-            remedy="give a second folder with --input=A,B",
+            remedy="give a second folder or capsule with --input=A,B",
         )
     if len(found) > MOST:
         raise UsageError(
@@ -183,7 +210,8 @@ def _sides(paths: Sequence[Path]) -> tuple[Side, ...]:
 def _block(sides: Sequence[Side], key: Key) -> Block:
     having = tuple(side for side in sides if key in side.results)
     parts = [side.results[key].performance for side in having]
-    rows = [*_performance_rows(parts), *_accuracy_rows([side.results[key].accuracy for side in having])]
+    recorded = [side.capsule.estimates.get(key[1], {}) if side.capsule else None for side in having]
+    rows = [*_performance_rows(parts, recorded), *_accuracy_rows([side.results[key].accuracy for side in having])]
     return Block(
         key[0],
         key[1],
@@ -200,7 +228,10 @@ def _other_loads(parts: Sequence[Performance | None]) -> str:
     return " and ".join(rates) if len(set(rates)) > 1 else ""
 
 
-def _performance_rows(parts: Sequence[Performance | None]) -> Iterator[Row]:
+def _performance_rows(
+    parts: Sequence[Performance | None], recorded: Sequence[Mapping[str, Estimate] | None]
+) -> Iterator[Row]:
+    """Give the rows of the figures; `recorded` are the intervals of a capsule, None for what is read from its log."""
     rows = [read_sample_times(part.folder) if part is not None else None for part in parts]
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
     wanted = (
@@ -223,7 +254,9 @@ def _performance_rows(parts: Sequence[Performance | None]) -> Iterator[Row]:
             continue
         made = [
             _estimate(part, figure, row, seed)
-            for seed, (part, figure, row) in enumerate(zip(parts, figures, rows, strict=True))
+            if known is None or figure is None
+            else (known.get(figure.name), "" if figure.name in known else NO_INTERVAL)
+            for seed, (part, figure, row, known) in enumerate(zip(parts, figures, rows, recorded, strict=True))
         ]
         yield _row(name.replace("_", " "), figures, [one for one, _ in made], [why for _, why in made])
 

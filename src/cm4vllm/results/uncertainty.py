@@ -71,13 +71,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its interval. `draws` are bootstrap values of it, none where only percentiles are known."""
+    """A figure with its interval.
+
+    `draws` are bootstrap values of it, none where only percentiles are known, or the interval was recorded earlier.
+    """
 
     value: float
     low: float
     high: float
     basis: Basis
     draws: Values | None = None
+
+    @property
+    def reach(self) -> float | None:
+        """The factor by which the figure may be off to either side; None where the interval has none."""
+        return math.sqrt(self.high / self.low) if self.basis is Basis.SAMPLES and self.low > 0 else None
 
 
 @dataclass(frozen=True)
@@ -187,11 +195,17 @@ def shift(before: float, after: float, one: Estimate | None, other: Estimate | N
     if one is None or other is None or change is None:
         return Shift(change, None, None, Verdict.UNKNOWN, why or "no change can be given from zero")
     if one.draws is not None and other.draws is not None:
-        reach = _reach(other.draws / one.draws / (1 + change))
-        low, high = (1 + change) / reach - 1, (1 + change) * reach - 1
-        return Shift(change, low, high, Verdict.WITHIN if low <= 0 <= high else Verdict.REAL)
+        return _between(change, _reach(other.draws / one.draws / (1 + change)))
+    if one.reach is not None and other.reach is not None:
+        return _between(change, math.exp(math.hypot(math.log(one.reach), math.log(other.reach))))
     apart = other.low > one.high or other.high < one.low
     return Shift(change, None, None, Verdict.LIKELY if apart else Verdict.WITHIN)
+
+
+def _between(change: float, reach: float) -> Shift:
+    """Return the change that may be off by the factor `reach`, and whether it is real."""
+    low, high = (1 + change) / reach - 1, (1 + change) * reach - 1
+    return Shift(change, low, high, Verdict.WITHIN if low <= 0 <= high else Verdict.REAL)
 
 
 def _weights(parts: int, seed: int) -> Values:

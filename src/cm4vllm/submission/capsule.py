@@ -22,6 +22,7 @@ from cm4vllm.rules import Mode
 __all__ = [
     "ANSWER_BYTES",
     "CAPSULE_FILE",
+    "RUN_RECORDS",
     "Capsule",
     "CapsuleFigure",
     "CapsuleRun",
@@ -35,6 +36,8 @@ __all__ = [
 
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"
+#: What a capsule of a job's own records says that it was made from.
+RUN_RECORDS = "run records"
 #: Bytes of the digest of each answer in CapsuleRun.answers.
 ANSWER_BYTES = 3
 _SCHEMA = "schema"

@@ -26,6 +26,7 @@ from cm4vllm.results.uncertainty import from_samples
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.capsule import (
     ANSWER_BYTES,
+    RUN_RECORDS,
     Capsule,
     CapsuleFigure,
     CapsuleRun,
@@ -81,7 +82,7 @@ def capsule_of_results(out: Path) -> Capsule:
     software, settings = read_software(out), run.settings
     hosts = servers_of(out)
     made = Capsule(
-        made_from="run records",
+        made_from=RUN_RECORDS,
         round=settings.round,
         division=str(campaign.division),
         submitter=campaign.submitter,
