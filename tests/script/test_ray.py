@@ -36,7 +36,7 @@ def test_machines_join_are_asked_and_leave(cm):
     status = ("--tags=run,ray-cluster,_status", "--address=127.0.0.1:26379")
     fits = cm(*ray(*status, "--tp_size=2"))
     assert fits.code == 0, fits.output
-    placed = re.search(r"workers would be at (\S+), (\S+)", fits.output)
+    placed = re.search(r"workers would run at (\S+), (\S+)", fits.output)
     assert placed and len({placed[1], placed[2]}) == 2, fits.output
     cm(*ray(*status, "--tp_size=3")).refused_with(20, "do not fit", "tensor parallel 3")
     for node in (worker, head):

@@ -37,7 +37,7 @@ def test_tensor_parallel_workers_have_cores_of_their_own(cm):
 
 
 def test_replicas_share_the_queries_and_the_death_of_one_is_told(cm):
-    running = cm.start_main_job("--output_dir=results", "--replicas=2")
+    running = cm.start_main_job("--output_dir=results", "--replicas=2", "--attempts=1")
     running.wait_for("Server performance", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     (member,) = server["members"]
