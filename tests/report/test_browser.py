@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 from html import unescape
 from pathlib import Path
 
@@ -80,7 +81,19 @@ def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path)
     done = chromium(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", page.as_uri())
     assert "CONSOLE" not in done.stderr
     pdf = (tmp_path / "page.pdf").read_bytes()
-    assert pdf.startswith(b"%PDF-") and 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 14
+    pages = re.findall(rb"<<\s*/Type\s*/Page\b(.*?)>>\s*endobj", pdf, re.DOTALL)
+    assert pdf.startswith(b"%PDF-") and 3 <= len(pages) <= 16
+    for one in pages:
+        box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]*)\]", one)[1].split()]  # type: ignore[index]
+        assert box == pytest.approx([0, 0, 595.3, 841.9], abs=0.6)  # A4, in points
+        assert drawn(pdf, one).count(b"Tj") + drawn(pdf, one).count(b"TJ") > 20  # texts: no page is empty
+
+
+def drawn(pdf: bytes, page: bytes) -> bytes:
+    """Return what is drawn on a page of a PDF file."""
+    (number,) = re.findall(rb"/Contents (\d+) 0 R", page)
+    begin = pdf.index(b"stream", pdf.index(b"\n" + number + b" 0 obj")) + len(b"stream")
+    return zlib.decompress(pdf[begin : pdf.index(b"endstream", begin)].lstrip(b"\r\n"))
 
 
 @needs_chromium

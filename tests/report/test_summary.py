@@ -63,7 +63,7 @@ class Page(HTMLParser):
         assert self.open and self.open.pop() == tag, (tag, self.open, self.getpos())
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "caption"):
             self.texts.append(data)
         if self.open and self.open[-1] in ("h1", "h2"):
             self.titles.append(data)
@@ -92,6 +92,8 @@ def test_it_is_well_formed_and_accessible(page: Page) -> None:
             assert attrs.get("scope") in ("row", "col")
         if tag == "svg":
             assert attrs["role"] == "img" and attrs["aria-label"]
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("caption") == tags.count("table") and tags.count("main") == tags.count("header") == 1
     assert page.headings.count(1) == 1
     assert all(b - a <= 1 for a, b in zip(page.headings[1:], page.headings[2:], strict=False))
 
