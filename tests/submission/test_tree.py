@@ -55,6 +55,10 @@ def test_the_tree_has_every_file_of_the_round(campaign):
     assert (home / "systems" / f"{system_folder(asked.out)}.json").is_file()
     assert json.loads((home / "model_mapping.json").read_text()) == {asked.model: "llama3.1-8b"}
     assert (measurement(asked).parents[1] / "summary.html").read_text() == "<html></html>\n"
+    page = (home / "README.md").read_text()
+    assert f"| [{system_folder(asked.out)}](results/{system_folder(asked.out)}/summary.html) |" in page
+    links = re.findall(r"\| \[[^\]]+\]\(([^)]+)\)", page)
+    assert links and all((home / link).is_file() for link in links)
 
 
 def test_logs_are_those_of_the_runs_byte_for_byte(campaign):

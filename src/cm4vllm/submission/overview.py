@@ -128,10 +128,16 @@ def result_folders(home: Path) -> list[tuple[str, str, str]]:
     return [(path.parts[-3], path.parts[-2], path.parts[-1]) for path in found]
 
 
+def _report(home: Path, system: str) -> str:
+    """Return a system's name, linked to its report where the tree has one."""
+    page = f"results/{system}/summary.html"
+    return f"[{system}]({page})" if (home / page).is_file() else system
+
+
 def write_overview(writer: TreeWriter, home: Path, layout: TreeLayout) -> None:
     """Write the table of results into the submitter's page, as the tree has them."""
     rows = [
-        f"| {system} | {model} | {scenario} | [README]("
+        f"| {_report(home, system)} | {model} | {scenario} | [README]("
         + f"{layout.settings.format(system=system, model=model, scenario=scenario)}/README.md) |"
         for system, model, scenario in result_folders(home)
     ]
