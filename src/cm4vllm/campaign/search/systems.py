@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cm4vllm.common.errors import ServerDied
 from cm4vllm.loadgen.arrivals import Times
 
-__all__ = ["Batching", "Dying", "Paged", "Queue", "Served", "System"]
+__all__ = ["Batch", "Batching", "Dying", "Paged", "Queue", "Served", "System", "step_factors"]
 
 Tokens = npt.NDArray[np.int64]
 #: Random numbers are drawn so many at a time.
@@ -67,7 +67,7 @@ class Queue:
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
         took = np.full(len(issued), self.service_s)
         if self.noise:
-            took *= _factors(noise, self.noise, len(issued))
+            took *= _drawn(noise, self.noise, len(issued))
         free, done = [0.0] * self.servers, []
         for at, one in zip(issued.tolist(), took.tolist(), strict=True):
             now = free[0] if free[0] > at else at
@@ -100,7 +100,7 @@ class Batching:
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
         count, at = len(issued), issued.tolist()
         tokens = lengths.integers(self.shortest, self.longest + 1, count)
-        each, factors = tokens.tolist(), _each_factor(noise, self.noise)
+        each, factors = tokens.tolist(), step_factors(noise, self.noise)
         first, done = [0.0] * count, [0.0] * count
         leaving: dict[int, list[int]] = {}
         now, coming, running, step = 0.0, 0, 0, 0
@@ -155,64 +155,79 @@ class Paged:
         sizes = lengths.integers(
             (self.prompt_least, self.shortest), (self.prompt_most + 1, self.longest + 1), (len(issued), 2)
         )
-        return _PagedRun(self, issued, sizes[:, 0], sizes[:, 1], _each_factor(noise, self.noise)).served()
+        return _simulated(Batch(self, step_factors(noise, self.noise)), issued, sizes[:, 0], sizes[:, 1])
 
 
-class _PagedRun:
-    """One run of a Paged server. `todo` are the prompt's tokens not computed yet, `left` those of the answer."""
+class Batch:
+    """What a Paged server has to do: queries are added at any time and handled step by step, on any clock.
 
-    def __init__(self, system: Paged, issued: Times, prompts: Tokens, tokens: Tokens, factors: Iterator[float]) -> None:
-        self._system, self._issued, self._tokens, self._factors = system, issued, tokens, factors
-        self._at, self._prompts = issued.tolist(), prompts.tolist()
-        self._todo, self._left = prompts.tolist(), tokens.tolist()
-        self._first, self._done = [0.0] * len(issued), [0.0] * len(issued)
+    A query is known by the number that `add` gives it. `answering` are those whose prompt is computed and whose answer
+    is not whole; of the answer to query n, `left[n]` tokens are still to come. `used` tokens are in the KV cache,
+    `preemptions` counts the queries that lost theirs.
+    """
+
+    def __init__(self, system: Paged, factors: Iterator[float]) -> None:
+        self.left: list[int] = []
+        self.answering: list[int] = []
+        self.used = self.preemptions = 0
+        self._system, self._factors = system, factors
+        self._prompts: list[int] = []
+        self._tokens: list[int] = []
+        self._todo: list[int] = []  # the prompt's tokens not computed yet, and those that a preempted query lost
         self._waiting: deque[int] = deque()
         self._begun: deque[int] = deque()  # those whose prompt is not wholly computed
-        self._answering: list[int] = []
-        self._used = 0
 
-    def served(self) -> Served:
-        now, coming, count = 0.0, 0, len(self._at)
-        while coming < count or self._waiting or self._begun or self._answering:
-            if not (self._waiting or self._begun or self._answering) and self._at[coming] > now:
-                now = self._at[coming]
-            while coming < count and self._at[coming] <= now:
-                self._waiting.append(coming)
-                coming += 1
-            now = self._step(now)
-        return Served(self._issued, np.array(self._first), np.array(self._done), self._tokens)
+    def add(self, prompt: int, tokens: int) -> int:
+        """Add a query with a prompt and an answer of so many tokens; return its number."""
+        self._prompts.append(prompt)
+        self._tokens.append(tokens)
+        self._todo.append(prompt)
+        self.left.append(tokens)
+        self._waiting.append(len(self.left) - 1)
+        return len(self.left) - 1
 
-    def _step(self, now: float) -> float:
-        system, answering = self._system, self._answering
-        while self._used + len(answering) > system.blocks and len(answering) + len(self._begun) > 1:
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self.answering) + len(self._begun)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._begun or self.answering)
+
+    def step(self) -> tuple[float, list[int], list[int]]:
+        """Take a step; return how long it takes, whose prompts are whole with it, and whose answers."""
+        system, answering = self._system, self.answering
+        while self.used + len(answering) > system.blocks and len(answering) + len(self._begun) > 1:
             self._preempt()
-        self._used += len(answering)
+        self.used += len(answering)
         ready, chunk = self._prefill(system.batched - len(answering))
-        now += (system.step_s + system.each_s * len(answering) + system.token_s * chunk) * next(self._factors)
-        left, still = self._left, []
+        took = (system.step_s + system.each_s * len(answering) + system.token_s * chunk) * next(self._factors)
+        left, still, done = self.left, list[int](), list[int]()
         for one in answering + ready:
             left[one] -= 1
             if left[one]:
                 still.append(one)
             else:
-                self._done[one] = now
-                self._used -= self._prompts[one] + self._tokens_of(one)
-        for one in ready:
-            self._first[one] = self._first[one] or now
-        self._answering = still
-        return now
+                done.append(one)
+                self.used -= self._prompts[one] + self._tokens[one]
+        self.answering = still
+        return took, ready, done
 
     def _prefill(self, budget: int) -> tuple[list[int], int]:
         """Compute prompts within the budget of tokens; return those whose prompt is whole now, and the tokens."""
         system, todo, ready, chunk = self._system, self._todo, list[int](), 0
         while budget > 0:
             if not self._begun:
-                if not self._waiting or len(self._answering) + len(ready) >= system.sequences:
+                if not self._waiting or len(self.answering) + len(ready) >= system.sequences:
                     break
                 needed = todo[self._waiting[0]] + 1
-                if self._used + needed > system.blocks and (self._answering or ready):
+                if self.used + needed > system.blocks and (self.answering or ready):
                     break
-                self._used += needed
+                self.used += needed
                 self._begun.append(self._waiting.popleft())
             one = self._begun[0]
             part = min(budget, todo[one])
@@ -225,14 +240,32 @@ class _PagedRun:
 
     def _preempt(self) -> None:
         without_token = bool(self._begun)  # room for the token that follows the prompt is taken with it
-        one = self._begun.pop() if without_token else self._answering.pop()
-        held = self._prompts[one] + self._tokens_of(one) - self._left[one]
-        self._used -= held + without_token
+        one = self._begun.pop() if without_token else self.answering.pop()
+        held = self._prompts[one] + self._tokens[one] - self.left[one]
+        self.used -= held + without_token
         self._todo[one] = held
         self._waiting.appendleft(one)
+        self.preemptions += 1
 
-    def _tokens_of(self, one: int) -> int:
-        return int(self._tokens[one])
+
+def _simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
+    """Return what becomes of the queries on a simulated clock."""
+    at, sizes = issued.tolist(), list(zip(prompts.tolist(), tokens.tolist(), strict=True))
+    first, done = [0.0] * len(at), [0.0] * len(at)
+    now, coming, count = 0.0, 0, len(at)
+    while coming < count or not batch.is_idle:
+        if batch.is_idle and at[coming] > now:
+            now = at[coming]
+        while coming < count and at[coming] <= now:
+            batch.add(*sizes[coming])
+            coming += 1
+        took, begun, ended = batch.step()
+        now += took
+        for one in begun:
+            first[one] = first[one] or now
+        for one in ended:
+            done[one] = now
+    return Served(issued, np.array(first), np.array(done), tokens)
 
 
 @dataclass(frozen=True)
@@ -248,11 +281,11 @@ class Dying:
         return self.system.serve(issued, lengths, noise)
 
 
-def _factors(noise: np.random.Generator, spread: float, count: int) -> Times:
+def _drawn(noise: np.random.Generator, spread: float, count: int) -> Times:
     """Draw factors of mean 1 whose logarithm has the standard deviation `spread`."""
     return np.exp(spread * noise.standard_normal(count) - spread**2 / 2)
 
 
-def _each_factor(noise: np.random.Generator, spread: float) -> Iterator[float]:
+def step_factors(noise: np.random.Generator, spread: float) -> Iterator[float]:
     while True:
-        yield from _factors(noise, spread, _BLOCK).tolist() if spread else [1.0] * _BLOCK
+        yield from _drawn(noise, spread, _BLOCK).tolist() if spread else [1.0] * _BLOCK
