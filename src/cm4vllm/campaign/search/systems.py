@@ -163,12 +163,13 @@ class Batch:
 
     A query is known by the number that `add` gives it. `answering` are those whose prompt is computed and whose answer
     is not whole; of the answer to query n, `left[n]` tokens are still to come. `used` tokens are in the KV cache,
-    `preemptions` counts the queries that lost theirs.
+    `preemptions` counts the queries that lost theirs. `scheduled` are those that the last step has begun with.
     """
 
     def __init__(self, system: Paged, factors: Iterator[float]) -> None:
         self.left: list[int] = []
         self.answering: list[int] = []
+        self.scheduled: list[int] = []
         self.used = self.preemptions = 0
         self._system, self._factors = system, factors
         self._prompts: list[int] = []
@@ -200,7 +201,7 @@ class Batch:
 
     def step(self) -> tuple[float, list[int], list[int]]:
         """Take a step; return how long it takes, whose prompts are whole with it, and whose answers."""
-        system, answering = self._system, self.answering
+        system, answering, self.scheduled = self._system, self.answering, []
         while self.used + len(answering) > system.blocks and len(answering) + len(self._begun) > 1:
             self._preempt()
         self.used += len(answering)
@@ -228,6 +229,7 @@ class Batch:
                 if self.used + needed > system.blocks and (self.answering or ready):
                     break
                 self.used += needed
+                self.scheduled.append(self._waiting[0])
                 self._begun.append(self._waiting.popleft())
             one = self._begun[0]
             part = min(budget, todo[one])
@@ -287,5 +289,6 @@ def _drawn(noise: np.random.Generator, spread: float, count: int) -> Times:
 
 
 def step_factors(noise: np.random.Generator, spread: float) -> Iterator[float]:
+    """Give such factors without end."""
     while True:
         yield from _drawn(noise, spread, _BLOCK).tolist() if spread else [1.0] * _BLOCK
