@@ -1,8 +1,8 @@
 """A small whole job in a process: `python job.py FOLDER [KEY=VALUE ...]`, with further settings by environment key.
 
 The schedule, its execution, the ledger, LoadGen, the client and the server's supervisor are the real ones; recipes are
-plain functions here, the model is a record without files, and the server is `server.py`. Like `cm`, it ends with the
-exit code of what failed, and a signal gives 128 + its number.
+plain functions here, the model is a record without files, and the server is the simulated one with the times of
+small.yaml. Like `cm`, it ends with the exit code of what failed, and a signal gives 128 + its number.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign import job as campaign
+from cm4vllm.campaign import rehearsal
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, write_text
@@ -39,7 +40,8 @@ from cm4vllm.serving.server import SERVER_FILE
 
 Env = Mapping[str, str]
 
-SERVER = Path(__file__).with_name("server.py")
+SERVER = Path(rehearsal.__file__).with_name("start.py")
+PROFILE = Path(__file__).with_name("small.yaml")
 MODEL, SAMPLES = "small", 256
 
 
@@ -140,9 +142,9 @@ class _Recipes:
         words = [
             sys.executable,
             str(SERVER),
-            str(self._folder),
-            "--port",
-            "{port}",
+            f"--profile={PROFILE}",
+            f"--served-model-name={MODEL}",
+            "--port={port}",
             f"--max-num-seqs={part.max_num_seqs}",
         ]
         return Planned(Path(sys.executable), [part], words)

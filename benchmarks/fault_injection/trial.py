@@ -24,10 +24,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.campaign.ledger import LEDGER_FILE, is_under_way, read_ledger
+from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE
-from fault_injection.server import FAULT_FILE
 
 __all__ = ["FAULTS", "JOB_S", "REAL_FAULTS", "Fault", "JobKind", "Trial", "clock_library"]
 
@@ -41,7 +41,7 @@ DISK_BYTES = 536 * 2**20
 CLOCK_S = 3600
 #: By how much LoadGen's rate and the one by the monotonic clock may differ: LoadGen counts from its first query.
 RATE_APART = 0.5
-_CLOCK_FILE = "clock"
+_CLOCK_FILE, _FAULT_FILE = "clock", "fault"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Trial:
 
     def start(self, fault: Fault | None = None) -> subprocess.Popen[bytes]:
         """Start the job, for a fault that needs it on a terminal, or with a clock of its own."""
-        env = {**os.environ, MARK: str(self.folder), "TERM": "xterm"}
+        env = {**os.environ, MARK: str(self.folder), "TERM": "xterm", FAULT_FILE: str(self.folder / _FAULT_FILE)}
         if self.clock is not None:
             env |= {"LD_PRELOAD": str(self.clock), "CLOCK_FILE": str(self.folder / _CLOCK_FILE)}
         if fault is not None and fault.on_terminal:
@@ -168,7 +168,7 @@ class Trial:
 
     def says(self, fault: str) -> None:
         """Have the fast server do something else from now on."""
-        (self.folder / FAULT_FILE).write_text(fault, encoding="utf-8")
+        (self.folder / _FAULT_FILE).write_text(fault, encoding="utf-8")
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock of the job's processes forward."""
@@ -324,5 +324,5 @@ SMALL_JOB = JobKind(
     ],
     runs=frozenset({"Offline/accuracy", "Offline/performance"}),
     cm="job.py",
-    server="server.py",
+    server="rehearsal/start.py",
 )

@@ -11,5 +11,8 @@ STAND_IN_NOTICE = "STAND-IN WEIGHTS"
 #: The line that every page and every record of a run with random weights carries.
 DUMMY_NOTICE = "DUMMY WEIGHTS"
 
+#: The line that every page and every record of a run on a simulated server carries.
+SIMULATED_NOTICE = "SIMULATED"
+
 #: The submitter's folder where the user named none: the tree must have one, and no name may be made up.
 NO_SUBMITTER = "not-stated"

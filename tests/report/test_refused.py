@@ -21,6 +21,7 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
+from cm4vllm.serving.records import Simulation
 
 Change = Callable[..., None]
 
@@ -167,6 +168,9 @@ def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change:
     assert "its answers came in 2 pieces" in text and "| 1 | 2026-11-20T10:00:00+00:00 | 40 |" in text
 
 
+SIMULATION = Simulation(profile="p", title="a machine", sha256="0", seed=0, faults="", source="none", system={})
+
+
 def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
     """Return for the code of each check how the rehearsal in `out` is made to break its rule."""
     server, offline = run_file(out, "Server", "performance"), run_file(out, "Offline", "performance")
@@ -193,6 +197,7 @@ def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
         "LOADGEN-NAME": run(settings__terms__loadgen_name="llama3.1-8b"),
         "LOG-CHANGED": lambda: (server.parent / SUMMARY_LOG).write_text("another"),
         "ANSWERS-IN-PIECES": run(pieces=PIECES),
+        "SERVER-SIMULATED": lambda: everywhere(settings__server__simulated=SIMULATION),
         "WEIGHTS-DUMMY": run(settings__model__source=DUMMY_SOURCE),
         "CAMPAIGN-DIFFERS": lambda: change(out / CAMPAIGN_FILE, CampaignRecord, round="v6.0"),
         "CLOSED-MAPPED": lambda: closed(settings__rehearsal=False),

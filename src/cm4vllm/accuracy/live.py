@@ -127,14 +127,14 @@ class LiveScores:
 
 
 def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveScores | None:
-    """Return the live scores of a run, None where none of them is ROUGE.
+    """Return the live scores of a run, None where none of them is ROUGE, or the server is a simulated one.
 
     Raises what scoring it would raise, before the run: InstallError and others.
     `nltk_data` is the folder in which the sentence model lies, nltk's own folders without it.
     """
     wanted = scorer_of(settings.terms)
     require_tokenizer(settings)
-    if not wanted.rouge:
+    if settings.server.simulated is not None or not wanted.rouge:
         return None
     scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
     rows = rows_of_samples(settings.dataset)[: settings.samples]

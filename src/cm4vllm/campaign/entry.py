@@ -15,6 +15,7 @@ from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published import published_env, published_notes, published_runs
+from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
 from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
@@ -34,9 +35,10 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Raises CmError.
     """
-    changed = published_env(env)
+    changed = published_env(env) | rehearsal_env(env)
     changed |= absolute_paths({**env, **changed})
     env = {**env, **changed}
+    require_rehearsal(env)
     require_files(env)
     job = Job.of(read_settings(CampaignSettings, env))
     faults = division_faults(job, env)

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from cm4vllm import REHEARSAL_NOTICE, __version__
+from cm4vllm import __version__
 from cm4vllm.campaign.attempts import forget_answers, set_aside
 from cm4vllm.campaign.checks import CHECKS
 from cm4vllm.campaign.keeping import Found, found
@@ -69,7 +69,7 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
         execution = _Execution(job, recipes, command, given or {})
         steps = steps_of(tuple(execution.steps.values()), execution.file)
         execution.begin()
-        status = JobStatus(job.title, [REHEARSAL_NOTICE] if job.rehearsal else [], steps)
+        status = JobStatus(job.title, job.notices, steps)
         with watched(status, job.out, job.serve) as monitor:
             with monitor.drawn():
                 for step in execution.steps.values():
@@ -270,6 +270,7 @@ class _Execution:
                 started_at=self.started,
                 system=system,
                 model=model,
+                simulated=self.job.settings.rehearse,
             ),
         )
 

@@ -17,8 +17,8 @@ from cm4vllm.serving.server import SERVER_FILE, stop
 
 __all__ = ["OwnServer"]
 
-#: The recipe of the server, asked for the record of what it would start.
-_DESCRIBE = "run,vllm-server,_describe"
+#: The variation of the server's recipe that is asked for the record of what it would start.
+_DESCRIBE = "_describe"
 _FOLDER, _RECORD, _PLANNED = "CM_VLLM_SERVER_DIR", "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
 
 
@@ -45,7 +45,7 @@ class OwnServer:
         if not path.exists():
             self.was_needed = True
             return False
-        planned = recipes(_DESCRIBE, {**env, **self._inputs}).get(_PLANNED, "")
+        planned = recipes(f"{self.step.tags},{_DESCRIBE}", {**env, **self._inputs}).get(_PLANNED, "")
         try:
             record = read_record(path, ServerRecord)
             model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)

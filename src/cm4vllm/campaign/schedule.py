@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.targets import (
@@ -53,6 +54,8 @@ def common_inputs(job: Job) -> dict[str, str]:
         "CM_MLPERF_INFERENCE_API_SERVER": settings.api_server,
         "CM_MLPERF_RESULTS_DIR": str(job.out),
     }
+    if settings.rehearse:
+        inputs["CM_MLPERF_REHEARSE"] = settings.rehearse
     if settings.device and not settings.api_server:
         inputs["CM_VLLM_VARIANT"] = settings.device
     for key, value in (
@@ -124,7 +127,8 @@ def _assets(job: Job) -> Iterator[Step]:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
     if not given:
         yield _server(job)
-    yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
+    if not job.settings.rehearse:
+        yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
     yield Step(
         name="system",
         tags="get,sut,description",
@@ -162,8 +166,11 @@ def _server(job: Job) -> Step:
     named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
     return Step(
         name="server",
-        tags="run,vllm-server",
+        tags="run,simulated-vllm-server" if job.settings.rehearse else "run,vllm-server",
         gives="server/server.json",
+        notes=(f"{SIMULATED_NOTICE}: with the times of the profile {job.settings.rehearse}",)
+        if job.settings.rehearse
+        else (),
         product=None if given else Product.SERVER,
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
         inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
@@ -252,6 +259,8 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
         KEEP: "yes" if job.division is Division.OPEN else "no",
     }
     yield from _measurement(name, inputs, f"{gives}/run.json")
+    if not job.scores:
+        return
     yield Step(
         name=f"{name}: scores",
         tags="process,mlperf,accuracy",

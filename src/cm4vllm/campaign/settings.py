@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER
+from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import (
     compliance_tests,
@@ -116,6 +116,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
     serve: Annotated[str, Key("CM_MLPERF_SERVE")] = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
+    rehearse: Annotated[str, Key("CM_MLPERF_REHEARSE")] = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class Job:
     @property
     def no_tree(self) -> str:
         """Why no submission tree is made, empty where one is."""
+        if self.settings.rehearse:
+            return f"{SIMULATED_NOTICE}: the server of --rehearse is simulated, and nothing that it gives is a result"
         if set(self.modes) != set(Mode):
             return "it needs an accuracy and a performance run of each scenario"
         broken = dict.fromkeys(fault.rule.code for fault in self.faults)
@@ -165,6 +168,19 @@ class Job:
         return f"{self.benchmark.name} {self.round.name}, {', '.join(self.scenarios)}, {self.division}"
 
     @property
+    def notices(self) -> list[str]:
+        """What every page and every record of the job must say of it, as far as it is known before its runs."""
+        return [
+            *([SIMULATED_NOTICE] if self.settings.rehearse else []),
+            *([REHEARSAL_NOTICE] if self.rehearsal else []),
+        ]
+
+    @property
+    def scores(self) -> bool:
+        """Whether accuracy runs are scored: the answers of a simulated server have no meaning."""
+        return not self.settings.rehearse
+
+    @property
     def rehearsal(self) -> bool:
         return self.execution_mode is ExecutionMode.TEST
 
@@ -177,7 +193,12 @@ class Job:
     @property
     def needs_sentence_model(self) -> bool:
         """Whether nltk's trained model splits answers for the scores."""
-        return Mode.ACCURACY in self.modes and needs_sentences(self.benchmark) and self.sources.needs_sentence_model
+        return (
+            self.scores
+            and Mode.ACCURACY in self.modes
+            and needs_sentences(self.benchmark)
+            and self.sources.needs_sentence_model
+        )
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return what the rules say of one of the job's runs."""
@@ -223,14 +244,14 @@ class Job:
             else frozenset(one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
-            notes=(*_notes(settings), *(_DUMMY_NOTES if found.dummy else ()), *_unscored_notes(benchmark, modes)),
+            notes=(*_notes(settings), *_weight_notes(settings, found), *_unscored_notes(benchmark, modes)),
         )
 
 
 def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
     return sources(
         benchmark.name,
-        model_source=settings.model_source,
+        model_source="_dummy" if settings.rehearse else settings.model_source,
         name=settings.vllm_model_name,
         served=bool(settings.api_server),
         dataset=settings.dataset,
@@ -245,6 +266,17 @@ _DUMMY_NOTES = (
     f"{DUMMY_NOTICE}: the model has random weights, and each answer one fixed length; only the performance is "
     "measured, and no submission can be made of it",
 )
+#: What a job on a simulated server does otherwise.
+_SIMULATED_NOTES = (
+    f"{SIMULATED_NOTICE}: the server is simulated, with the times of --rehearse's profile; its answers mean nothing: "
+    "accuracy is not scored, and no submission can be made of it",
+)
+
+
+def _weight_notes(settings: CampaignSettings, found: Sources) -> tuple[str, ...]:
+    if settings.rehearse:
+        return _SIMULATED_NOTES
+    return _DUMMY_NOTES if found.dummy else ()
 
 
 def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
@@ -253,7 +285,7 @@ def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> 
     Raises UsageError for what cannot be done with those.
     """
     modes = tuple(Mode.parse(mode) for mode in settings.modes.split(","))
-    if not found.dummy:
+    if not found.dummy or settings.rehearse:
         return modes
     refused = {
         "--execution_mode=valid": (style is ExecutionMode.VALID, "a result is of a model's own weights"),

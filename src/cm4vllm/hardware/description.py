@@ -21,7 +21,18 @@ from cm4vllm.hardware.summary import modules
 from cm4vllm.hardware.units import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 
-__all__ = ["FREE_TEXT", "KEYS", "NOT_STATED", "SystemAsked", "describe_system", "folder_name", "hints", "not_stated"]
+__all__ = [
+    "FREE_TEXT",
+    "KEYS",
+    "NOT_STATED",
+    "STATUS_NOT_STATED",
+    "SystemAsked",
+    "describe_system",
+    "folder_name",
+    "hints",
+    "not_stated",
+    "stated_system",
+]
 
 NOT_STATED = "not stated"
 #: Said where the submitter states no availability: the checker wants one of three words.
@@ -131,7 +142,12 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         for key in ("hw_notes", "sw_notes"):
             merged[key] = _joined(REHEARSAL_NOTICE, merged.get(key, ""))
     merged.setdefault("system_name", _system_name(merged, asked))
-    return {key: merged.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in KEYS}
+    return stated_system(merged)
+
+
+def stated_system(stated: Mapping[str, str]) -> dict[str, str]:
+    """Return the 35 keys with what is stated, and nothing else."""
+    return {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in KEYS}
 
 
 def hints(description: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, STAND_IN_NOTICE
+from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
 from cm4vllm.rules import Mode, Scenario, Terms
@@ -93,9 +93,11 @@ class RunSettings(Record, frozen=True, kw_only=True):
     @property
     def notices(self) -> list[str]:
         """What every page and every record of the run must say of it."""
+        simulated = self.server.simulated is not None
         return [
+            *([SIMULATED_NOTICE] if simulated else []),
             *([STAND_IN_NOTICE] if self.model.is_stand_in else []),
-            *([DUMMY_NOTICE] if self.model.is_dummy else []),
+            *([DUMMY_NOTICE] if self.model.is_dummy and not simulated else []),
             *([REHEARSAL_NOTICE] if self.rehearsal else []),
         ]
 

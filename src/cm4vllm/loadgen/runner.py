@@ -191,7 +191,9 @@ class _Attended:
 
 def _is_here(server: ServerRecord) -> bool:
     """Whether the servers run on this machine, whose GPUs are then theirs."""
-    return all(is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints)
+    return server.simulated is None and all(
+        is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints
+    )
 
 
 def _attend(run: _Attended, folder: Path, pythonpath: str) -> Ended | Failed:

@@ -83,7 +83,7 @@ def run_settings(
         terms=terms,
         user_conf=user_conf_text or conf.text,
         samples=conf.samples,
-        **_lengths(terms, model),
+        **_lengths(terms, model, simulated=server.simulated is not None),
         max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
         stream_interval=stream_interval,
         num_workers=num_workers or 0,
@@ -100,12 +100,12 @@ def run_settings(
     return settings
 
 
-def _lengths(terms: Terms, model: ModelRecord) -> dict[str, int]:
+def _lengths(terms: Terms, model: ModelRecord, *, simulated: bool) -> dict[str, int]:
     """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length.
 
     It is the mean length that the rules publish of the benchmark's own model, and the longest where they have none.
     """
-    if model.is_dummy:
+    if model.is_dummy and not simulated:
         published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
         fixed = min(terms.generation.max_tokens, round(published or terms.generation.max_tokens))
         return {"max_tokens": fixed, "min_tokens": fixed}

@@ -16,7 +16,7 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
 
     `command` is the exact `cm` command line, quoted for a shell. `commit` is cm4vllm's own, empty where it is not in a
     checkout. `system` and `model` name the folders under runs/ that belong to the campaign; they are needed only where
-    more than one lies there.
+    more than one lies there. `simulated` names the profile of the simulated server, where there is one.
     """
 
     command: str
@@ -31,3 +31,4 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     commit: str = ""
     system: str = ""
     model: str = ""
+    simulated: str = ""

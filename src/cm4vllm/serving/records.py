@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common.records import Record
 from cm4vllm.serving.access import Access
 
-__all__ = ["Api", "Dialect", "Prompts", "ServerRecord", "host_header", "host_of"]
+__all__ = ["Api", "Dialect", "Prompts", "ServerRecord", "Simulation", "host_header", "host_of"]
 
 
 def host_of(endpoint: str) -> str:
@@ -70,6 +70,21 @@ class Dialect(Record, frozen=True, kw_only=True):
         return reasons
 
 
+class Simulation(Record, frozen=True, kw_only=True):
+    """What a simulated server stands for: a profile of this `sha256`, and the MLPerf keys of its `system` description.
+
+    `source` says where the profile's figures come from, `faults` which the server was asked for.
+    """
+
+    profile: str
+    title: str
+    sha256: str
+    seed: int
+    faults: str
+    source: str
+    system: dict[str, str]
+
+
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
@@ -81,7 +96,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     names the variables that hold its key and headers. `unchecked` says in words what the probe could not find out.
     `model_folder` is the folder that a server at --api_server reports its model's files in, where that is on this
     machine; empty otherwise. `niceness` is what its processes and their scheduling group have more of than ours while
-    the latency of its answers is measured.
+    the latency of its answers is measured. `simulated` is set where no model is served at all.
     """
 
     endpoint: str
@@ -106,6 +121,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     supervisor_pid: int | None = None
     started_at: str = ""
     ready_after_s: float | None = None
+    simulated: Simulation | None = None
 
     @property
     def named(self) -> str:

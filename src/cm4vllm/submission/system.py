@@ -11,16 +11,24 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from cm4vllm import NO_SUBMITTER
+from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name, hints, not_stated
+from cm4vllm.hardware.description import (
+    STATUS_NOT_STATED,
+    SystemAsked,
+    describe_system,
+    folder_name,
+    hints,
+    not_stated,
+    stated_system,
+)
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import ServerRecord, Simulation
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
 from cm4vllm.submission.privacy import first_private, private_words
 from cm4vllm.submission.software import SOFTWARE_FILE, detect_software
@@ -68,6 +76,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     """
     folder = Path(settings.folder)
     server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
+    if server is not None and server.simulated is not None:
+        return _write_simulated(settings, server, server.simulated)
     facts = detect_machine()
     check_stated(settings.system_file, settings.name)
     file = read_system_file(typed_path(settings.system_file)) if settings.system_file else SystemFile({})
@@ -98,6 +108,29 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         if not blank.exists():
             write_text(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation: Simulation) -> SystemFiles:
+    """Describe the machine that a simulated server stands for: nothing of this one belongs to it."""
+    folder = Path(settings.folder)
+    notes = f"{SIMULATED_NOTICE}; {REHEARSAL_NOTICE}: profile {simulation.profile}; {simulation.source}"
+    description = stated_system(
+        {
+            **simulation.system,
+            "system_name": f"simulated-{simulation.profile}",
+            "submitter": settings.submitter,
+            "division": settings.division,
+            "system_type": settings.category,
+            "status": "rdi",
+            "framework": f"vLLM {server.version}",
+            "hw_notes": notes,
+            "sw_notes": f"{notes} {STATUS_NOT_STATED}",
+        }
+    )
+    for name in (MACHINE_FILE, SOFTWARE_FILE, _TEMPLATE):
+        (folder / name).unlink(missing_ok=True)
+    write_json(folder / SYSTEM_FILE, description)
+    return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 
 
 def check_stated(system_file: str, name: str) -> None:

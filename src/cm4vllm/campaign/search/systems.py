@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cm4vllm.common.errors import ServerDied
 from cm4vllm.loadgen.arrivals import Times
 
-__all__ = ["Batch", "Batching", "Dying", "Paged", "Queue", "Served", "System", "step_factors"]
+__all__ = ["Batch", "Batching", "Dying", "Paged", "Queue", "Served", "System", "simulated", "step_factors"]
 
 Tokens = npt.NDArray[np.int64]
 #: Random numbers are drawn so many at a time.
@@ -155,7 +155,7 @@ class Paged:
         sizes = lengths.integers(
             (self.prompt_least, self.shortest), (self.prompt_most + 1, self.longest + 1), (len(issued), 2)
         )
-        return _simulated(Batch(self, step_factors(noise, self.noise)), issued, sizes[:, 0], sizes[:, 1])
+        return simulated(Batch(self, step_factors(noise, self.noise)), issued, sizes[:, 0], sizes[:, 1])
 
 
 class Batch:
@@ -250,7 +250,7 @@ class Batch:
         self.preemptions += 1
 
 
-def _simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
+def simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
     """Return what becomes of the queries on a simulated clock."""
     at, sizes = issued.tolist(), list(zip(prompts.tolist(), tokens.tolist(), strict=True))
     first, done = [0.0] * len(at), [0.0] * len(at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
+from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
@@ -55,6 +55,25 @@ def real_weights(submission: Submission) -> Iterator[Fault]:
                 "settings.model.source",
                 run.settings.model.source,
                 "the source of real weights",
+            )
+
+
+@check(
+    "SERVER-SIMULATED",
+    "a submission is of a system that was measured, not of a simulated one",
+    source="docs/rehearse.md",
+    remedy="measure the system itself, without --rehearse",
+    stage=Stage.SUBMITTED,
+)
+def measured_system(submission: Submission) -> Iterator[Fault]:
+    for part, run in parts(submission):
+        if (simulation := run.settings.server.simulated) is not None:
+            yield Fault(
+                f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
+                record_file(part),
+                "settings.server.simulated.profile",
+                simulation.profile,
+                "no simulated server",
             )
 
 

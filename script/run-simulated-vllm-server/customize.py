@@ -1,0 +1,23 @@
+"""Starts a simulated server for a rehearsal; by itself it runs until Ctrl-C."""
+
+
+def preprocess(i):
+    from cm4vllm.campaign.rehearsal.launch import act
+
+    i["env"].update(act(i["env"]))
+    return {"return": 0}
+
+
+def postprocess(i):
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.serving.launch import LaunchSettings, attend
+
+    attend(read_settings(LaunchSettings, i["env"]), i["env"].get("CM_VLLM_SERVER_RECORD", ""))
+    return {"return": 0}
+
+
+def cleanup(i):
+    from cm4vllm.serving.launch import end
+
+    end(i["env"].get("CM_VLLM_SERVER_RECORD", ""))
+    return {"return": 0}

@@ -1,0 +1,60 @@
+"""Faults of a simulated server: which there are, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cm4vllm.common.errors import UsageError
+
+__all__ = ["FAULT_FILE", "Faults", "Kind"]
+
+#: The environment variable that names a file whose words are the present faults, for tests of what a job does then.
+FAULT_FILE = "CM4VLLM_FAULT_FILE"
+
+_WORD = re.compile(r"([a-z]+)@(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
+
+
+class Kind(StrEnum):
+    """What a simulated server may do wrong."""
+
+    DIE = "die"
+    HANG = "hang"
+    SLOW = "slow"
+    RUBBISH = "rubbish"
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The faults of a server, each from so many seconds after its start to so many, and those that a file names now."""
+
+    planned: tuple[tuple[Kind, float, float], ...] = ()
+    file: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, file: Path | None = None) -> Faults:
+        """Read `hang@60-90,die@120`: kinds with seconds from the start, to the end where no second is given.
+
+        Raises UsageError.
+        """
+        planned = []
+        for word in filter(None, (part.strip() for part in text.split(","))):
+            found = _WORD.fullmatch(word)
+            if found is None or found[1] not in list(Kind) or (found[3] and float(found[3]) <= float(found[2])):
+                raise UsageError(
+                    f"--rehearse_faults: {word!r} is no fault",
+                    remedy=f"it is KIND@SECONDS or KIND@FROM-TO; kinds are {', '.join(Kind)}: hang@60-90,die@120",
+                )
+            planned.append((Kind(found[1]), float(found[2]), float(found[3] or "inf")))
+        return cls(tuple(planned), file)
+
+    def now(self, elapsed_s: float) -> frozenset[str]:
+        """Return the kinds of the faults that hold so many seconds after the start."""
+        kinds = {str(kind) for kind, begin, end in self.planned if begin <= elapsed_s < end}
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                kinds |= set(self.file.read_text(encoding="utf-8").split())
+        return frozenset(kinds)

@@ -1,0 +1,147 @@
+"""What `run,simulated-vllm-server` does, and what a job refuses that is rehearsed on a simulated server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec.structs import replace
+
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.campaign.rehearsal.faults import Faults
+from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path, writable_folder
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.launch import DEFAULT_FOLDER, PLANNED_FILE, Planned, described, started
+from cm4vllm.serving.records import Api, ServerRecord, Simulation
+from cm4vllm.serving.server import SERVER_FILE
+
+__all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal"]
+
+#: The environment key of --rehearse.
+PROFILE = "CM_MLPERF_REHEARSE"
+_START = Path(__file__).with_name("start.py")
+_MODEL, _DEFAULT_MODEL = "CM_MLPERF_MODEL", "llama3.1-8b"
+#: Options of a server that a simulated one has, too.
+_KNOWN = ("model", "name", "port", "max_num_seqs", "max_num_batched_tokens")
+#: What else cannot be given: keys of the environment, with their flags.
+_REFUSED = {
+    "CM_MLPERF_INFERENCE_API_SERVER": "--api_server",
+    "CM_MLPERF_PUBLISHED": "--published",
+    "CM_MLPERF_SYSTEM_FILE": "--system_file",
+    "CM_HW_NAME": "--hw_name",
+    "CM_MLPERF_DEVICE": "--device",
+    "CM_MLPERF_LOADGEN_COMPLIANCE": "--compliance",
+    "CM_ML_MODEL_QUANTIZATION": "--quantize",
+    "CM_ML_MODEL_SOURCE": "a model among the tags",
+    "CM_VLLM_SERVER_MODEL_NAME": "--vllm_model_name",
+    "CM_VLLM_SERVER_REPLICAS": "--replicas",
+    "CM_VLLM_SERVER_PRESET": "--preset",
+}
+
+
+class SimulatedSettings(Record, frozen=True, kw_only=True):
+    """Which simulated server: its profile, the seed of its noise and answers, its faults, options of its own."""
+
+    profile: Annotated[str, Key(PROFILE)]
+    seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED")] = 0
+    faults: Annotated[str, Key("CM_MLPERF_REHEARSE_FAULTS")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
+    action: Annotated[Literal["start", "describe"], Key("CM_VLLM_SERVER_ACTION")] = "start"
+    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
+    max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
+    max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
+
+
+def act(env: Mapping[str, str]) -> dict[str, str]:
+    """Start a simulated server, or describe the one that would be started. Returns what the recipe exports."""
+    settings = read_settings(SimulatedSettings, env)
+    profile, faults = read_profile(settings.profile), Faults.parse(settings.faults)
+    folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
+    planned = _planned(settings, profile)
+    simulation = Simulation(
+        profile=profile.name,
+        title=profile.title,
+        sha256=profile.sha256,
+        seed=settings.seed,
+        faults=settings.faults if faults.planned else "",
+        source=profile.source,
+        system=profile.system,
+    )
+    if settings.action == "describe":
+        path = folder / PLANNED_FILE
+        write_record(path, _marked(described(planned), simulation))
+        return {"CM_VLLM_SERVER_PLANNED": str(path)}
+    record = _marked(started(planned, folder, timeout_s=60), simulation)
+    write_record(folder / SERVER_FILE, record)
+    return {
+        "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+        "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
+        "CM_VLLM_SERVER_MODEL_FOLDER": "",
+    }
+
+
+def _marked(record: ServerRecord, simulation: Simulation) -> ServerRecord:
+    """Return the record of a simulated server; the packages of this machine are not those of the one it stands for."""
+    return replace(record, simulated=simulation, packages={})
+
+
+def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
+    name = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else profile.benchmark
+    part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=Api.COMPLETIONS)
+    sequences = settings.max_num_seqs or profile.server.max_num_seqs
+    tokens = settings.max_num_batched_tokens or profile.server.max_num_batched_tokens
+    words = [
+        sys.executable,
+        str(_START),
+        f"--profile={settings.profile}",
+        f"--served-model-name={name}",
+        "--port={port}",
+        f"--seed={settings.seed}",
+        f"--max-num-seqs={sequences}",
+        f"--max-num-batched-tokens={tokens}",
+        *([f"--faults={settings.faults}"] if settings.faults else []),
+    ]
+    return Planned(Path(sys.executable), [part], words)
+
+
+def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that --rehearse changes: the benchmark of its profile, the profile's path. Raises UsageError."""
+    if not (name := str(env.get(PROFILE) or "")):
+        return {}
+    profile, asked = read_profile(name), str(env.get(_MODEL) or _DEFAULT_MODEL)
+    changed = {} if profile.name == name else {PROFILE: str(typed_path(name).absolute())}
+    models = {catalogue().benchmark(one).model for one in (profile.benchmark, asked) if one}
+    if asked == _DEFAULT_MODEL:
+        return {**changed, _MODEL: profile.benchmark}
+    if len(models) > 1:
+        raise UsageError(
+            f"--rehearse={name} is not for --model={asked}",
+            cause=f"its times are those of {profile.benchmark}, whose model is another",
+            remedy=f"leave --model out, or write a profile for {asked} (docs/rehearse.md)",
+        )
+    return changed
+
+
+def require_rehearsal(env: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning with --rehearse. Raises UsageError."""
+    if not env.get(PROFILE):
+        return
+    Faults.parse(str(env.get("CM_MLPERF_REHEARSE_FAULTS") or ""))
+    settings = {key: f"--{field}" for field, key in env_keys(ServerSettings).items() if field not in _KNOWN}
+    given = [flag for key, flag in (_REFUSED | settings).items() if str(env.get(key) or "")]
+    if str(env.get("CM_MLPERF_RUN_STYLE") or "test").lower() == "valid":
+        given.insert(0, "--execution_mode=valid")
+    if given:
+        raise UsageError(
+            f"{given[0]} cannot be given with --rehearse",
+            cause="the server is simulated: nothing that it gives is a result, and its profile says what machine it is",
+            remedy=f"leave {', '.join(given)} out; --max_num_seqs and --max_num_batched_tokens are options of it, too",
+        )

@@ -1,0 +1,71 @@
+"""What a simulated server says at /metrics: vLLM's names, so that a run reads them as it reads vLLM's."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+__all__ = ["Counts", "Histogram", "metrics_page"]
+
+#: Upper edges of the buckets in s, those of vLLM.
+_EDGES = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+
+
+@dataclass
+class Histogram:
+    """Times in s."""
+
+    total: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_EDGES) + 1))
+
+    def add(self, seconds: float) -> None:
+        self.total += seconds
+        self.counts[bisect_left(_EDGES, seconds)] += 1
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        found, below = [f"# TYPE {name} histogram"], 0
+        for edge, count in zip((*_EDGES, float("inf")), self.counts, strict=True):
+            below += count
+            found.append(f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}",{labels}}} {below}')
+        return [*found, f"{name}_sum{{{labels}}} {self.total}", f"{name}_count{{{labels}}} {below}"]
+
+
+@dataclass
+class Counts:
+    """What the server has done; `late_s` is by how much it was late with a step at most: this machine was too slow."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    late_s: float = 0.0
+    queue: Histogram = field(default_factory=Histogram)
+    prefill: Histogram = field(default_factory=Histogram)
+    decode: Histogram = field(default_factory=Histogram)
+
+
+def metrics_page(
+    counts: Counts, model: str, *, running: int, waiting: int, kv_cache_usage: float, preemptions: int
+) -> str:
+    """Return the page in Prometheus' text format."""
+    labels = f'engine="0",model_name="{model}"'
+    gauges = {
+        "num_requests_running": running,
+        "num_requests_waiting": waiting,
+        "kv_cache_usage_perc": round(kv_cache_usage, 6),
+    }
+    counters = {
+        "num_preemptions": preemptions,
+        "prefix_cache_hits": 0,
+        "prompt_tokens_cached": 0,
+        "prompt_tokens": counts.prompt_tokens,
+        "generation_tokens": counts.generation_tokens,
+    }
+    timings = {"queue": counts.queue, "prefill": counts.prefill, "decode": counts.decode}
+    lines = [f'vllm:cache_config_info{{enable_prefix_caching="False",{labels}}} 1.0']
+    for name, value in gauges.items():
+        lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {value}"]
+    for name, value in counters.items():
+        lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}_total{{{labels}}} {value}"]
+    for name, timing in timings.items():
+        lines += timing.lines(f"vllm:request_{name}_time_seconds", labels)
+    lines += ["# TYPE cm4vllm:late_seconds gauge", f"cm4vllm:late_seconds{{{labels}}} {counts.late_s:.3f}"]
+    return "\n".join(lines) + "\n"

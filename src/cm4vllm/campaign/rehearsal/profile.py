@@ -1,0 +1,127 @@
+"""Machines that a job can be rehearsed for, as data (profiles/): what they are, and how long a server's steps take."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.campaign.search.systems import Paged
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.files import opened, typed_path
+from cm4vllm.common.records import Record
+
+__all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
+
+_FOLDER = Path(__file__).with_name("profiles")
+
+
+class Lengths(Record, frozen=True, kw_only=True):
+    """Lengths of prompts or answers in tokens: `tokens[i]` is the length below which the share `shares[i]` lies.
+
+    Between two points the lengths are spread evenly. Both lists rise; the shares begin with 0 and end with 1.
+    """
+
+    shares: list[float]
+    tokens: list[int]
+
+    def of(self, share: float) -> int:
+        """Return the length at a share in [0, 1)."""
+        place = min(bisect_right(self.shares, share), len(self.shares) - 1)
+        low, high = self.shares[place - 1], self.shares[place]
+        part = (share - low) / (high - low)
+        return round(self.tokens[place - 1] + part * (self.tokens[place] - self.tokens[place - 1]))
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with them, empty where nothing is."""
+        rising = all(a < b for a, b in zip(self.shares, self.shares[1:], strict=False))
+        if len(self.shares) != len(self.tokens) or len(self.shares) < 2 or not rising:
+            return "shares and tokens are lists of the same length, and shares rise"
+        if (self.shares[0], self.shares[-1]) != (0, 1) or self.tokens != sorted(self.tokens) or self.tokens[0] < 1:
+            return "shares go from 0 to 1, and tokens rise from 1 or more"
+        return ""
+
+
+class ServerTimes(Record, frozen=True, kw_only=True):
+    """How long a step of the server takes: `step_s`, `each_s` more for each answer under way, `token_s` for each token
+    of a prompt; with `noise`, the standard deviation of its logarithm.
+
+    A step has at most `max_num_seqs` answers and `max_num_batched_tokens` tokens; the KV cache holds `kv_tokens`.
+    """
+
+    step_s: float
+    each_s: float
+    token_s: float
+    noise: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_tokens: int
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """A machine and a server on it. `name` is that of its file, `sha256` its digest.
+
+    `source` says where its figures come from, `derivation` in sentences how the times follow from them, and what is
+    assumed. `system` has MLPerf's keys of a system description. `prompts` and `answers` are lengths for which the times
+    hold: a prompt counts as one of these lengths, whatever the dataset's is.
+    """
+
+    title: str
+    source: str
+    derivation: list[str]
+    benchmark: str
+    vllm: str
+    system: dict[str, str]
+    server: ServerTimes
+    prompts: Lengths
+    answers: Lengths
+    name: str = ""
+    sha256: str = ""
+
+    def paged(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> Paged:
+        """Return the simulated server, with the options that are given in the place of its own."""
+        server = self.server
+        return Paged(
+            step_s=server.step_s,
+            each_s=server.each_s,
+            token_s=server.token_s,
+            blocks=server.kv_tokens,
+            batched=max_num_batched_tokens or server.max_num_batched_tokens,
+            sequences=max_num_seqs or server.max_num_seqs,
+            noise=server.noise,
+        )
+
+
+@cache
+def named_profiles() -> tuple[str, ...]:
+    """Return the names of the profiles that come with cm4vllm."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def read_profile(name: str) -> Profile:
+    """Return a profile by its name, or by the path of its file (FILE.yaml). Raises UsageError."""
+    path = _FOLDER / f"{name}.yaml"
+    if name not in named_profiles():
+        path = typed_path(name)
+        if path.suffix not in (".yaml", ".yml"):
+            known = f"known are {', '.join(named_profiles())}; or give the path of a file, as ./machine.yaml"
+            raise UsageError(f"--rehearse={name} is not known", remedy=nearest(name, named_profiles(), known))
+    try:
+        with opened(path) as file:
+            data = file.read()
+        profile = msgspec.yaml.decode(data, type=Profile)
+    except OSError as error:
+        raise UsageError(f"cannot read the profile {path}", cause=str(error.strerror)) from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the profile {path} cannot be used", cause=str(error), remedy="docs/rehearse.md has its fields"
+        ) from error
+    for what, lengths in (("prompts", profile.prompts), ("answers", profile.answers)):
+        if lengths.fault:
+            raise UsageError(f"the profile {path} cannot be used", cause=f"{what}: {lengths.fault}")
+    return msgspec.structs.replace(profile, name=path.stem, sha256=hashlib.sha256(data).hexdigest())
