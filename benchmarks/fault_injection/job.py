@@ -22,6 +22,7 @@ from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecor
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign import job as campaign
 from cm4vllm.campaign import rehearsal
+from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, write_text
@@ -151,7 +152,8 @@ class _Recipes:
 
     def _described(self, env: Env) -> dict[str, str]:
         path = Path(env["CM_VLLM_SERVER_DIR"]) / PLANNED_FILE
-        write_record(path, described(self._planned(env)))
+        simulation = read_profile(str(PROFILE)).simulation(0, "")
+        write_record(path, replace(described(self._planned(env)), simulated=simulation))
         return {"CM_VLLM_SERVER_PLANNED": str(path)}
 
     def _started(self, env: Env) -> dict[str, str]:

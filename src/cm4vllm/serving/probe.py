@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
@@ -15,7 +16,7 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.serving.access import NO_ACCESS, Access
 from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
-from cm4vllm.serving.records import Api, Dialect, ServerRecord, host_of
+from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 
 __all__ = ["check_completion", "check_vocabulary", "probe", "served_models"]
@@ -85,7 +86,7 @@ def probe(
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
     unchecked = []
-    version = _version(site)
+    version, simulated = _version(site)
     model, note = _model(site, model_name, text=text)
     length = model.max_model_len or max_model_len
     if not length:
@@ -120,6 +121,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         owned=False,
         model_folder=_folder(site, model),
         unchecked=[*unchecked, *note],
+        simulated=simulated,
     )
 
 
@@ -280,19 +282,26 @@ def _letters(text: str) -> str:
     return "".join(character for character in text if character.isalnum())
 
 
-def _version(site: Site) -> str:
-    """Return the version of vLLM, empty where the server has none to tell.
+def _version(site: Site) -> tuple[str, Simulation | None]:
+    """Return the version of vLLM, empty where the server has none to tell, and what a simulated server stands for.
 
     Gateways answer a path that they do not know with any status, or with a page: what is wrong with the server itself
     shows in its /v1/models.
     """
     try:
-        version = _json(site, "GET", "/version").get("version")
+        told = _json(site, "GET", "/version")
     except ServerUnsuitable as error:
         if NO_HTTP in error.cause:
             raise
-        return ""
-    return version if isinstance(version, str) else ""
+        return "", None
+    version, simulated = told.get("version"), told.get("simulated")
+    try:
+        simulation = None if simulated is None else msgspec.convert(simulated, Simulation)
+    except msgspec.ValidationError as error:
+        raise not_measurable(
+            site.endpoint, f"it says that it is simulated, and not what it stands for: {error}"
+        ) from error
+    return version if isinstance(version, str) else "", simulation
 
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:

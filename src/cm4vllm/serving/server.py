@@ -162,6 +162,7 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
         supervisor_pid=one.supervisor.pid,
         started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
+        simulated=found.simulated,
     )
     write_record(one.folder / SERVER_FILE, record)
     _say_ready(one.supervisor)

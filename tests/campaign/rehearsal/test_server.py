@@ -72,6 +72,7 @@ def test_it_is_taken_for_a_server_that_can_be_measured(server):
     record = probe(server[0])
     assert (record.model_name, record.version, record.software) == ("small", "0.32.0+simulated", "vLLM")
     assert record.dialect is None and record.unchecked == []
+    assert record.simulated is not None and record.simulated.title == "a test's"
 
 
 def test_its_times_by_the_wall_clock_are_those_on_a_simulated_one_with_preemptions(server):

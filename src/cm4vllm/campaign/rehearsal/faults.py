@@ -33,6 +33,7 @@ class Faults:
 
     planned: tuple[tuple[Kind, float, float], ...] = ()
     file: Path | None = None
+    text: str = ""
 
     @classmethod
     def parse(cls, text: str, file: Path | None = None) -> Faults:
@@ -49,7 +50,7 @@ class Faults:
                     remedy=f"it is KIND@SECONDS or KIND@FROM-TO; kinds are {', '.join(Kind)}: hang@60-90,die@120",
                 )
             planned.append((Kind(found[1]), float(found[2]), float(found[3] or "inf")))
-        return cls(tuple(planned), file)
+        return cls(tuple(planned), file, text)
 
     def now(self, elapsed_s: float) -> frozenset[str]:
         """Return the kinds of the faults that hold so many seconds after the start."""

@@ -19,7 +19,7 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, PLANNED_FILE, Planned, described, started
-from cm4vllm.serving.records import Api, ServerRecord, Simulation
+from cm4vllm.serving.records import Api
 from cm4vllm.serving.server import SERVER_FILE
 
 __all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal"]
@@ -63,34 +63,23 @@ class SimulatedSettings(Record, frozen=True, kw_only=True):
 def act(env: Mapping[str, str]) -> dict[str, str]:
     """Start a simulated server, or describe the one that would be started. Returns what the recipe exports."""
     settings = read_settings(SimulatedSettings, env)
-    profile, faults = read_profile(settings.profile), Faults.parse(settings.faults)
+    profile = read_profile(settings.profile)
+    Faults.parse(settings.faults)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
     planned = _planned(settings, profile)
-    simulation = Simulation(
-        profile=profile.name,
-        title=profile.title,
-        sha256=profile.sha256,
-        seed=settings.seed,
-        faults=settings.faults if faults.planned else "",
-        source=profile.source,
-        system=profile.system,
-    )
+    simulation = profile.simulation(settings.seed, settings.faults)
     if settings.action == "describe":
         path = folder / PLANNED_FILE
-        write_record(path, _marked(described(planned), simulation))
+        write_record(path, replace(described(planned), simulated=simulation, packages={}))
         return {"CM_VLLM_SERVER_PLANNED": str(path)}
-    record = _marked(started(planned, folder, timeout_s=60), simulation)
+    # The packages of this machine are not those of the one that it stands for.
+    record = replace(started(planned, folder, timeout_s=60), packages={})
     write_record(folder / SERVER_FILE, record)
     return {
         "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
         "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
         "CM_VLLM_SERVER_MODEL_FOLDER": "",
     }
-
-
-def _marked(record: ServerRecord, simulation: Simulation) -> ServerRecord:
-    """Return the record of a simulated server; the packages of this machine are not those of the one it stands for."""
-    return replace(record, simulated=simulation, packages={})
 
 
 def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:

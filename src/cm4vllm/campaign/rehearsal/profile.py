@@ -13,6 +13,7 @@ from cm4vllm.campaign.search.systems import Paged
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import opened, typed_path
 from cm4vllm.common.records import Record
+from cm4vllm.serving.records import Simulation
 
 __all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
 
@@ -82,6 +83,18 @@ class Profile(Record, frozen=True, kw_only=True):
     answers: Lengths
     name: str = ""
     sha256: str = ""
+
+    def simulation(self, seed: int, faults: str) -> Simulation:
+        """Return what the records of a server with these times say of it."""
+        return Simulation(
+            profile=self.name,
+            title=self.title,
+            sha256=self.sha256,
+            seed=seed,
+            faults=faults,
+            source=self.source,
+            system=self.system,
+        )
 
     def paged(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> Paged:
         """Return the simulated server, with the options that are given in the place of its own."""

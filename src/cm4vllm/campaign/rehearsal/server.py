@@ -201,7 +201,8 @@ class SimulatedServer:
         if path == "/health":
             _send(writer, "")
         elif path == "/version":
-            _send(writer, {"version": f"{self._profile.vllm}+simulated"})
+            simulated = self._profile.simulation(self._seed, self._faults.text)
+            _send(writer, {"version": f"{self._profile.vllm}+simulated", "simulated": simulated})
         elif path == "/metrics":
             _send(writer, self._metrics())
         elif path == "/v1/models":
