@@ -45,6 +45,15 @@ def test_the_plan_of_random_weights_measures_performance_and_downloads_nothing(c
         assert word not in done.output
 
 
+def test_the_plan_of_a_rehearsal_for_another_machine_installs_no_vllm_and_makes_no_tree(cm):
+    done = cm.main_job("--plan", "--rehearse=4xh100-llama2-70b-fp8")
+    assert done.code == 0, done.output
+    for word in ("SIMULATED", "run,simulated-vllm-server", "get,ml-model,_dummy.llama2-70b-99.9", "not scored"):
+        assert word in done.output
+    for word in ("get,vllm", "generate,mlperf,inference,submission", "process,mlperf,accuracy", "detect,cpu"):
+        assert word not in done.output
+
+
 @pytest.mark.parametrize(
     ("flags", "tags", "error", "word"),
     [
@@ -57,6 +66,7 @@ def test_the_plan_of_random_weights_measures_performance_and_downloads_nothing(c
         (["--quantize=_int8,_fp8"], "", UsageError, "_int8,_fp8"),
         (["--preset=fastest"], "", UsageError, "fastest"),
         (["--execution_mode=valid"], ",_dummy", UsageError, "random weights"),
+        (["--rehearse=4xh100-llama2-70b-fp8", "--execution_mode=valid"], "", UsageError, "--rehearse"),
     ],
 )
 def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):

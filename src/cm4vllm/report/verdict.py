@@ -173,6 +173,8 @@ def _accuracy(report: Report, measurement: Result) -> Finding:
         return Finding(subject, Kind.OPEN, "not measured")
     if part.faults:
         return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.faults)})")
+    if part.record is None and report.run.settings.server.simulated is not None:
+        return Finding(subject, Kind.OPEN, "not scored: the answers of a simulated server mean nothing")
     if part.record is None:
         return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
     scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"
