@@ -62,7 +62,8 @@ class JobKind:
 class Fault:
     """What happens to a job. `loses` where finished runs are gone by it, because they are removed.
 
-    `codes` are the exit codes of the job that it may end with, where they are known.
+    `codes` are the exit codes of the job that it may end with, where they are known; a signal that comes before the job
+    has begun to handle it ends its process.
     """
 
     happen: Callable[[Trial], None]
@@ -299,7 +300,7 @@ _OF_ANY_JOB = {
 #: What happens to the small job on the fast server, by its name.
 FAULTS: Mapping[str, Fault] = {
     **_OF_ANY_JOB,
-    "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143)),
+    "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143, -signal.SIGTERM)),
     "two runs in one folder": Fault(_second_run, codes=(0,)),
     "results folder vanishes": Fault(_vanish, loses=True),
     "server hangs": Fault(_hang),
@@ -308,7 +309,7 @@ FAULTS: Mapping[str, Fault] = {
     "disk full": Fault(_fill, codes=(0, 40), with_disk=True),
     "clock set forward": Fault(partial(_set_clock, CLOCK_S), codes=(0,), with_clock=True),
     "clock set back": Fault(partial(_set_clock, -CLOCK_S), codes=(0,), with_clock=True),
-    "terminal closed": Fault(Trial.close_terminal, codes=(0, 129), on_terminal=True),
+    "terminal closed": Fault(Trial.close_terminal, codes=(0, 129, -signal.SIGHUP), on_terminal=True),
     "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
 }
 #: What happens to the real job.

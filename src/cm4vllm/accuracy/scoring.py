@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm import __version__
+from cm4vllm import SIMULATED_NOTICE, __version__
 from cm4vllm.accuracy.families import (
     DATASET,
     METRIC,
@@ -126,13 +126,19 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
     """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
 
     `nltk_data` is where the sentence model lies, nltk's own folders without it. Raises RunFailed when the folder holds
-    no accuracy run, its log was changed, answers are missing, or rouge-score disagrees; DatasetError, ModelError and
-    InstallError when what scoring needs is not installed.
+    no accuracy run, its log was changed, answers are missing, or rouge-score disagrees; UsageError for the answers of a
+    simulated server; DatasetError, ModelError and InstallError when what scoring needs is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     log = folder / ACCURACY_LOG
     if run.settings.mode is not Mode.ACCURACY:
         raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
+    if run.settings.server.simulated is not None:
+        raise UsageError(
+            f"the accuracy run in {folder} is not scored",
+            cause=f"{SIMULATED_NOTICE}: the answers of a simulated server mean nothing",
+            remedy="measure the model itself, without --rehearse",
+        )
     digest = sha256_of(log) if log.is_file() else ""
     if digest != run.files[ACCURACY_LOG]:
         raise RunFailed(

@@ -52,6 +52,8 @@ def _reported(out: Path) -> dict[str, object]:
     for line in _table([_row(state, under_way=under_way) for state in steps]):
         say_text(line)
     live = read_status(out)
+    if live is not None and live[0].notices:
+        say_text(f"*** {'; '.join(live[0].notices)} ***")
     if live is not None and under_way:
         say_text(f"\n{status_text(*live)}")
     if ledger.unreadable:

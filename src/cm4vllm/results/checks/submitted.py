@@ -48,7 +48,7 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
 )
 def real_weights(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
-        if run.settings.model.is_dummy:
+        if run.settings.model.is_dummy and run.settings.server.simulated is None:
             yield Fault(
                 f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
                 record_file(part),
@@ -86,7 +86,7 @@ def measured_system(submission: Submission) -> Iterator[Fault]:
 )
 def scored(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
-        if not isinstance(part, Accuracy):
+        if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
             continue
         name, text = record_file(part, ACCURACY_FILE), record_file(part, ACCURACY_TEXT)
         if part.record is None:
