@@ -289,12 +289,12 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
     shows in its /v1/models.
     """
     try:
-        told = _json(site, "GET", "/version")
+        answer = _json(site, "GET", "/version")
     except ServerUnsuitable as error:
         if NO_HTTP in error.cause:
             raise
         return "", None
-    version, simulated = told.get("version"), told.get("simulated")
+    version, simulated = answer.get("version"), answer.get("simulated")
     try:
         simulation = None if simulated is None else msgspec.convert(simulated, Simulation)
     except msgspec.ValidationError as error:
