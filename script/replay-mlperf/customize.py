@@ -26,7 +26,7 @@ def preprocess(i):
     given = {
         flag: str(value)
         for flag, value in i["input"].items()
-        if flag in ("api_server", "dataset_path", "extra_args", "scenario", "submitter")
+        if flag in ("api_server", "dataset_path", "extra_args", "inference_src", "scenario", "submitter")
     }
     folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
     words = replay_words(capsule, {**given, "output_dir": folder}, os.environ)

@@ -15,7 +15,7 @@ from cm4vllm.results.records import CampaignRecord
 from cm4vllm.submission.capsule import CapsuleFigure, as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.capsule_of_results import capsule_of_results
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
-from cm4vllm.submission.comparison import Judgement, compare, environment, judge
+from cm4vllm.submission.comparison import Judgement, compare, environment, judge, report
 from cm4vllm.submission.replay import capsule_at, replay_words, this_place
 from cm4vllm.submission.tree import build_tree, system_folder
 
@@ -150,6 +150,50 @@ def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(res
     assert not differing(with_rate(100.0, 95.0, 105.0, rehearsal), with_rate(300.0, 295.0, 305.0, rehearsal))
 
 
+def test_a_doubtful_run_confirms_nothing_and_the_reason_is_given(results, capsys):
+    rehearsal = capsule_of_results(results.out)
+    capsule = msgspec.structs.replace(rehearsal, rehearsal=False)
+
+    def with_rate(value, low, high, *doubts):
+        figures = {"tokens_per_second": CapsuleFigure(value=value, unit="tokens/s", low=low, high=high)}
+        return changed(capsule, "Offline", "performance", figures=figures, doubts=list(doubts))
+
+    field, first = "runs.Offline performance.figures.tokens_per_second", with_rate(100.0, 95.0, 105.0)
+    loaded = with_rate(98.0, 93.0, 103.0, "other processes used 40% of this machine")
+    for other, reason in (
+        (loaded, "doubtful: see runs.Offline performance.doubts"),
+        (with_rate(90.0, 50.0, 150.0), "doubtful: the interval of the second run spans a factor of 3.0"),
+    ):
+        row = next(row for row in compare(first, other) if row.field == field)
+        assert row.judgement is Judgement.DOUBTFUL and reason in row.tolerance
+    report(compare(first, loaded))
+    said = capsys.readouterr().out
+    assert "none | other processes used 40%" in said
+    assert "WARNING: the performance is not confirmed: 1 figures agree, but are doubtful" in said
+    slower = with_rate(50.0, 48.0, 52.0, "other processes used 40% of this machine")
+    row = next(row for row in compare(first, slower) if row.field == field)
+    assert row.judgement is Judgement.DIFFERS and "doubtful: see" in row.tolerance
+
+
+def test_packages_of_one_environment_alone_are_shown_on_one_line(results, capsys):
+    capsule = capsule_of_results(results.out)
+
+    def installed(**packages):
+        return msgspec.structs.replace(capsule, packages=packages, contents=dict.fromkeys(packages, "c0ffee"))
+
+    first, second = installed(a="1", b="1", c="1"), installed(a="1", b="2", d="1")
+    rows = environment(first, second)
+    assert {row.field for row in rows if row.judgement is Judgement.SHOWN and row.field.startswith("packages.")} == {
+        "packages.b",
+        "packages.c",
+        "packages.d",
+    }
+    report(rows)
+    assert "packages: differs, not judged: 1 of another version: b 1 | 2; 1 only in the first: c; 1 only in the" in (
+        capsys.readouterr().out
+    )
+
+
 def test_another_server_command_differs_but_not_where_it_listens(results):
     capsule = capsule_of_results(results.out)
 
@@ -178,7 +222,8 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
     assert "--dataset_path=/other" in given and not any(word.startswith("--vllm_version") for word in given)
     with pytest.raises(UsageError) as refused:
         replay_words(capsule, {}, {})
-    assert "DATASET_PATH, HF_TOKEN" in refused.value.cause
+    assert "no value of DATASET_PATH, which stands in --dataset_path=" in refused.value.cause
+    assert refused.value.remedy.endswith("DATASET_PATH=... HF_TOKEN=...")
     with pytest.raises(UsageError, match="cannot be run again"):
         replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_pa
         ({"submitter": "Another"}, "one submitter"),
         ({"description": {"cooling": "liquid"}}, "cooling: "),
         ({"mapping": "llama2-70b-99"}, "llama2-70b-99"),
-        ({"program": True}, "another version of the program"),
+        ({"program": True}, "is not what its MANIFEST.sha256 lists"),
         ({"round": True}, "one round"),
     ],
 )
@@ -168,8 +169,7 @@ def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, 
     if "mapping" in change:
         rewrite(home(tree) / "model_mapping.json", lambda mapping: mapping.update({one.model: change["mapping"]}))
     if "program" in change:
-        manifest = home(tree) / "src/cm4vllm/MANIFEST.sha256"
-        manifest.write_text(manifest.read_text().replace("# cm4vllm", "# older"))
+        (home(tree) / "src/cm4vllm/cmr.yaml").write_text("alias: another\n")
     if "round" in change:
         for log in tree.rglob("mlperf_log_detail.txt"):
             log.write_text(
@@ -182,6 +182,29 @@ def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, 
     with pytest.raises(SubmissionError) as refused:
         build_tree(other, tree=tree, add=True)
     assert what in str(refused.value), refused.value
+    assert digests(tree) == before
+
+
+def test_results_of_an_updated_program_are_added_beside_those_of_the_old_one(two, tmp_path, capsys):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    manifest = home(tree) / "src/cm4vllm/MANIFEST.sha256"
+    manifest.write_text(re.sub(r"commit .*", "commit 0ld", manifest.read_text(), count=1))
+    truncate_tree(tree)
+    before = digests(tree)
+    build_tree(other, tree=tree, add=True)
+    changed, gone = apart(before, digests(tree))
+    assert below(changed) <= SHARED | {f"src/{one.model}/README.md"} and not gone
+    versions = {path.name for path in (home(tree) / "src").glob("cm4vllm*")}
+    (new,) = versions - {"cm4vllm"}
+    page = (home(tree) / "src" / one.model / "README.md").read_text()
+    assert f"`../{new}`" in page and "`../cm4vllm`" in page
+    captured = capsys.readouterr()
+    said = " ".join((captured.err + captured.out).split())
+    assert "2 versions of the program" in said and f"src/{new} goes with the results that are added now" in said
+    remove_results(tree, "other-system")
+    assert {path.name for path in (home(tree) / "src").glob("cm4vllm*")} == {"cm4vllm"}
+    truncate_tree(tree)
     assert digests(tree) == before
 
 

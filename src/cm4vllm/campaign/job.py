@@ -41,6 +41,7 @@ from cm4vllm.report.place import places_of
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.submission.sources import program_digest
 
 __all__ = ["Recipes", "run"]
 
@@ -262,6 +263,7 @@ class _Execution:
                 cm_version=metadata.version("cmind"),
                 cm4vllm_version=__version__,
                 commit=commit_of_this_repository(),
+                program_sha256=program_digest(),
                 division=self.job.division,
                 submitter=self.job.settings.submitter,
                 round=self.job.round.name,

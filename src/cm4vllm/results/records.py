@@ -15,8 +15,9 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     """The command of a campaign and what it resolved to.
 
     `command` is the exact `cm` command line, quoted for a shell. `commit` is cm4vllm's own, empty where it is not in a
-    checkout. `system` and `model` name the folders under runs/ that belong to the campaign; they are needed only where
-    more than one lies there. `simulated` names the profile of the simulated server, where there is one.
+    checkout, and `program_sha256` one digest of its files. `system` and `model` name the folders under runs/ that
+    belong to the campaign; they are needed only where more than one lies there. `simulated` names the profile of the
+    simulated server, where there is one.
     """
 
     command: str
@@ -29,6 +30,7 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     execution_mode: ExecutionMode
     started_at: str
     commit: str = ""
+    program_sha256: str = ""
     system: str = ""
     model: str = ""
     simulated: str = ""

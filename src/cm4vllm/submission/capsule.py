@@ -76,7 +76,8 @@ class CapsuleFigure(Record, frozen=True, kw_only=True):
 class CapsuleRun(Record, frozen=True, kw_only=True):
     """One LoadGen run. `sampling` are the parameters of generation, `settings` those that LoadGen used.
 
-    `client` says how the queries were sent. `answers` holds three bytes of the SHA-256 of each answer, in the order of
+    `client` says how the queries were sent, `doubts` what makes it doubtful as an instrument, other load on the machine
+    among it. `answers` holds three bytes of the SHA-256 of each answer, in the order of
     the dataset, in base64; empty where they are not known. `logs` maps each log to its SHA-256 before truncation.
     """
 
@@ -91,6 +92,7 @@ class CapsuleRun(Record, frozen=True, kw_only=True):
     valid: bool | None = None
     figures: dict[str, CapsuleFigure] = {}
     scores: dict[str, float] = {}
+    doubts: list[str] = []
     logs: dict[str, str] = {}
     answers: str = ""
 

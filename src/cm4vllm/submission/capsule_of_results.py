@@ -17,6 +17,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import json_of, opened
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS
+from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.sample_times import read_sample_times
@@ -37,7 +38,6 @@ from cm4vllm.submission.capsule import (
 from cm4vllm.submission.inspection import servers_of
 from cm4vllm.submission.measurements import without_folder
 from cm4vllm.submission.software import SCRIPTS_FILE, SoftwareRecord, read_software
-from cm4vllm.submission.sources import program_digest
 
 __all__ = ["answer_digests", "capsule_of_results", "machine_of", "plain_settings", "scripts_of"]
 
@@ -94,7 +94,7 @@ def capsule_of_results(out: Path) -> Capsule:
             "version": campaign.cm4vllm_version,
             "commit": campaign.commit,
             "url": software.url if software else "",
-            "files_sha256": program_digest(),
+            "files_sha256": campaign.program_sha256,
             "cm": campaign.cm_version,
             "python": software.python if software else "",
         },
@@ -147,6 +147,7 @@ def _run(part: tuple[RunRecord, Path, Performance | None], result: Result) -> Ca
         scores={score.label: score.value for score in read_record(scores, AccuracyRecord).scores}
         if scores.is_file()
         else {},
+        doubts=client_doubts(record) if performance else [],
         logs=record.files,
         answers=answer_digests(folder / ACCURACY_LOG) if settings.logs_answers else "",
     )

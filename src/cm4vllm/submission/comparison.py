@@ -2,12 +2,14 @@
 
 Accuracy: the equal answers are counted, and each score may differ by a stated part of it. Performance: the intervals of
 the figures have to overlap (results.uncertainty); in a rehearsal, whose figures say nothing of the system, they are
-shown and not judged.
+shown and not judged. Figures of a run that its own record calls doubtful, or whose interval is so wide that most runs
+lie in it, do not confirm each other: they are called doubtful, with the reason.
 """
 
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
@@ -49,16 +51,26 @@ _SHOWN = (
     "server.contents",
     "machine",
 )
+#: Packages, by version and by digest of what was installed: one line each is printed of them.
+_INSTALLED = (("packages", "contents"), ("server.packages", "server.contents"))
+#: Names of packages in such a line.
+_NAMED = 6
+#: An interval whose end is more than this times its beginning holds almost any other run, too.
+_WIDE = 2.0
 #: Options of a server's command that say where it listens.
 _PLACE = ("--port", "--host", "--uds", "--root-path")
 _CLIENT_SHOWN = ("target_qps_source",)
 
 
 class Judgement(StrEnum):
-    """What is said of a field: EQUAL and WITHIN are well, DIFFERS is not, SHOWN and UNKNOWN are not judged."""
+    """What is said of a field: EQUAL and WITHIN are well, DIFFERS is not, SHOWN and UNKNOWN are not judged.
+
+    DOUBTFUL is within the tolerance, and confirms nothing.
+    """
 
     EQUAL = "equal"
     WITHIN = "within the tolerance"
+    DOUBTFUL = "within the tolerance, DOUBTFUL"
     DIFFERS = "DIFFERS"
     SHOWN = "differs, not judged"
     UNKNOWN = "not known"
@@ -125,24 +137,64 @@ def judge(rows: list[Compared]) -> None:
 
 
 def report(rows: list[Compared]) -> None:
-    """Print each field that is not equal, and how many are."""
-    equal = sum(row.judgement is Judgement.EQUAL for row in rows)
+    """Print each field that is not equal, one line for all packages of an environment, and how many are equal."""
+    installed = tuple(f"{name}." for names in _INSTALLED for name in names)
     for row in rows:
-        if row.judgement is not Judgement.EQUAL:
+        if row.judgement is Judgement.EQUAL or (_empty(row.first) and _empty(row.second)):
+            continue
+        if not row.field.startswith(installed):
             tolerance = f" ({row.tolerance})" if row.tolerance else ""
             say(f"{row.field}: {row.judgement}: {_short(row.first)} | {_short(row.second)}{tolerance}")
+    for versions, contents in _INSTALLED:
+        if lines := list(_packages(rows, f"{versions}.", f"{contents}.")):
+            say(f"{versions}: {Judgement.SHOWN}: {'; '.join(lines)}")
+    count = Counter(row.judgement for row in rows)
+    unknown = sum(_empty(row.first) and _empty(row.second) for row in rows)
     say(
-        f"{equal} of {len(rows)} fields are equal, {sum(row.judgement is Judgement.DIFFERS for row in rows)} differ "
-        "that have to be the same"
+        f"{count[Judgement.EQUAL]} of {len(rows)} fields are equal, {count[Judgement.DIFFERS]} differ that have to be "
+        f"the same, {unknown} are not known of either"
     )
+    if doubtful := [row.field for row in rows if row.judgement is Judgement.DOUBTFUL]:
+        say(f"WARNING: the performance is not confirmed: {len(doubtful)} figures agree, but are doubtful (see above)")
+
+
+def _packages(rows: list[Compared], versions: str, contents: str) -> Iterator[str]:
+    """Say which packages differ between two environments: other versions, those of one only, other contents."""
+    found = {row.field.removeprefix(versions): row for row in rows if row.field.startswith(versions)}
+    others = [name for name, row in found.items() if row.judgement is Judgement.SHOWN and row.first and row.second]
+    yield from _listed("of another version", [f"{one} {found[one].first} | {found[one].second}" for one in others])
+    yield from _listed("only in the first", [name for name, row in found.items() if row.first and not row.second])
+    yield from _listed("only in the second", [name for name, row in found.items() if row.second and not row.first])
+    yield from _listed(
+        "of one version with other files",
+        [
+            name
+            for row in rows
+            if row.field.startswith(contents) and row.judgement is Judgement.SHOWN and row.first and row.second
+            if (name := row.field.removeprefix(contents)) not in others
+        ],
+    )
+
+
+def _listed(what: str, names: list[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{len(names)} {what}: {', '.join(names[:_NAMED])}{more}"
+
+
+def _empty(value: Any) -> bool:
+    return value in ("", [], {}, None)
 
 
 def _fields(first: Capsule, second: Capsule, names: tuple[str, ...], apart: Judgement) -> Iterator[Compared]:
     for name in names:
         one, other = (_value(capsule, name) for capsule in (first, second))
         if isinstance(one, Mapping) and isinstance(other, Mapping):
+            known = bool(one and other)  # what one of two known environments has not is a difference
             for key in dict.fromkeys([*one, *other]):
-                yield _row(f"{name}.{key}", one.get(key, ""), other.get(key, ""), apart)
+                row = _row(f"{name}.{key}", one.get(key, ""), other.get(key, ""), apart)
+                missing = known and (key in one) != (key in other)
+                yield msgspec.structs.replace(row, judgement=apart) if missing else row
         else:
             yield _row(name, one, other, apart)
 
@@ -156,10 +208,9 @@ def _value(capsule: Capsule, name: str) -> Any:
 
 def _row(field: str, one: Any, other: Any, apart: Judgement) -> Compared:
     if one == other:
-        judgement = Judgement.EQUAL if one not in ("", [], {}, None) else Judgement.UNKNOWN
+        judgement = Judgement.UNKNOWN if _empty(one) else Judgement.EQUAL
     else:
-        empty = any(value in ("", [], {}, None) for value in (one, other))
-        judgement = Judgement.UNKNOWN if empty else apart
+        judgement = Judgement.UNKNOWN if _empty(one) or _empty(other) else apart
     return Compared(field=field, first=one, second=other, judgement=judgement)
 
 
@@ -198,8 +249,12 @@ def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: boo
         yield from _accuracy(name, one, other, tolerance)
     if one.valid is not None or other.valid is not None:
         yield _row(f"{name}.valid", one.valid, other.valid, Judgement.SHOWN if rehearsal else Judgement.DIFFERS)
+    if doubts := [f"see {name}.doubts"] if one.doubts or other.doubts else []:
+        said = ("; ".join(run.doubts) or "none" for run in (one, other))
+        yield Compared(field=f"{name}.doubts", first=next(said), second=next(said), judgement=Judgement.SHOWN)
     for key in dict.fromkeys([*one.figures, *other.figures]):
-        yield _figure(f"{name}.figures.{key}", one.figures.get(key), other.figures.get(key), rehearsal=rehearsal)
+        row = _figure(f"{name}.figures.{key}", one.figures.get(key), other.figures.get(key), rehearsal=rehearsal)
+        yield _doubted(row, [*_wide(one.figures.get(key), other.figures.get(key)), *doubts])
 
 
 def _accuracy(name: str, one: CapsuleRun, other: CapsuleRun, tolerance: float) -> Iterator[Compared]:
@@ -257,6 +312,25 @@ def _figure(field: str, one: CapsuleFigure | None, other: CapsuleFigure | None, 
     if one is not None and other is not None and one.value == other.value:
         judgement = Judgement.EQUAL
     return Compared(field=field, first=first, second=second, judgement=judgement, tolerance=tolerance)
+
+
+def _doubted(row: Compared, doubts: list[str]) -> Compared:
+    """Name the reasons to doubt a figure; one that agrees is then not confirmed."""
+    if not doubts or row.judgement in (Judgement.EQUAL, Judgement.UNKNOWN):
+        return row
+    doubtful = row.judgement is Judgement.WITHIN
+    return msgspec.structs.replace(
+        row,
+        judgement=Judgement.DOUBTFUL if doubtful else row.judgement,
+        tolerance="; ".join([row.tolerance, f"doubtful: {', '.join(doubts)}"]),
+    )
+
+
+def _wide(*figures: CapsuleFigure | None) -> Iterator[str]:
+    """Say which intervals are so wide that overlapping means little."""
+    for which, figure in zip(("first", "second"), figures, strict=True):
+        if figure and figure.low and figure.high and figure.high > _WIDE * figure.low:
+            yield f"the interval of the {which} run spans a factor of {figure.high / figure.low:.1f}"
 
 
 def _words(figure: CapsuleFigure | None) -> str:

@@ -16,7 +16,7 @@ from cm4vllm.common.program import program_files
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
-from cm4vllm.submission.sources import PROGRAM_FOLDER
+from cm4vllm.submission.sources import program_folders, published_files
 from cm4vllm.submission.system import MACHINE_FILE
 
 __all__ = ["inspect_tree", "servers_of", "words_of"]
@@ -29,14 +29,14 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 
     `words` are those of the campaign that made it, which are looked for beside it otherwise.
     """
-    folders = {f"*/*/{layout.program}/{PROGRAM_FOLDER}" for layout in LAYOUTS.values()}
-    program = [path for folder in folders for path in tree.glob(f"{folder}/**/*") if path.is_file()]
-    public = _public_digests()
-    refuse_private(
-        tree,
-        words_of(tree.parent) if words is None else words,
-        {path.relative_to(tree).as_posix(): sha256_of(path) in public for path in program},
-    )
+    folders = {folder for layout in LAYOUTS.values() for folder in tree.glob(f"*/*/{layout.program}")}
+    program: dict[str, bool] = {}
+    for version in (one for folder in folders for one in program_folders(folder)):
+        public = _public_digests() | published_files(version)
+        for path in version.rglob("*"):
+            if path.is_file():
+                program[path.relative_to(tree).as_posix()] = sha256_of(path) in public
+    refuse_private(tree, words_of(tree.parent) if words is None else words, program)
 
 
 def words_of(out: Path) -> list[PrivateWord]:

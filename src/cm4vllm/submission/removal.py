@@ -15,6 +15,7 @@ from cm4vllm.submission.changes import changed_tree
 from cm4vllm.submission.layouts import LAYOUTS, TreeLayout
 from cm4vllm.submission.overview import SUBMITTER_PAGE, capsules, result_folders, write_overview
 from cm4vllm.submission.pages import without_scenario, without_section
+from cm4vllm.submission.sources import remove_unnamed_programs
 from cm4vllm.submission.writing import TreeWriter, read_object
 
 __all__ = ["remove_results"]
@@ -70,6 +71,7 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
         shutil.rmtree(home / layout.program / model, ignore_errors=True)
         _change(writer, home / layout.calibration, partial(without_section, heading=model))
     _unmapped(writer, home / "model_mapping.json", gone)
+    remove_unnamed_programs(home / layout.program)
     write_overview(writer, home, layout)
 
 

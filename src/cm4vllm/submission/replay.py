@@ -108,12 +108,12 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
         f"--tags={tags}",
         *(f"--{name}={value}" if value is not None else f"--{name}" for name, value in wanted.items()),
     ]
-    missing = sorted({name for word in words for name in _variables(word) if not environ.get(name)})
+    missing = dict(sorted((name, word) for word in words for name in _variables(word) if not environ.get(name)))
     if missing:
         raise UsageError(
             "what stood only where the first command was typed is not known here",
-            cause=f"variables without a value: {', '.join(missing)}",
-            remedy="export them with the values of this machine, or give the flags that they stand in",
+            cause="; ".join(f"no value of {name}, which stands in {word}" for name, word in missing.items()),
+            remedy=f"export them with the values of this machine: {' '.join(f'{name}=...' for name in missing)}",
         )
     return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in words]
 

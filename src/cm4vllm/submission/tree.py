@@ -27,7 +27,7 @@ from cm4vllm.submission.pages import heading_of
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.software import published_facts
-from cm4vllm.submission.sources import PROGRAM_FOLDER, add_program, source_page
+from cm4vllm.submission.sources import add_program, program_folders, source_page
 from cm4vllm.submission.system import SYSTEM_FILE
 from cm4vllm.submission.writing import GENERATE, TreeWriter, place_below
 
@@ -75,16 +75,32 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
     require_same_submission(results, submission if add else None)
     changed: list[str] = []
     with changed_tree(submission) if add else new_tree(submission) as writer:
+        homes = {one.home(writer.root): one.layout for one in results}
+        programs = {}
+        for home, layout in homes.items():
+            programs[home], no_commit = add_program(home / layout.program)
+            changed += no_commit
         for one in results:
-            _write(writer, one, private)
-        for home, layout in {one.home(writer.root): one.layout for one in results}.items():
+            _write(writer, one, private, programs[one.home(writer.root)])
+        for home, layout in homes.items():
             write_overview(writer, home, layout)
-            changed += add_program(home / layout.program / PROGRAM_FOLDER)
+            _name_versions(home / layout.program, programs[home])
         inspect_tree(writer.root, private)
     if changed:
         rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         warn(f"the program in the submission is not that of its commit: {', '.join(changed[:5])}{rest} differ")
     return submission
+
+
+def _name_versions(folder: Path, here: str) -> None:
+    """Say so where a tree has several versions of the program."""
+    others = [path.name for path in program_folders(folder) if path.name != here]
+    if others:
+        warn(
+            f"the tree holds {len(others) + 1} versions of the program, because results that it had were added by "
+            f"another: {folder.name}/{here} goes with the results that are added now, the others keep "
+            f"{', '.join(f'{folder.name}/{name}' for name in others)}"
+        )
 
 
 def require_place(tree: Path | None, why: str) -> Path:
@@ -148,8 +164,8 @@ class Results:
         return root / self.asked.division / self.asked.submitter
 
 
-def _write(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None:
-    """Write one campaign's results and its parts of the pages."""
+def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version: str) -> None:
+    """Write one campaign's results and its parts of the pages; `version` is the folder of the program."""
     asked, layout, home, run = one.asked, one.layout, one.home(writer.root), one.runs[0].performance
     writer.json(home / "systems" / f"{one.system}.json", one.description)
     if one.settings.model.name != one.settings.benchmark:
@@ -179,7 +195,7 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None
         program / "README.md",
         f"# {asked.model}: what ran",
         heading_of(one.system, one.scenarios),
-        scrubbed(source_page(command, asked.commit, run), private),
+        scrubbed(source_page(command, asked.commit, run, version), private),
     )
     if asked.capsule:
         writer.text(program / capsule_name(one.system, one.scenarios), scrubbed(asked.capsule, private))
