@@ -15,7 +15,7 @@ def preprocess(i):
     from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule
     from cm4vllm.submission.capsule_of_results import capsule_of_results
     from cm4vllm.submission.comparison import ACCURACY_TOLERANCE, compare, environment, judge, report
-    from cm4vllm.submission.replay import capsule_at, replay_words, this_place
+    from cm4vllm.submission.replay import capsule_at, replay_words, this_place, with_scenarios
 
     env = i["env"]
     if not env.get("CM_MLPERF_CAPSULE"):
@@ -38,6 +38,8 @@ def preprocess(i):
     out = Path(done["new_env"]["CM_MLPERF_RESULTS_DIR"])
     again = capsule_of_results(out)
     write_capsule(out / CAPSULE_FILE, again)
+    if given.get("scenario"):
+        capsule = with_scenarios(capsule, {run.scenario for run in again.runs})
     rows = compare(capsule, again, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     report(rows)
     i["state"]["compared"] = msgspec.to_builtins(rows)

@@ -132,7 +132,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
 
     table = Table(title=Text(_line(headline(report)), style="bold"), title_justify="left")
     for column in _COLUMNS:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
@@ -146,5 +146,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
             if line.startswith("checker:")
             else ("red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
         )
-        console.print(Text(line, style=style), soft_wrap=True)
+        inside = " " * (len(line) - len(line.lstrip()) + 2)
+        for part in textwrap.wrap(line, console.width, subsequent_indent=inside, break_long_words=False) or [""]:
+            console.print(Text(part, style=style), soft_wrap=True)
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

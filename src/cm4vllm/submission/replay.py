@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from cm4vllm.submission.capsule_of_tree import capsules_of_tree
 from cm4vllm.submission.software import detect_software
 from cm4vllm.submission.sources import program_digest
 
-__all__ = ["capsule_at", "capsules_at", "replay_words", "this_place"]
+__all__ = ["capsule_at", "capsules_at", "replay_words", "this_place", "with_scenarios"]
 
 #: Flags that say where a job's files go and what it prints, not what it measures.
 _NOT_REPEATED = ("output_dir", "results_dir", "rerun", "plan", "quiet", "j", "out", "submitter", "clean", "print_deps")
@@ -84,6 +84,11 @@ def this_place(capsule: Capsule) -> Capsule:
         },
         server=CapsuleServer(),
     )
+
+
+def with_scenarios(capsule: Capsule, scenarios: Collection[str]) -> Capsule:
+    """Return the capsule with the runs of these scenarios alone."""
+    return msgspec.structs.replace(capsule, runs=[run for run in capsule.runs if run.scenario in scenarios])
 
 
 def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
