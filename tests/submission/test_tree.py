@@ -13,6 +13,7 @@ from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.inspection import check_tree
 from cm4vllm.rules import Division, Scenario
@@ -136,7 +137,13 @@ def test_the_source_page_names_version_command_and_commit(campaign):
     asked = dataclasses.replace(campaign(), commit="0123abc", command=f"cm run script --output_dir={Path.home()}/r")
     build_tree(asked)
     page = (asked.out / "submission" / "open" / asked.submitter / "src" / asked.model / "README.md").read_text()
-    assert f"cm4vllm {cm4vllm.__version__}, commit 0123abc" in page
+    assert "The runs were made by cm4vllm, commit 0123abc. The program that built this part of the tree" in page
+    here = commit_of_this_repository()
+    own = build_tree(dataclasses.replace(asked, commit=here), tree=asked.out / "own")
+    page = next(own.glob(f"*/*/src/{asked.model}/README.md")).read_text()
+    assert (
+        f"made by cm4vllm {cm4vllm.__version__}" in page and f"commit {here}. All of it lies beside this page" in page
+    )
     assert '\ncm run script \\\n    --output_dir="${OUTPUT_DIR:?}"\n' in page
 
 

@@ -35,6 +35,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.loadgen.runner import USER_CONF
 from cm4vllm.report.explorer import published_index
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.place import places_of
@@ -222,8 +223,16 @@ class _Execution:
     def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
         self.env.update(exports)
         self.values.good.add(step.name)
+        if step.product is Product.RUN:
+            self._forget_user_conf()
         self._enter(step, state, **fields)
         self._record_campaign()
+
+    def _forget_user_conf(self) -> None:
+        """Remove the user.conf that was written beside a run's folder: the run has it in its own."""
+        path = Path(self.env.pop("CM_MLPERF_USER_CONF", ""))
+        if path.name.endswith(f".{USER_CONF}") and path.is_relative_to(self.job.out):
+            path.unlink(missing_ok=True)
 
     def _enter(
         self,

@@ -129,13 +129,13 @@ def source_page(command: str, commit: str, run: RunRecord, program: str = PROGRA
     notice = f"> **{run.notice}**\n\n" if run.notice else ""
     origin = f", commit {commit}" if commit else ", not from a checkout"
     here = commit_of_this_repository()
-    whole = (
-        "All of it lies"
-        if commit == here
-        else f"The program that built this part of the tree{f', commit {here},' if here else ''} lies"
-    )
+    if commit == here:
+        made, lies = f"cm4vllm {cm4vllm.__version__}{origin}", "All of it lies"
+    else:
+        made = f"cm4vllm{origin}"
+        lies = f"The program that built this part of the tree{f', commit {here},' if here else ''} lies"
     listed = "\n".join(f"- {name} {version}" for name, version in sorted(versions.items()))
-    return f"""{notice}The runs were made by cm4vllm{origin}. {whole} beside this page, in
+    return f"""{notice}The runs were made by {made}. {lies} beside this page, in
 `../{program}`, which is a repository of Collective Mind (CM); `{MANIFEST}` in it lists its files. To run it from
 there, in an environment of its own:
 
