@@ -3,12 +3,16 @@
 from pathlib import Path
 
 
-def plan(i):
+def refuse(i):
     from cm4vllm.assets.quantization import QuantizationSettings, require_scheme
     from cm4vllm.common.settings import read_settings
 
     require_scheme(read_settings(QuantizationSettings, i["env"]))
     return {"return": 0}
+
+
+def plan(i):
+    return refuse(i)
 
 
 def preprocess(i):

@@ -147,6 +147,19 @@ def preprocess(i):
     assert output.index("outer goes on") < output.index("inner ends")
 
 
+def test_a_script_refuses_its_inputs_before_its_dependencies_run(home):
+    home.script("slow", customize="def preprocess(i): print('the dependency ran'); return {'return': 0}\n")
+    home.script(
+        "outer",
+        {"deps": [{"tags": "slow"}]},
+        customize="def refuse(i): return {'return': 20 if i['env'].get('CM_BAD') else 0, 'error': 'bad'}\n",
+    )
+    refused = home.cli("run", "script", "--tags=outer", "--env.CM_BAD=1")
+    assert refused.returncode == 20 and "the dependency ran" not in refused.stdout + refused.stderr
+    done = home.cli("run", "script", "--tags=outer")
+    assert done.returncode == 0 and "the dependency ran" in done.stdout + done.stderr
+
+
 def test_failure_of_a_nested_run_keeps_its_exit_code_and_text(home):
     home.script("inner", customize="def preprocess(i): return {'return': 33, 'error': 'the server died'}\n")
     home.script("outer", customize="def preprocess(i): return i['automation'].run({'tags': 'inner'})\n")

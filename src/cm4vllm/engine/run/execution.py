@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from cm4vllm.common.errors import CmError, RecipeError, translated_os_errors
+from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import Dependency
@@ -100,6 +101,16 @@ def prepare_folder(run: Run) -> None:
             os.makedirs(scope.folder, exist_ok=True)
     if not run.is_fake:
         _remove(scope.folder, (*script.clean_files, *script.clean_output_files))
+
+
+def refuse(run: Run) -> None:
+    """Let a script refuse its inputs before its dependencies take their time.
+
+    Where the packages that its code needs are still to be installed by those, preprocess refuses.
+    """
+    if not run.is_fake:
+        with suppress(InstallError):
+            run.hook("refuse")
 
 
 def run_deps(phase: str) -> Callable[[Run], None]:
@@ -208,6 +219,7 @@ def post_deps(run: Run) -> None:
 _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
     announce,
     prepare_folder,
+    refuse,
     run_deps("deps"),
     preprocess,
     run_deps("prehook_deps"),
