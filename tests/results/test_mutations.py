@@ -80,6 +80,16 @@ def test_both_variants_of_one_run_are_a_note_where_the_targets_are_reached(home:
     assert "ONE-RUN-TWO-VARIANTS error" in found_in(home)
 
 
+def test_a_summary_of_another_run_is_found_in_a_compliance_test(home: Path) -> None:
+    place = home / RESULT / "Server/TEST06/performance"
+    shutil.copytree(home / RESULT / "Server/performance", place)
+    shutil.copy(
+        home / RESULT / "Offline/performance/run_1/mlperf_log_summary.txt", place / "run_1/mlperf_log_summary.txt"
+    )
+    found = [one for one in check_tree(home.parents[1]).findings if one.code == "SUMMARY-DIFFERS"]
+    assert [one.file.partition("/Server/")[2] for one in found] == ["TEST06/performance/run_1/mlperf_log_summary.txt"]
+
+
 def test_another_number_of_tokens_a_sample_is_found(home: Path) -> None:
     set_log(
         home,

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.checks.tree_files import test_folders
 from cm4vllm.results.model import Performance, Submission
+from cm4vllm.results.reading import Reader
 
 __all__: list[str] = []
 
@@ -63,7 +64,7 @@ class _Stated(NamedTuple):
     stage=Stage.TREE,
 )
 def one_run(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
+    for part in _runs(submission):
         stated = list(_stated(part))
         apart = [one for one in stated if not one.same]
         if apart:
@@ -74,6 +75,19 @@ def one_run(submission: Submission) -> Iterator[Fault]:
                 apart[0].text,
                 f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,
             )
+
+
+def _runs(submission: Submission) -> Iterator[Performance]:
+    """Give the performance runs of the results and of their compliance tests; what cannot be read is left out."""
+    reader = Reader(submission.root)
+    for result in submission.results:
+        if result.performance is not None:
+            yield result.performance
+        for test in result.compliance:
+            for place in test_folders(submission, result, test):
+                folder = place / "performance" / "run_1"
+                if (folder / SUMMARY_LOG).is_file() and (part := reader.performance(folder, None)) is not None:
+                    yield part
 
 
 def _stated(part: Performance) -> Iterator[_Stated]:

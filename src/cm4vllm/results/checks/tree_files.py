@@ -19,7 +19,7 @@ from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Mode
 
-__all__: list[str] = []
+__all__ = ["test_folders"]
 
 _PATHS = "tools/submission/submission_checker/constants.py, the paths of each round"
 _OLD_CHECKER = "tools/submission/submission_checker_old.py"
@@ -271,14 +271,15 @@ def compliance(submission: Submission) -> Iterator[Fault]:
         if is_endpoints(submission.root / result.folder):
             continue  # its tests are audits of the harness, which are optional
         for test in terms.compliance if terms else ():
-            folder = next((one for one in _test_folders(submission, result, test) if one.is_dir()), None)
+            folder = next((one for one in test_folders(submission, result, test) if one.is_dir()), None)
             if folder is None:
                 yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
             elif test in _VERIFIED:
                 yield from _verified(submission, folder, *_VERIFIED[test])
 
 
-def _test_folders(submission: Submission, result: Result, test: str) -> Iterator[Path]:
+def test_folders(submission: Submission, result: Result, test: str) -> Iterator[Path]:
+    """Give the folders in which a compliance test of a result may lie: that since v6.0, then that before."""
     folder = submission.root / result.folder
     yield folder / test
     yield submission.home / "compliance" / folder.relative_to(submission.home / "results") / test
