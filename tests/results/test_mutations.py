@@ -90,6 +90,13 @@ def test_a_summary_of_another_run_is_found_in_a_compliance_test(home: Path) -> N
     assert [one.file.partition("/Server/")[2] for one in found] == ["TEST06/performance/run_1/mlperf_log_summary.txt"]
 
 
+def test_a_tree_that_states_digests_of_the_weights_is_not_told_that_it_has_none(home: Path) -> None:
+    for path in (home / RESULT).glob("*/measurements.json"):
+        set_json(home, path, {"model_sha256": "c0ffee"})
+    (one,) = [one for one in check_tree(home.parents[1]).findings if one.code == "MODEL-NOT-VERIFIABLE"]
+    assert "states digests of the weights" in one.what and "--weights=FOLDER" in one.remedy
+
+
 def test_another_number_of_tokens_a_sample_is_found(home: Path) -> None:
     set_log(
         home,

@@ -117,14 +117,23 @@ def _methods(home: Path) -> frozenset[str]:
 )
 def verifiable(submission: Submission) -> Iterator[Fault]:
     at_hand = {one.folder for served in submission.weights for one in served.results}
-    models = sorted({one.model for one in submission.results if one.folder not in at_hand})
-    if models and not submission.campaign:
-        yield Fault(
+    left = [] if submission.campaign else [one for one in submission.results if one.folder not in at_hand]
+    stated = {one.model for one in left if one.measurements.get("model_sha256")}
+    for models, what, remedy in (
+        (
+            {one.model for one in left} - stated,
             "the tree holds no weights and no digests of them: which model was served cannot be verified",
-            f"{submission.division}/{submission.submitter}",
-            "",
-            ", ".join(models),
-        )
+            None,
+        ),
+        (
+            stated,
+            "the tree states digests of the weights, which are not at hand: which model was served is not verified",
+            "compare them: --tags=check,mlperf,results --input=TREE --weights=FOLDER",
+        ),
+    ):
+        if models:
+            place = f"{submission.division}/{submission.submitter}"
+            yield Fault(what, place, "", ", ".join(sorted(models)), remedy=remedy)
 
 
 @check(
