@@ -147,6 +147,9 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
             else ("red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
         )
         inside = " " * (len(line) - len(line.lstrip()) + 2)
-        for part in textwrap.wrap(line, console.width, subsequent_indent=inside, break_long_words=False) or [""]:
+        parts = textwrap.wrap(  # a path stays whole, so that it can be copied
+            line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
+        )
+        for part in parts or [""]:
             console.print(Text(part, style=style), soft_wrap=True)
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]
