@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from cm4vllm.campaign.ledger import LEDGER_FILE, is_under_way, read_ledger
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE
 
@@ -109,6 +110,7 @@ class Trial:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
                 env=env,
             )
 
@@ -116,6 +118,7 @@ class Trial:
         self._terminal, slave = pty.openpty()
 
         def take_terminal() -> None:
+            die_with_parent()
             signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else signal.SIG_DFL)
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
