@@ -1,10 +1,14 @@
-"""The search for a target rate on simulated servers: `python benchmarks/search.py [--rounds=N] [--json=FILE]`.
+"""The searches on simulated servers: `python benchmarks/search.py [--rounds=N] [--settings=N] [--json=FILE]`.
 
 Each of N systems of each kind has its own seed, which is also LoadGen's seed of the schedule: M/D/c queues, queues with
 noise, continuous batching bound by TTFT (a cliff) and by TPOT (smooth), and a KV cache with chunked prefill and
 preemption. The true rate is that at which a full-length run of 600 s with this very schedule is valid with probability
 1/2 over the server's noise: the median, over NOISES noises, of the rate up to which the run is valid. All times are on
 the simulated clock. The cost is that of the whole search, with its full-length runs, of which one is the result.
+
+With --settings=N alone the search over server settings is made on N systems with a KV cache, half of them with samples
+that come at once, half with queries at their own times. Each has its own seed, and the settings of the best candidate
+are compared with those of the best of all by what long runs of each of them do, without the noise of short ones.
 """
 
 from __future__ import annotations
@@ -18,11 +22,14 @@ from dataclasses import dataclass, replace
 
 from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.search.halving import HalvingPlan, halve
+from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
 from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
+from cm4vllm.campaign.search.space import Candidate, Space
 from cm4vllm.campaign.search.systems import Batching, Paged, Queue
 from cm4vllm.common.errors import CmError
 from cm4vllm.rules import LatencyLimits
-from figures import arguments, figure, report
+from figures import Figure, arguments, figure, report
 
 FULL_S = 600.0
 WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="llama3.1-8b Server")
@@ -116,11 +123,85 @@ def outcome(case: Case) -> Outcome:
     )
 
 
+# --- server settings -------------------------------------------------------------------------------------------------
+
+SPACE = Space.parse("max-num-seqs:32..256,max-num-batched-tokens:512..2048")
+#: The length of the runs by which candidates are truly compared, in s; the minutes of a search, and what a start takes.
+SETTINGS_S, MINUTES, START_S = 200.0, 60.0, (30.0, 90.0)
+
+
+def settings_systems(count: int) -> Iterator[tuple[Paged, LatencyLimits | None, int]]:
+    """Give `count` systems, the limits of every other one, and their seeds."""
+    for seed in range(1, count + 1):
+        draw = random.Random(1000 + seed)  # noqa: S311 - a simulation
+        system = Paged(
+            draw.uniform(0.01, 0.03),
+            draw.uniform(0.0001, 0.0006),
+            draw.uniform(5e-6, 4e-5),
+            draw.choice((8000, 16000, 32000)),
+            draw.choice((512, 2048)),
+            draw.choice((32, 256)),
+            50,
+            draw.choice((250, 900)),
+            noise=0.05,
+        )
+        yield system, draw.choice((WIDE, TIGHT)) if seed % 2 else None, seed
+
+
+def true_score(system: Paged, limits: LatencyLimits | None, seed: int) -> float:
+    """Return the tokens/s of a long run, or the rate up to which one keeps its limits."""
+    tokens, answers = tokens_per_s(system, SETTINGS_S, seed=seed, noise=9000)
+    if limits is None:
+        return tokens
+    return edge(Case("settings", system, limits, FullLength(SETTINGS_S, seed)), 0, answers / 2.5, answers * 1.3)
+
+
+def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> tuple[float, float, float, float]:
+    """Return the chosen candidate's part of the best one's score, what it gains truly, what was said, and the cost."""
+    candidates = SPACE.candidates({})
+    start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
+    bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)
+    found = halve(candidates, bench, HalvingPlan(60 * MINUTES))
+
+    def true(candidate: Candidate) -> float:
+        made = configured(system, candidate)
+        return true_score(made, limits, seed) if made else 0.0
+
+    scores = [true(one) for one in candidates]
+    said = (found.best.score or 0.0) / (found.as_it_is.score or 1.0) if found.as_it_is else 0.0
+    cost = sum(one.took_s for one in found.evaluations) / 60
+    chosen = scores[found.best.number]
+    return chosen / max(scores), chosen / scores[0], said, cost
+
+
+def settings_main(count: int) -> list[Figure]:
+    """Print each outcome of the search over server settings; return its figures."""
+    made = []
+    for system, limits, seed in settings_systems(count):
+        made.append(one := settings_outcome(system, limits, seed))
+        print(
+            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one[0]:.3f} of the best"
+            f"{'' if one[0] >= 1 - NEAR else ' MISSED'}, {one[1]:.3f} times the server as it is (said: {one[2]:.3f}); "
+            f"{one[3]:.1f} of {MINUTES:g} minutes",
+            flush=True,
+        )
+    near = [one[0] >= 1 - NEAR for one in made]
+    return [
+        figure("settings within 3 % of the best", [sum(near) / len(near)], "share"),
+        figure("settings: chosen / best", [one[0] for one in made], "x"),
+        figure("settings: chosen / as it is", [one[1] for one in made], "x"),
+        figure("settings: longest search", [max(one[3] for one in made)], "minutes", at_most=MINUTES),
+    ]
+
+
 def main() -> int:
     """Print each outcome and the table; return the exit code."""
     parser = arguments("The search for a target rate on simulated servers", rounds=10)
     parser.add_argument("--first", type=int, default=1, help="first seed (%(default)s)")
+    parser.add_argument("--settings", type=int, default=0, help="systems of the search over server settings alone")
     options = parser.parse_args()
+    if options.settings:
+        return report(settings_main(options.settings), options.json)
     kinds: dict[str, list[Outcome]] = {}
     for case in cases(options.rounds, options.first):
         kinds.setdefault(case.kind, []).append(one := outcome(case))

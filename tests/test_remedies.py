@@ -109,6 +109,7 @@ def main_job_steps() -> set[str]:
     jobs = [
         Job.of(CampaignSettings(execution_mode="valid", quantize="int8", model_source="_hf.owner/name")),
         Job.of(CampaignSettings(api_server="http://127.0.0.1:1")),
+        Job.of(CampaignSettings(search="max-num-seqs:8..64")),
     ]
     return {step.tags for job in jobs for step in schedule(job)}
 

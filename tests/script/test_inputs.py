@@ -155,6 +155,7 @@ OTHERS = {
     "only",
     "quick",
     "rounds",
+    "settings",
     "vllm",
     "endpoints",
     "cores",

@@ -151,6 +151,7 @@ CASES = [
     ("_vllm,_find-performance", {}, 700),
     ("_vllm,_performance-only", {"find_target_qps": "yes", "scenario": "Server"}, 700),
     ("_vllm,_r6.1", {"run_checker": "no"}, 700),
+    ("_vllm", {"search": "max-num-seqs:64..256", "search_minutes": "5"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge", "execution_mode": "valid"}, 100),
     ("_vllm", {"api_server": "http://127.0.0.1:1"}, 700),
@@ -240,6 +241,19 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
     ]
     again = asked(tmp_path, "_vllm,_performance-only", {**flags, "rerun": "yes"}, files)
     assert len([tags for tags, _ in executed(monkeypatch, again) if tags.startswith("app,")]) == 2
+
+
+def test_the_settings_that_are_found_are_those_of_the_server_and_recorded(tmp_path, monkeypatch, files):
+    found = {"CM_VLLM_SERVER_EXTRA_ARGS": "--max-num-seqs=128", "CM_VLLM_SEARCHED_OPTIONS": "--max-num-seqs=128"}
+    monkeypatch.setitem(EXPORTS, "find,mlperf,inference,server-settings", found)
+    request = asked(tmp_path, "_vllm", {"search": "max-num-seqs:64..256"}, files)
+    (node,) = [node for node in planned(tmp_path, request) if node.name == "server settings search"]
+    assert "takes 1,800 s, at most" in node.notes[0]
+    assert node.notes[-1].startswith("3 candidates beside the server as it is")
+    done = executed(monkeypatch, request)
+    (server,) = [env for tags, env in done if tags.startswith("run,vllm-server")]
+    assert server["CM_VLLM_SERVER_EXTRA_ARGS"] == "--max-num-seqs=128"
+    assert json.loads((tmp_path / "out/test/campaign.json").read_text())["searched_options"] == "--max-num-seqs=128"
 
 
 def test_without_the_checkers_source_a_rehearsal_leaves_the_checkers_out(tmp_path, monkeypatch, files):
@@ -333,6 +347,12 @@ REFUSED = [
     ("_vllm", {"division": "network"}, "rule QDL-NAME"),
     ("_vllm", {"scenario": "Ofline"}, "Ofline"),
     ("_vllm,_find-performance", {"scenario": "Offline"}, "finds no rate in this job"),
+    ("_vllm", {"search": "max-num-sequences:1..8"}, "names no option of vLLM that can be searched"),
+    ("_vllm", {"search": "max-num-seqs:64..8"}, "from high to low"),
+    ("_vllm", {"search": "max-num-seqs:8..64", "max_num_seqs": "16"}, "which is given: --max_num_seqs=16"),
+    ("_vllm", {"search": "max-num-seqs:8..64", "api_server": "http://127.0.0.1:1"}, "--search cannot be given"),
+    ("_vllm", {"search": "max-num-seqs:8..64", "search_minutes": "0"}, "--search_minutes=0"),
+    ("_vllm", {"search_minutes": "5"}, "without --search"),
     ("_vllm,_accuracy-only", {"find_target_qps": "yes"}, "finds no rate in this job"),
     ("_vllm", {"execution_mode": "vaild"}, "vaild"),
     ("_vllm", {"device": "tpu"}, "--device=tpu"),

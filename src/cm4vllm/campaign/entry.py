@@ -44,6 +44,8 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     faults = division_faults(job, env)
     job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
     _require_steps(job)
+    if job.space is not None:
+        job.space.require_free(env)
     try:
         require_division_rules(job, faults)
         preflight(env, job)

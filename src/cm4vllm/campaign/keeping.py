@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from cm4vllm import __version__
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
+from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
+from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
@@ -85,6 +87,11 @@ def _search(env: Mapping[str, str], known: str) -> Found:
     return _of_file(path, digest, known, exports)
 
 
+def _server_settings(env: Mapping[str, str], known: str) -> Found:
+    path = Path(given(env.get("CM_MLPERF_OUTPUT_DIR", ""), "output_dir")).absolute() / SETTINGS_FILE
+    return _of_file(path, inputs_digest(env), known, lambda: exports_of(read_record(path, SettingsRecord)))
+
+
 def _scores(env: Mapping[str, str], known: str) -> Found:
     folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
@@ -114,6 +121,7 @@ def _verdict(env: Mapping[str, str], known: str) -> Found:
 _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
     Product.RUN: _run,
     Product.SEARCH: _search,
+    Product.SETTINGS: _server_settings,
     Product.SCORES: _scores,
     Product.VERDICT: _verdict,
 }

@@ -7,24 +7,17 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from cm4vllm import SIMULATED_NOTICE
+from cm4vllm.campaign.searches import FOUND_BY_SEARCH, search_duration, settings_search
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
-from cm4vllm.campaign.targets import (
-    LATENCY_QUERIES,
-    LATENCY_SHARE,
-    OFFLINE_MARGIN,
-    REHEARSAL_MARGIN,
-    REHEARSAL_SEARCH_S,
-    SEARCH_RUNS,
-    SERVER_SHARE,
-)
+from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
+from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, RateUse, Scenario
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
 
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
-SCENARIO, MODE, FOLDER = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE", "CM_MLPERF_OUTPUT_DIR"
+SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
 #: Whether an accuracy run that was stopped goes on with the answers that it had: in the open division.
 KEEP = "CM_MLPERF_KEEP_ANSWERS"
 TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
@@ -32,10 +25,6 @@ TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGE
 _RATE = "Offline rate"
 #: How often a full-length run that misses a limit at the rate found is made again at a lower one.
 BACK_OFFS = 2
-#: How long the run takes that follows a search: mostly the search has made it.
-_FOUND_BY_SEARCH = Duration(
-    seconds=0.0, source="the search has made it, or the length by the rules where it confirms no rate", at_least=True
-)
 _NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
 _NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
 _SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
@@ -126,6 +115,8 @@ def _assets(job: Job) -> Iterator[Step]:
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
     if not given:
+        if job.space is not None:
+            yield settings_search(job, job.space)
         yield _server(job)
     if not job.settings.rehearse:
         yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
@@ -278,7 +269,7 @@ def _performance(
     gives = f"{shown(_place(scenario, Mode.PERFORMANCE))}/run.json"
     inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), **target}
     duration = _duration(job, scenario)
-    first = _FOUND_BY_SEARCH if searched and not job.rehearsal else duration
+    first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
     yield from _measurement(name, inputs, gives, duration=first)
     if _is_sized(job, scenario) and _given(job, scenario) is None and not job.rehearsal:
         again = {
@@ -324,7 +315,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         gives=f"{folder}/search.json",
         condition=condition,
         product=Product.SEARCH,
-        duration=_search_duration(job, scenario),
+        duration=search_duration(job, scenario),
         notes=(
             "short runs at different rates search for the highest rate that keeps the latency limits",
             "its logs take about 0.1 MB a probe, and 40 bytes more for each query of a full-length run",
@@ -493,18 +484,6 @@ def _duration(job: Job, scenario: Scenario) -> Duration | None:
         return None
     longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
     return Duration(seconds=min(REHEARSAL_DURATION_S, longest), source="as a rehearsal", at_least=True)
-
-
-def _search_duration(job: Job, scenario: Scenario) -> Duration:
-    """Return how long a search for a rate takes at most, where LoadGen need not issue whole datasets."""
-    if job.rehearsal:
-        return Duration(seconds=REHEARSAL_SEARCH_S, source="about, as a rehearsal")
-    run_s = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms / 1000
-    return Duration(
-        seconds=SEARCH_RUNS * run_s,
-        source=f"{SEARCH_RUNS} full-length runs of {run_s:,.4g} s at most, one of which is the scenario's result; at a "
-        "low rate a run of whole datasets is longer",
-    )
 
 
 # --- the submission --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from cm4vllm.campaign.capabilities import (
 )
 from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.live.address import Address
+from cm4vllm.campaign.search.space import Space, asked_space
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import key_of
 from cm4vllm.common.errors import UsageError, nearest
@@ -52,6 +53,7 @@ _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_co
         "attempts",
         "singlestream_target_latency",
         "max_test_duration",
+        "search_minutes",
         "num_workers",
         "max_in_flight",
         "replicas",
@@ -68,6 +70,9 @@ _LEAST_LATENCY = 1e-3
 
 #: The words of --rerun for every step, and for none; all others name steps.
 _ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
+
+#: How long a search over server settings may take where the user does not say it.
+SEARCH_MINUTES = 30.0
 
 #: A file system takes names of 255 bytes, and other names are made of these.
 _LONGEST_NAME = 100
@@ -99,6 +104,8 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
     find_target_qps: Annotated[bool | None, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = None
+    search: Annotated[str, Key("CM_VLLM_SEARCH")] = ""
+    search_minutes: Annotated[float | None, Key("CM_VLLM_SEARCH_MINUTES")] = None
     test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
     max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
@@ -140,6 +147,7 @@ class Job:
     serve: Address | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    space: Space | None = None
 
     @property
     def no_tree(self) -> str:
@@ -183,6 +191,11 @@ class Job:
     @property
     def rehearsal(self) -> bool:
         return self.execution_mode is ExecutionMode.TEST
+
+    @property
+    def search_minutes(self) -> float:
+        """How long a search over server settings may take."""
+        return self.settings.search_minutes or SEARCH_MINUTES
 
     @property
     def searches_rate(self) -> bool:
@@ -244,6 +257,11 @@ class Job:
             else frozenset(one.strip() for one in word.split(",") if one.strip()),
             rerun_all=word in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
+            space=asked_space(
+                settings.search,
+                settings.search_minutes,
+                "api_server" if settings.api_server else "rehearse" if settings.rehearse else "",
+            ),
             notes=(*_notes(settings), *_weight_notes(settings, found), *_unscored_notes(benchmark, modes)),
         )
 

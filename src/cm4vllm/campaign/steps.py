@@ -7,7 +7,23 @@ from enum import StrEnum
 
 from cm4vllm.common.records import Record
 
-__all__ = ["Brings", "Check", "Condition", "Duration", "MeasuredTarget", "Need", "Product", "Step", "key_of", "shown"]
+__all__ = [
+    "FOLDER",
+    "Brings",
+    "Check",
+    "Condition",
+    "Duration",
+    "MeasuredTarget",
+    "Need",
+    "Product",
+    "Step",
+    "key_of",
+    "shown",
+]
+
+
+#: The environment key of the folder that a step leaves its product in.
+FOLDER = "CM_MLPERF_OUTPUT_DIR"
 
 
 class Product(StrEnum):
@@ -16,6 +32,7 @@ class Product(StrEnum):
     SERVER = "a server started by the job"
     RUN = "a LoadGen run"
     SEARCH = "a search for a rate"
+    SETTINGS = "a search over server settings"
     SCORES = "the scores of an accuracy run"
     VERDICT = "the verdict on a compliance test"
 

@@ -90,9 +90,9 @@ def run(
 
     `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
     server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
-    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a Server
-    run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it was. Raises
-    ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was
+    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a
+    performance run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it
+    was. Raises ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was
     written until then is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)

@@ -60,9 +60,8 @@ class SystemUnderTest:
         self._send = send
         self.times = SampleTimes()
         terms = settings.terms
-        self._live = (
-            LiveLatencies(self.times, terms.limits) if terms.first_token and settings.mode is Mode.PERFORMANCE else None
-        )
+        timed = settings.mode is Mode.PERFORMANCE and (terms.first_token or show_latencies)
+        self._live = LiveLatencies(self.times, terms.limits) if timed else None
         self._shows_latencies = show_latencies
         self._shows_answers = show_answers
         self._kept = kept_answers(answers) if answers else {}

@@ -15,6 +15,7 @@ from cm4vllm.report.model import Report, load
 from cm4vllm.report.pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.search_curve import search_curves
+from cm4vllm.report.server_settings import tried_settings
 from cm4vllm.report.system import Group, groups, machine_group
 from cm4vllm.report.templates import page_template
 from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
@@ -79,6 +80,7 @@ def render(report: Report, *, published: bool = False) -> str:
         record=summary_record(report, published=published),
         sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
+        tried=None if published else tried_settings(report.out),
         metric_words=wording.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
         command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",

@@ -18,6 +18,7 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     checkout, and `program_sha256` one digest of its files. `system` and `model` name the folders under runs/ that
     belong to the campaign; they are needed only where more than one lies there. `simulated` names the profile of the
     simulated server, where there is one.
+    `searched_options` are those of vLLM that --search chose, empty where there was no search.
     """
 
     command: str
@@ -34,3 +35,4 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     system: str = ""
     model: str = ""
     simulated: str = ""
+    searched_options: str = ""

@@ -37,7 +37,7 @@ from cm4vllm.serving.metrics import ServerMetrics, look
 from cm4vllm.serving.server import death_reason
 from cm4vllm.serving.site import sites_of
 
-__all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "plan_of"]
+__all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "full_length_settings", "plan_of", "run_or_part"]
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"
@@ -85,7 +85,11 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
             _say(probe)
 
         prober = LoadGenProber(
-            settings, folder, lambda rate: _full_length(inputs, rate), pythonpath=inputs.pythonpath, begun=live.begun
+            settings,
+            folder,
+            lambda rate: full_length_settings(inputs, rate),
+            pythonpath=inputs.pythonpath,
+            begun=live.begun,
         )
         found = search(prober, start, plan, seen)
     result = _hand_over(folder / _probe_folder(found.run), inputs) if found.run and not settings.rehearsal else ""
@@ -138,7 +142,7 @@ class LoadGenProber:
                 verdicts.append(verdict)
             return bool(verdicts)
 
-        metrics, made = self._run(settings, folder, take)
+        metrics, made = run_or_part(settings, folder, take, alive=self._alive, pythonpath=self._pythonpath)
         verdict = verdicts[0] if verdicts else None
         if plan.sure and made is not None:
             verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
@@ -158,33 +162,43 @@ class LoadGenProber:
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
 
-    def _run(
-        self, settings: RunSettings, folder: Path, take: Callable[[Latencies], bool]
-    ) -> tuple[ServerMetrics | None, RunRecord | None]:
-        """Make the run, or a part of it; return what the server said of itself, and the record of a whole run."""
-        try:
-            made = run(settings, folder, pythonpath=self._pythonpath, alive=self._alive, on_latencies=take)
-        except RunStopped as stopped:
-            folder.with_name(f"{folder.name}.failed").rename(folder)
-            self._wait_until_idle()
-            return stopped.metrics, None
-        return made.server_metrics, made
-
     def _has_passed(self, folder: Path, judge: Judge) -> bool:
         """Say whether a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
         if not self._settings.rehearsal:
             return read_performance(folder).valid
         return all(one.p99_ms is not None and one.p99_ms <= one.limit_ms for one in judge.limits())
 
-    def _wait_until_idle(self) -> None:
-        """Wait until the servers have given up what a probe that was ended had asked for."""
-        deadline = time.monotonic() + _IDLE_S
-        for site in sites_of(self._settings.server):
-            while (now := look(site)) is not None and now.running + now.waiting and time.monotonic() < deadline:
-                time.sleep(0.2)
+
+def run_or_part(
+    settings: RunSettings,
+    folder: Path,
+    take: Callable[[Latencies], bool],
+    *,
+    alive: Callable[[], str | None],
+    pythonpath: str = "",
+) -> tuple[ServerMetrics | None, RunRecord | None]:
+    """Make a run until `take` says of its latencies that it is enough.
+
+    Returns what the server said of itself, and the record of a run that went on to its end. Raises the errors of a run.
+    """
+    try:
+        made = run(settings, folder, pythonpath=pythonpath, alive=alive, on_latencies=take)
+    except RunStopped as stopped:
+        folder.with_name(f"{folder.name}.failed").rename(folder)
+        _wait_until_idle(settings)
+        return stopped.metrics, None
+    return made.server_metrics, made
 
 
-def _full_length(inputs: RunInputs, rate: float) -> RunSettings:
+def _wait_until_idle(settings: RunSettings) -> None:
+    """Wait until the servers have given up what a probe that was ended had asked for."""
+    deadline = time.monotonic() + _IDLE_S
+    for site in sites_of(settings.server):
+        while (now := look(site)) is not None and now.running + now.waiting and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+
+def full_length_settings(inputs: RunInputs, rate: float) -> RunSettings:
     """Return the settings of the run that follows the search: by the rules, whatever user.conf an earlier run had."""
     return settings_of(replace(inputs, target_qps=rate, target_qps_source="found by a search", user_conf=""))
 

@@ -1,0 +1,8 @@
+"""Searches for the settings of a vLLM server with which it does most."""
+
+
+def preprocess(i):
+    from cm4vllm.campaign.search.settings_job import search_server_settings
+
+    i["env"].update(search_server_settings(i["env"]))
+    return {"return": 0}

@@ -1,0 +1,212 @@
+"""The search over server settings: which candidates are measured, for how long, and which go on. It knows no server.
+
+Successive halving: all candidates are measured shortly, the best third of them three times as long, and so on. Short
+measurements sort out what is far from the best, and only what is near to it is measured for long. The server as it is
+without the search is measured in each round: what is gained is said of equal measurements.
+
+What a start of the server takes is measured, and the time of the measurements is what the budget leaves. Nothing is
+begun that would not end within it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cm4vllm.campaign.search.settings_records import Evaluation
+from cm4vllm.campaign.search.space import Candidate
+from cm4vllm.common.errors import ServerUnsuitable
+
+__all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]
+
+#: Of so many candidates one goes on, measured so many times as long.
+KEPT, LONGER = 3, 3.0
+#: The round of so many candidates is the last one. And the number of the trial that says what a start takes.
+LAST, _TRIAL = 4, -1
+#: The part of the budget that is planned with: a start or a measurement may take longer than those before.
+_PLANNED = 0.92
+
+
+class Bench(Protocol):
+    """Measures candidates. What it returns of one that cannot be measured says why in `failure`."""
+
+    def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation: ...
+
+    def left_over(self, number: int, round_: int) -> Evaluation | None:
+        """Return the evaluation that an earlier command made."""
+
+    @property
+    def serving(self) -> int | None:
+        """The number of the candidate that the server runs with now."""
+
+
+@dataclass(frozen=True)
+class HalvingPlan:
+    """The budget in s, and the least and the longest time of one measurement in its first round and in its last."""
+
+    budget_s: float
+    least_s: float = 10.0
+    most_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a search came to: the number of the best candidate, and its evaluation in the last round that compares."""
+
+    best: Evaluation
+    as_it_is: Evaluation | None
+    evaluations: tuple[Evaluation, ...]
+    untried: int
+    stopped: str
+
+
+def halve(
+    candidates: Sequence[Candidate],
+    bench: Bench,
+    plan: HalvingPlan,
+    seen: Callable[[Evaluation], None] = lambda evaluation: None,
+) -> Chosen:
+    """Search; `seen` is called with each evaluation once it is made or read. Raises what `bench` raises, and
+    ServerUnsuitable where no candidate can be measured.
+    """
+    return _Halving(candidates, bench, plan, seen).run()
+
+
+@dataclass
+class _Halving:
+    candidates: Sequence[Candidate]
+    bench: Bench
+    plan: HalvingPlan
+    seen: Callable[[Evaluation], None]
+    made: list[Evaluation] = field(default_factory=list)
+    by_round: dict[int, dict[int, Evaluation]] = field(default_factory=dict)
+
+    def run(self) -> Chosen:
+        # The first start says what a start takes: as short a measurement as can be, which is compared with none.
+        first = self._take(0, _TRIAL, self.plan.least_s)
+        numbers = self._first_field()
+        if len(numbers) == 1 < len(self.candidates):
+            return self._chosen("its time was not enough for another candidate")
+        if first is None or first.score is None:
+            numbers = [number for number in numbers if number]
+        for round_, _ in enumerate(_rounds(len(self.candidates) + 1)):
+            if not self._round(numbers, round_, self._seconds(len(numbers))):
+                return self._chosen("its time was used up")
+            going = self._going(numbers, round_)
+            if len(numbers) <= LAST or len(going) < 2:
+                break
+            numbers = going
+        return self._chosen("all rounds were made")
+
+    # --- what is measured --------------------------------------------------------------------------------------------
+
+    def _first_field(self) -> list[int]:
+        """Return the candidates for which the time is enough, at the least time of a measurement."""
+        count = len(self.candidates)
+        while count > 1 and self._needed(count, self.plan.least_s) > self._left:
+            count -= 1
+        return list(range(count))
+
+    def _round(self, numbers: Sequence[int], round_: int, seconds: float) -> bool:
+        """Measure the candidates of a round; say whether the time was enough."""
+        done = self.by_round.setdefault(round_, {})
+        for number in self._ordered(numbers):
+            if number not in done and self._take(number, round_, seconds) is None:
+                return False
+        return True
+
+    def _ordered(self, numbers: Sequence[int]) -> list[int]:
+        """Begin with the candidate that is served now: it needs no start. Then the best of the round before."""
+        return sorted(numbers, key=lambda number: number != self.bench.serving)
+
+    def _take(self, number: int, round_: int, seconds: float) -> Evaluation | None:
+        """Return the evaluation of a candidate, made now or by an earlier command; None where no time is left."""
+        known = self.bench.left_over(number, round_)
+        if known is None:
+            longest = max((one.overhead_s for one in self.made), default=0.0)
+            if self.made and self._spent + longest + seconds * self._scenarios > self.plan.budget_s:
+                return None
+            known = self.bench.measure(number, self.candidates[number], round_, seconds)
+        self.made.append(known)
+        self.by_round.setdefault(round_, {})[number] = known
+        self.seen(known)
+        return known
+
+    def _going(self, numbers: Sequence[int], round_: int) -> list[int]:
+        """Return who goes on: the best third, and the server as it is."""
+        done = self.by_round.get(round_, {})
+        scores = {number: one.score for number, one in done.items() if one.score is not None}
+        best = sorted((number for number in numbers if number in scores), key=lambda number: -scores[number])
+        kept = best[: max(1, math.ceil(len(numbers) / KEPT))]
+        return [*kept, *([0] if 0 in scores and 0 not in kept else [])]
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _scenarios(self) -> int:
+        return max((len(one.scenarios) for one in self.made), default=1) or 1
+
+    @property
+    def _spent(self) -> float:
+        return sum(one.took_s for one in self.made)
+
+    @property
+    def _left(self) -> float:
+        return _PLANNED * self.plan.budget_s - self._spent
+
+    @property
+    def _overhead(self) -> float:
+        """What a measurement takes beside its own time, mostly the start of the server."""
+        return statistics.fmean(one.overhead_s for one in self.made)
+
+    def _needed(self, count: int, seconds: float) -> float:
+        """Return the time of a round of `count` candidates, and of all that follow it."""
+        rounds = _rounds(count)
+        measured = sum(size * LONGER**later for later, size in enumerate(rounds))
+        return sum(rounds) * self._overhead + measured * seconds * self._scenarios
+
+    def _seconds(self, count: int) -> float:
+        """Return how long a measurement of a round may be so that those of all rounds have room."""
+        if not count:
+            return self.plan.least_s
+        nothing, one = self._needed(count, 0.0), self._needed(count, 1.0)
+        longest = self.plan.most_s / LONGER ** (len(_rounds(count)) - 1)
+        return max(self.plan.least_s, min(longest, (self._left - nothing) / (one - nothing)))
+
+    # --- the result --------------------------------------------------------------------------------------------------
+
+    def _chosen(self, stopped: str) -> Chosen:
+        """Choose among the candidates of the last round in which more than one was measured."""
+        rounds = [[one for one in done.values() if one.score is not None] for _, done in sorted(self.by_round.items())]
+        whole = [done for done in rounds if len(done) > 1] or [done for done in rounds if done]
+        if not whole:
+            raise self._none()
+        compared = whole[-1]
+        best = max(compared, key=lambda one: one.score or 0.0)
+        tried = {one.number for one in self.made}
+        return Chosen(
+            best=best,
+            as_it_is=next((one for one in compared if one.number == 0), None),
+            evaluations=tuple(self.made),
+            untried=len(self.candidates) - len(tried),
+            stopped=stopped,
+        )
+
+    def _none(self) -> ServerUnsuitable:
+        said = dict.fromkeys(one.failure for one in self.made if one.failure)
+        return ServerUnsuitable(
+            "no server settings of --search can be measured",
+            cause="\n".join(said) or "the time was not enough for one measurement",
+            remedy="leave --search out and see whether the server starts; then give other ranges, or more minutes",
+        )
+
+
+def _rounds(count: int) -> list[int]:
+    """Return how many candidates each round has, of which the first has `count`: the server as it is is in all."""
+    sizes = [count]
+    while sizes[-1] > LAST:
+        sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] / KEPT) + 1))
+    return sizes

@@ -1,0 +1,260 @@
+"""Candidates of server settings measured on real servers: each is started, and asked by short LoadGen runs.
+
+Offline counts in tokens/s that the server itself generated after a third of the time, when its batch is full. A
+scenario whose queries come at their own times counts in the queries/s to which a few probes point, as at the begin of
+the search for a rate, from the rate on that the candidate reaches where the samples come at once, and not far above it:
+the share of queries within the limits at one common rate would be 0 or 1 for most candidates. One whose queries follow
+each other counts in answers/s.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from cm4vllm.campaign.search.algorithm import SearchPlan, approach, queueing_estimate
+from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
+from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, Evaluation, Score, geometric_mean
+from cm4vllm.campaign.search.space import Candidate, shown, words_of
+from cm4vllm.common.errors import (
+    InvalidResult,
+    ModelError,
+    RunFailed,
+    ServerDied,
+    ServerNotReady,
+    ServerStuck,
+    ServerUnsuitable,
+    UsageError,
+)
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.progress import say, warn
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.measurement import RunInputs, settings_of
+from cm4vllm.loadgen.messages import Latencies
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.launch import LaunchSettings, launch
+from cm4vllm.serving.metrics import METRICS_FILE, read_samples
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import death_reason, stop
+
+__all__ = ["EXTRA", "RATE_PART", "ServerBench", "short_plan"]
+
+#: The environment key of further options for `vllm serve`.
+EXTRA = "CM_VLLM_SERVER_EXTRA_ARGS"
+#: What drops a candidate: its server does not start, ends, or cannot be measured. Any other error ends the search.
+_DROPPED = (ServerDied, ServerNotReady, ServerStuck, ServerUnsuitable, ModelError, RunFailed, InvalidResult, UsageError)
+#: The parts of its time that the probes of a paced scenario get, after that for the rate which they start from.
+RATE_PART, _PARTS = 0.3, (0.3, 0.4)
+#: A probe that ends after this part of it is not begun.
+_MOST_OF = 1.01
+#: The highest rate that is probed, over the rate where the samples come at once: a short measurement of that includes
+#: the time in which the batch fills, and so says less.
+_ABOVE = 1.2
+#: The part of the time after which tokens are counted, and how often the server's counter is read at least.
+_WARM, _LEAST_LOOKS = 1 / 3, 3
+#: Samples of the first run, in datasets, and of each further one by the rate known: it is ended before they are spent.
+_FIRST_PASSES, _MORE = 16, 2.0
+
+
+class ServerBench:
+    """Starts the servers of `settings` in folders below `folder`, and measures them in `runs`: one for each scenario.
+
+    `at_once` are the inputs of a run that gives a server's rate, from which a paced scenario starts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: LaunchSettings,
+        env: Mapping[str, str],
+        runs: Sequence[RunInputs],
+        at_once: RunInputs,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._env = env
+        self._runs = runs
+        self._at_once = at_once
+        self._record: ServerRecord | None = None
+        self._server_path = ""
+        #: The answers/s of each scenario whose samples come at once: the last ones, and those of this candidate.
+        self._rates: dict[str, float] = {}
+        self._now: dict[str, float] = {}
+        self.serving: int | None = None
+
+    def left_over(self, number: int, round_: int) -> Evaluation | None:
+        """Return the evaluation that an earlier command made."""
+        path = self._place(number, round_) / EVALUATION_FILE
+        return read_record(path, Evaluation) if path.exists() else None
+
+    def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
+        """Measure a candidate, and leave the evaluation in its folder. Raises the errors that no candidate causes."""
+        place = _free(self._place(number, round_))
+        begin, start_s, scores, failure = time.monotonic(), 0.0, list[Score](), ""
+        say(f"server settings: {shown(candidate)}, {seconds:.0f} s a scenario")
+        try:
+            self._now = {}
+            start_s = self._serve(number, candidate)
+            scores = [self._score(run, place, seconds) for run in self._runs]
+        except _DROPPED as error:
+            failure = "; ".join(filter(None, (error.what, error.cause)))
+            warn(f"server settings: {shown(candidate)} is dropped: {failure}")
+            self.close()
+        made = Evaluation(
+            number=number,
+            round=round_,
+            options=dict(candidate),
+            seconds=round(seconds, 3),
+            took_s=round(time.monotonic() - begin, 3),
+            start_s=round(start_s, 3),
+            scenarios=[] if failure else scores,
+            score=None if failure else geometric_mean(scores),
+            failure=failure,
+            folder=place.relative_to(self._folder).as_posix(),
+        )
+        write_record(place / EVALUATION_FILE, made)
+        return made
+
+    def close(self) -> None:
+        """End the server that runs."""
+        if self._record is not None:
+            stop(self._record)
+        self._record, self.serving = None, None
+
+    def _place(self, number: int, round_: int) -> Path:
+        return self._folder / f"candidate-{number:03d}" / (f"round-{round_ + 1}" if round_ >= 0 else "trial")
+
+    def _serve(self, number: int, candidate: Candidate) -> float:
+        """Have the candidate's server run; return what its start took."""
+        if self.serving == number:
+            return 0.0
+        self.close()
+        begin = time.monotonic()
+        extra = " ".join(filter(None, (self._env.get(EXTRA, ""), *words_of(candidate))))
+        folder = self._folder / f"candidate-{number:03d}" / "server"
+        self._record, path = launch(replace(self._settings, folder=str(folder)), {**self._env, EXTRA: extra})
+        self._server_path, self.serving = str(path), number
+        return time.monotonic() - begin
+
+    # --- one scenario ------------------------------------------------------------------------------------------------
+
+    def _score(self, inputs: RunInputs, place: Path, seconds: float) -> Score:
+        inputs = replace(inputs, server_record=self._server_path, user_conf="", target_qps=self._rate(inputs))
+        terms = settings_of(inputs).terms
+        folder = place / inputs.scenario
+        if terms.paced:
+            return Score(scenario=inputs.scenario, value=self._paced(inputs, folder, seconds), unit="queries/s")
+        tokens, answers = self._rate_of(inputs, folder, seconds)
+        if terms.one_by_one:
+            return Score(scenario=inputs.scenario, value=answers, unit="answers/s")
+        return Score(scenario=inputs.scenario, value=tokens, unit="tokens/s")
+
+    def _paced(self, inputs: RunInputs, folder: Path, seconds: float) -> float:
+        """Return the rate to which a few probes point."""
+        settings = settings_of(inputs)
+        limits = settings.terms.limits
+        if limits is None:
+            raise UsageError(f"the {inputs.scenario} scenario has no latency limits: settings cannot be compared in it")
+        capacity = self._capacity(folder.with_name("rate"), RATE_PART * seconds)
+        prober = LoadGenProber(
+            settings,
+            writable_folder(folder),
+            lambda rate: full_length_settings(inputs, rate),
+            pythonpath=inputs.pythonpath,
+        )
+        return approach(prober, queueing_estimate(capacity, limits), short_plan(limits, seconds, capacity))
+
+    def _capacity(self, folder: Path, seconds: float) -> float:
+        """Return the answers/s of a server that has always enough to do: as just measured, or measured now."""
+        at_once = self._at_once
+        if at_once.scenario not in self._now:
+            at_once = replace(at_once, server_record=self._server_path, user_conf="", target_qps=self._rate(at_once))
+            self._rate_of(at_once, folder, seconds)
+        return self._now[at_once.scenario]
+
+    def _rate_of(self, inputs: RunInputs, folder: Path, seconds: float) -> tuple[float, float]:
+        """Return the tokens/s and the answers/s of a run that issues its samples as fast as they are answered."""
+        settings = _of_length(settings_of(inputs), inputs, seconds, known=inputs.scenario in self._rates)
+        answered, elapsed = 0, 0.0
+
+        def take(news: Latencies) -> bool:
+            nonlocal answered, elapsed
+            answered, elapsed = answered + len(news.answers), news.elapsed_s
+            return elapsed >= seconds
+
+        _, made = run_or_part(
+            settings, folder, take, alive=partial(death_reason, settings.server), pythonpath=inputs.pythonpath
+        )
+        if made is not None:
+            answered, elapsed = made.client.completed, made.duration_s
+        if not answered:
+            raise InvalidResult(
+                f"no answer within {elapsed:.0f} s", cause="the measurement is too short for this server"
+            )
+        self._rates[inputs.scenario] = self._now[inputs.scenario] = answered / elapsed
+        tokens = made.client.completion_tokens / made.duration_s if made is not None else _tokens_per_s(folder)
+        if not tokens:
+            raise InvalidResult(
+                f"the server's counter of tokens was read too rarely in {elapsed:.0f} s",
+                cause="the measurement is too short",
+            )
+        return tokens, answered / elapsed
+
+    def _rate(self, inputs: RunInputs) -> float:
+        return self._rates.get(inputs.scenario, 1.0)
+
+
+def short_plan(limits: LatencyLimits, seconds: float, capacity: float) -> SearchPlan:
+    """Return the plan of the probes that point to the rate of a paced scenario, within their part of `seconds`.
+
+    `capacity` is the rate where the samples come at once.
+    """
+    return SearchPlan(
+        limits,
+        probes_s=tuple(part * seconds for part in _PARTS),
+        approach_s=_MOST_OF * sum(_PARTS) * seconds,
+        stretched=False,
+        most=_ABOVE * capacity,
+    )
+
+
+def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:
+    """Return the settings of a run that goes on for longer than `seconds`: it is ended then."""
+    passes = _FIRST_PASSES
+    if known:
+        passes = max(1, -(-round(_MORE * seconds * (inputs.target_qps or 1.0)) // settings.samples))
+    conf = UserConf(
+        settings.terms,
+        True,
+        settings.samples,
+        inputs.target_qps,
+        1,
+        min_query_count=passes * settings.samples,
+        performance_sample_count=settings.samples,
+    )
+    return replace(settings, rehearsal=True, user_conf=conf.text, target_qps_source="a search over server settings")
+
+
+def _tokens_per_s(folder: Path) -> float | None:
+    """Return what the server generated in a second, after the time in which its batch fills."""
+    samples = [one for one in read_samples(folder / METRICS_FILE) if one.running]
+    if len(samples) < _LEAST_LOOKS:
+        return None
+    warm = samples[0].at_s + _WARM * (samples[-1].at_s - samples[0].at_s)
+    counted = [one for one in samples if one.at_s >= warm]
+    first, last = (counted[0], counted[-1]) if len(counted) > 1 else (samples[0], samples[-1])
+    return (last.generation_tokens - first.generation_tokens) / (last.at_s - first.at_s)
+
+
+def _free(place: Path) -> Path:
+    """Return the folder of an evaluation, without what one that was interrupted has left."""
+    if place.exists():
+        shutil.rmtree(place)
+    return writable_folder(place)

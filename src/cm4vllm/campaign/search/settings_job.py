@@ -1,0 +1,237 @@
+"""What `find,mlperf,inference,server-settings` does: the search over server settings, its record, and its table."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm import __version__
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
+from cm4vllm.campaign.search.server_bench import EXTRA, ServerBench
+from cm4vllm.campaign.search.settings_records import CHOSEN, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.campaign.search.space import Candidate, Space, shown, words_of
+from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.progress import say, say_text, step
+from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.loadgen.measurement import RunInputs, given
+from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.launch import PLANNED_FILE, LaunchSettings, act
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "table"]
+
+#: The file with the digest of what the evaluations in a folder were made from.
+_INPUTS_FILE = "inputs.sha256"
+
+
+class SettingsInputs(Record, frozen=True, kw_only=True):
+    """What the recipe reads of its environment beside what a server and a run do."""
+
+    search: Annotated[str, Key("CM_VLLM_SEARCH")]
+    minutes: Annotated[float, Key("CM_VLLM_SEARCH_MINUTES")]
+    scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
+    results_dir: Annotated[str, Key("CM_MLPERF_RESULTS_DIR")] = ""
+    output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
+    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+
+
+def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Search; return what the recipe exports. Raises UsageError, ServerUnsuitable and the errors of a run."""
+    inputs = read_settings(SettingsInputs, env)
+    space = Space.parse(inputs.search)
+    folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
+    _keep_what_was_made_from(folder, inputs_digest(env))
+    settings = read_settings(LaunchSettings, env)
+    runs, at_once = _runs(inputs, env)
+    candidates = space.candidates(_as_it_is(space, settings, env, folder))
+    bench = ServerBench(folder, settings, env, runs, at_once)
+    noted = _Noted(inputs.results_dir)
+    say(
+        f"search over server settings: {len(candidates) - 1} candidates and the server as it is, "
+        f"{inputs.minutes:g} minutes at most"
+    )
+    try:
+        with step("search over server settings") as progress:
+
+            def seen(evaluation: Evaluation) -> None:
+                noted.add(evaluation)
+                progress.update(words(evaluation))
+                say(f"server settings: {words(evaluation)}")
+
+            found = halve(candidates, bench, HalvingPlan(60 * inputs.minutes), seen)
+    finally:
+        bench.close()
+    record = _record(found, inputs, str(env.get(EXTRA) or ""), len(candidates) - 1)
+    write_record(folder / SETTINGS_FILE, record)
+    say_text(table(record))
+    say(f"search over server settings: {record.summary}")
+    return exports_of(record)
+
+
+def exports_of(record: SettingsRecord) -> dict[str, str]:
+    """Return what steps after the search get of it: the options for the server, and the record's words."""
+    return {EXTRA: record.extra_args, CHOSEN: record.words or "none: the server as it is was best"}
+
+
+def inputs_digest(env: Mapping[str, str]) -> str:
+    """Return the digest of what a search depends on: its space and time, model, dataset, and the server's settings."""
+    inputs = read_settings(SettingsInputs, env)
+    model = read_record(Path(given(inputs.model_record, "model_record")), ModelRecord)
+    datasets = [
+        read_record(Path(path), DatasetRecord).sha256
+        for path in (inputs.dataset_record, inputs.performance_dataset_record)
+        if path
+    ]
+    keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
+    server = {key: str(env.get(key) or "") for key in keys}
+    parts = (__version__, inputs.search, inputs.minutes, inputs.scenarios, model.sha256, datasets, server)
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+def words(evaluation: Evaluation) -> str:
+    """Return an evaluation in one line."""
+    round_ = f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
+    if evaluation.failure:
+        return f"{shown(evaluation.options)}, {round_}: dropped: {evaluation.failure.splitlines()[0]}"
+    scores = ", ".join(f"{one.scenario} {one.value:,.4g} {one.unit}" for one in evaluation.scenarios)
+    return f"{shown(evaluation.options)}, {round_}: {scores}, after {evaluation.took_s:.0f} s"
+
+
+def table(record: SettingsRecord) -> str:
+    """Return what was tried as a table for the terminal, the best of the last round first."""
+    rows = [("options", "round", "s each", *record.scenarios, "")]
+    for one in ranked(record.evaluations):
+        values = {score.scenario: f"{score.value:,.4g} {score.unit}" for score in one.scenarios}
+        mark = "chosen" if one.options == record.chosen else ""
+        rows.append(
+            (
+                shown(one.options),
+                str(one.round + 1) if one.round >= 0 else "first",
+                f"{one.seconds:.0f}",
+                *(values.get(scenario, "-") for scenario in record.scenarios),
+                f"dropped: {one.failure.splitlines()[0]}" if one.failure else mark,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+
+
+def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the last evaluation of each candidate: those that went furthest first, of these the best first."""
+    last = {one.number: one for one in sorted(evaluations, key=lambda one: one.round)}
+    return sorted(last.values(), key=lambda one: (one.score is None, -one.round, -(one.score or 0.0)))
+
+
+class _Noted:
+    """Enters evaluations into the ledger of a job, each once; into none where the recipe runs by itself."""
+
+    def __init__(self, results: str) -> None:
+        self._out = Path(results) if results else None
+        known = read_ledger(self._out) if self._out else None
+        self._known = set(known.states) if known else set()
+        self._file = LedgerFile(self._out, known.run) if self._out and known and known.run else None
+
+    def add(self, evaluation: Evaluation) -> None:
+        name = f"{STEP}: {shown(evaluation.options)}, " + (
+            f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
+        )
+        if self._file is None or name in self._known:
+            return
+        entry = Entry(
+            run="",
+            at=now(),
+            step=name,
+            state=State.FAILED if evaluation.failure else State.DONE,
+            took_s=evaluation.took_s,
+            why=words(evaluation),
+        )
+        self._file.append([entry])
+
+
+def _runs(inputs: SettingsInputs, env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
+    """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
+    keys = env_keys(RunInputs)
+    dataset = inputs.performance_dataset_record or inputs.dataset_record
+
+    def of(scenario: str) -> RunInputs:
+        named = {keys["scenario"]: scenario, keys["mode"]: str(Mode.PERFORMANCE), keys["dataset_record"]: dataset}
+        return read_settings(RunInputs, {**env, **named, keys["user_conf"]: "", keys["target_qps"]: "1"})
+
+    asked = [of(str(Scenario.parse(name))) for name in inputs.scenarios.split(",")]
+    first = asked[0]
+    at_once = next(
+        one
+        for one in benchmark_terms(first.round, first.model).scenarios
+        if terms(first.round, first.model, one, Mode.PERFORMANCE).at_once
+    )
+    ordered = sorted(asked, key=lambda one: one.scenario != str(at_once))
+    return ordered, of(str(at_once))
+
+
+def _as_it_is(space: Space, settings: LaunchSettings, env: Mapping[str, str], folder: Path) -> Candidate:
+    """Return the values that the server has without the search, of the options whose values its command line states."""
+    act(replace(settings, action="describe", folder=str(folder)), env)
+    argv = read_record(folder / PLANNED_FILE, ServerRecord).argv
+    pairs = dict(_options(argv))
+    known: dict[str, Any] = {}
+    for axis in space.axes:
+        text = pairs.get(axis.option.option)
+        if text is not None:
+            known[axis.option.option] = int(text) if axis.option.kind == "integer" else float(text)
+    return known
+
+
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            yield name, value if equals else after
+
+
+def _keep_what_was_made_from(folder: Path, digest: str) -> None:
+    """Remove the evaluations of an earlier command that were made from something else."""
+    path = folder / _INPUTS_FILE
+    if path.exists() and path.read_text(encoding="utf-8").strip() == digest:
+        return
+    for left in folder.glob("candidate-*"):
+        shutil.rmtree(left)
+    (folder / SETTINGS_FILE).unlink(missing_ok=True)
+    write_text(path, f"{digest}{os.linesep}")
+
+
+def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) -> SettingsRecord:
+    best, as_it_is = found.best, found.as_it_is
+    gain = best.score / as_it_is.score if best.score and as_it_is is not None and as_it_is.score else None
+    chosen = words_of(best.options)
+    return SettingsRecord(
+        search=inputs.search,
+        minutes=inputs.minutes,
+        scenarios=inputs.scenarios.split(","),
+        candidates=candidates,
+        untried=found.untried,
+        chosen=dict(best.options),
+        words=" ".join(chosen),
+        extra_args=" ".join(filter(None, (extra, *chosen))),
+        gain=round(gain, 4) if gain is not None else None,
+        stopped=found.stopped,
+        cost_s=round(sum(one.took_s for one in found.evaluations), 3),
+        starts=sum(one.start_s > 0 or bool(one.failure) for one in found.evaluations),
+        start_s=round(max(one.start_s for one in found.evaluations), 3),
+        evaluations=list(found.evaluations),
+    )

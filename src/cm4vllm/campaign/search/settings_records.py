@@ -1,0 +1,97 @@
+"""settings.json: the server settings that a search tried, and those that it chose."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from cm4vllm.common.records import Record
+
+__all__ = [
+    "CHOSEN",
+    "EVALUATION_FILE",
+    "SETTINGS_FILE",
+    "STEP",
+    "Evaluation",
+    "Score",
+    "SettingsRecord",
+    "geometric_mean",
+]
+
+#: The record of a search among its files, and that of one evaluation in its own folder.
+SETTINGS_FILE, EVALUATION_FILE = "settings.json", "evaluation.json"
+#: The step of a job, whose evaluations are entries of the ledger, too; and the environment key of what it chose.
+STEP, CHOSEN = "server settings search", "CM_VLLM_SEARCHED_OPTIONS"
+
+
+class Score(Record, frozen=True, kw_only=True):
+    """What a server did in one scenario, in `unit`: the more the better."""
+
+    scenario: str
+    value: float
+    unit: str
+
+
+class Evaluation(Record, frozen=True, kw_only=True):
+    """A measurement of one candidate, the values of whose options are `options`: none is the server as it is.
+
+    `round` counts from 0; -1 is the trial of the first start. `seconds` is how long each scenario was measured,
+    `took_s` how long all of it took, of which `start_s` the start of the server; 0 where it ran already. `score` is
+    the geometric mean of `scenarios`, None for a candidate that could not be measured: `failure` says why.
+    """
+
+    number: int
+    round: int
+    options: dict[str, int | float]
+    seconds: float
+    took_s: float
+    start_s: float
+    scenarios: list[Score] = []
+    score: float | None = None
+    failure: str = ""
+    folder: str = ""
+
+    @property
+    def overhead_s(self) -> float:
+        """What was not measuring."""
+        return max(0.0, self.took_s - self.seconds * len(self.scenarios))
+
+
+class SettingsRecord(Record, frozen=True, kw_only=True):
+    """A search over server settings that ended.
+
+    `search` is what --search said, `candidates` the number of them beside the server as it is, `untried` those for
+    which the time was not enough. `chosen` are the options of the best one, empty for the server as it is, `words` the
+    same for `vllm serve`, and `extra_args` with what the user gave. `gain` is its score over that of the server as it
+    is, measured for equally long; None where that one could not be measured. `starts` counts those of the server.
+    """
+
+    search: str
+    minutes: float
+    scenarios: list[str]
+    candidates: int
+    untried: int
+    chosen: dict[str, int | float]
+    words: str
+    extra_args: str
+    gain: float | None
+    stopped: str
+    cost_s: float
+    starts: int
+    start_s: float
+    evaluations: list[Evaluation]
+
+    @property
+    def summary(self) -> str:
+        """The result in one line."""
+        gained = f", {self.gain:.3f} times the server as it is" if self.gain is not None and self.chosen else ""
+        untried = f", {self.untried} not tried" if self.untried else ""
+        return (
+            f"{self.words or 'the server as it is'} is best{gained}; {self.candidates} candidates{untried}, "
+            f"{self.starts} starts, {self.cost_s / 60:.1f} of {self.minutes:g} minutes; {self.stopped}"
+        )
+
+
+def geometric_mean(scores: list[Score]) -> float:
+    """Return the mean of scores of different scenarios, whose units differ: a ratio counts alike in each."""
+    return math.exp(statistics.fmean(math.log(one.value) for one in scores))

@@ -1,0 +1,119 @@
+"""Candidates of server settings measured on simulated servers, on a simulated clock. Nothing measured is a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cm4vllm.campaign.search.algorithm import approach, queueing_estimate
+from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.search.server_bench import RATE_PART, short_plan
+from cm4vllm.campaign.search.settings_records import Evaluation, Score, geometric_mean
+from cm4vllm.campaign.search.simulation import SimulatedProber
+from cm4vllm.campaign.search.space import Candidate
+from cm4vllm.campaign.search.systems import Paged
+from cm4vllm.common.errors import InvalidResult
+from cm4vllm.rules import LatencyLimits
+
+__all__ = ["SimulatedBench", "configured", "tokens_per_s"]
+
+#: The fields of a system by the options that set them.
+_FIELDS = {"max-num-seqs": "sequences", "max-num-batched-tokens": "batched"}
+#: What a step's tokens take of the memory that the KV cache would have, in blocks, and the least cache of a server.
+_BLOCKS_EACH, _LEAST_BLOCKS = 2, 2000
+#: The part of the time after which tokens are counted.
+_WARM = 1 / 3
+
+
+def configured(system: Paged, candidate: Candidate) -> Paged | None:
+    """Return the system with a candidate's settings, None where its memory is not enough for them."""
+    fields = {_FIELDS[name]: int(value) for name, value in candidate.items()}
+    made = dataclasses.replace(system, **fields)
+    blocks = system.blocks - _BLOCKS_EACH * made.batched
+    return dataclasses.replace(made, blocks=blocks) if blocks >= _LEAST_BLOCKS else None
+
+
+def tokens_per_s(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[float, float]:
+    """Return tokens/s after a third of `seconds`, and answers/s, of a system that has always enough to do."""
+    queries = 512
+    while True:
+        served = system.serve(np.zeros(queries), np.random.default_rng(seed + 1), np.random.default_rng((seed, noise)))
+        if served.done.max() > 1.5 * seconds:
+            break
+        queries *= 2
+    edges = np.array([_WARM * seconds, seconds])
+    length = np.maximum(served.done - served.first, 1e-9)
+    made = [np.clip((edge - served.first) / length, 0, 1) @ served.tokens for edge in edges]
+    return float(made[1] - made[0]) / (seconds * (1 - _WARM)), np.count_nonzero(served.done <= seconds) / seconds
+
+
+@dataclass
+class SimulatedBench:
+    """Measures a simulated server with other settings. Each start takes `start_s`, and a measurement `beside_s` more.
+
+    Without `limits` the samples come at once, with them at their own times. No two measurements are quite alike: the
+    server is faster or slower by a factor whose logarithm has the standard deviation `spread`. `kept` is what earlier
+    commands made.
+    """
+
+    system: Paged
+    limits: LatencyLimits | None
+    full: FullLength
+    start_s: float = 60.0
+    beside_s: float = 5.0
+    spread: float = 0.005
+    kept: Mapping[tuple[int, int], Evaluation] = field(default_factory=dict)
+    serving: int | None = None
+    measured: int = 0
+
+    def left_over(self, number: int, round_: int) -> Evaluation | None:
+        return self.kept.get((number, round_))
+
+    def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
+        self.measured += 1
+        start_s = 0.0 if self.serving == number else self.start_s
+        self.serving = number
+        system, failure, scores, took = configured(self.system, candidate), "", list[Score](), start_s
+        if system is None:
+            failure, self.serving = "no room for the KV cache", None
+        else:
+            try:
+                score, measuring_s = self._score(self._another(system, number, round_), seconds)
+                scores, took = [score], start_s + self.beside_s + measuring_s
+            except InvalidResult as error:
+                failure = error.what
+        return Evaluation(
+            number=number,
+            round=round_,
+            options=dict(candidate),
+            seconds=seconds,
+            took_s=took,
+            start_s=start_s,
+            scenarios=scores,
+            score=geometric_mean(scores) if scores else None,
+            failure=failure,
+        )
+
+    def _another(self, system: Paged, number: int, round_: int) -> Paged:
+        """Return the system as it is at this measurement."""
+        draw = random.Random(f"{self.full.seed} {number} {round_}")  # noqa: S311 - a simulation
+        factor = math.exp(self.spread * draw.gauss(0, 1))
+        return dataclasses.replace(
+            system, step_s=system.step_s * factor, each_s=system.each_s * factor, token_s=system.token_s * factor
+        )
+
+    def _score(self, system: Paged, seconds: float) -> tuple[Score, float]:
+        noise = 7000 + self.measured
+        if self.limits is None:
+            tokens, _ = tokens_per_s(system, seconds, seed=self.full.seed, noise=noise)
+            return Score(scenario="Offline", value=tokens, unit="tokens/s"), seconds
+        _, capacity = tokens_per_s(system, RATE_PART * seconds, seed=self.full.seed, noise=noise)
+        prober = SimulatedProber(system, self.limits, self.full)
+        start = queueing_estimate(capacity, self.limits)
+        found = approach(prober, start, short_plan(self.limits, seconds, capacity))
+        return Score(scenario="Server", value=found, unit="queries/s"), RATE_PART * seconds + prober.clock_s

@@ -1,0 +1,97 @@
+"""The table of the server settings that a search tried.
+
+The search's own record is read by its fields, as any reader of settings.json would: it is written by a package above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.report.wording import number, rate
+
+__all__ = ["SETTINGS_PATH", "TriedSettings", "tried_settings"]
+
+#: The record's place below the results.
+SETTINGS_PATH = "search/server-settings/settings.json"
+
+
+class _Score(msgspec.Struct, frozen=True):
+    scenario: str
+    value: float
+    unit: str
+
+
+class _Evaluation(msgspec.Struct, frozen=True):
+    number: int
+    round: int
+    options: dict[str, int | float]
+    seconds: float
+    start_s: float
+    scenarios: list[_Score]
+    score: float | None
+    failure: str
+
+
+class _Record(msgspec.Struct, frozen=True):
+    search: str
+    minutes: float
+    scenarios: list[str]
+    candidates: int
+    untried: int
+    chosen: dict[str, int | float]
+    words: str
+    gain: float | None
+    cost_s: float
+    starts: int
+    evaluations: list[_Evaluation]
+
+
+@dataclass(frozen=True)
+class TriedSettings:
+    """A search in words, and the rows of its table: each candidate with its last measurement, the chosen one first."""
+
+    words: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    source: str
+
+
+def tried_settings(out: Path) -> TriedSettings | None:
+    """Return what a search over server settings tried; None where there was none that can be read."""
+    try:
+        record = msgspec.json.decode((out / SETTINGS_PATH).read_bytes(), type=_Record)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    last = {one.number: one for one in sorted(record.evaluations, key=lambda one: one.round)}
+    ordered = sorted(last.values(), key=lambda one: (one.score is None, -one.round, -(one.score or 0.0)))
+    head = ("Options of vLLM", "Round", "Seconds each", "Start, s", *record.scenarios, "")
+    return TriedSettings(_words(record), head, tuple(_row(record, one) for one in ordered), SETTINGS_PATH)
+
+
+def _words(record: _Record) -> str:
+    gain = (
+        f", which did {record.gain:.3f} times as much as the server as it is" if record.gain and record.chosen else ""
+    )
+    untried = f"; for {number(record.untried)} the time was not enough" if record.untried else ""
+    return (
+        f"--search={record.search} tried {number(record.candidates - record.untried)} of {number(record.candidates)} "
+        f"candidates beside the server as it is, with {number(record.starts)} starts in {rate(record.cost_s / 60)} of "
+        f"{rate(record.minutes)} minutes{untried}. All runs have {record.words or 'the server as it is'}{gain}."
+    )
+
+
+def _row(record: _Record, one: _Evaluation) -> tuple[str, ...]:
+    scores = {score.scenario: f"{rate(score.value)} {score.unit}" for score in one.scenarios}
+    options = " ".join(f"--{name}={value}" for name, value in one.options.items()) or "as without the search"
+    state = "chosen" if one.options == record.chosen and one.score is not None else ""
+    return (
+        options,
+        number(one.round + 1) if one.round >= 0 else "first start",
+        rate(one.seconds),
+        rate(one.start_s),
+        *(scores.get(scenario, "-") for scenario in record.scenarios),
+        f"dropped: {one.failure}" if one.failure else state,
+    )

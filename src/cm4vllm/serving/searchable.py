@@ -1,0 +1,46 @@
+"""The options of `vllm serve` that a search may vary, as data (searchable.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+import yaml
+
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import env_keys
+from cm4vllm.serving.arguments import ServerSettings
+
+__all__ = ["SearchableOption", "searchable_options"]
+
+
+class SearchableOption(Record, frozen=True, kw_only=True):
+    """An option by its name, without dashes. `restart`: another value takes another start of the server."""
+
+    option: str
+    kind: Literal["integer", "number"]
+    least: float
+    restart: bool
+    decides: str
+    most: float | None = None
+
+    @property
+    def input(self) -> str:
+        """The flag of the recipes that sets it, without dashes; empty where it can be given in --extra_args alone."""
+        name = self.option.replace("-", "_")
+        return name if name in env_keys(ServerSettings) else ""
+
+    @property
+    def key(self) -> str:
+        """The environment key of that flag."""
+        return env_keys(ServerSettings)[self.input] if self.input else ""
+
+
+@cache
+def searchable_options() -> Mapping[str, SearchableOption]:
+    """Return the options by name."""
+    text = resources.files("cm4vllm.serving").joinpath("searchable.yaml").read_text(encoding="utf-8")
+    return {one.option: one for one in msgspec.convert(yaml.safe_load(text), list[SearchableOption])}

@@ -1,0 +1,257 @@
+"""The search over server settings: its space, successive halving, and what is left of it after an interruption."""
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.campaign.keeping import found as found_before
+from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.search.halving import HalvingPlan, halve
+from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_digest, ranked, table
+from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, Evaluation, Score, SettingsRecord
+from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
+from cm4vllm.campaign.search.space import Space, shown
+from cm4vllm.campaign.search.systems import Paged
+from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.records import write_record
+
+SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
+SYSTEM = Paged(0.03, 0.0001, 2e-5, 30_000, batched=512, sequences=32, prompt_least=50, prompt_most=250, noise=0.05)
+
+
+# --- the space -------------------------------------------------------------------------------------------------------
+
+
+def test_candidates_lie_on_a_logarithmic_grid_with_both_ends():
+    space = Space.parse("max-num-seqs:128..1024, --max_num_batched_tokens:2048..16384,gpu-memory-utilization:0.8..0.95")
+    assert [axis.values for axis in space.axes] == [
+        (128, 256, 512, 1024),
+        (2048, 4096, 8192, 16384),
+        (0.8, 0.8718, 0.95),
+    ]
+    assert space.size == len(space.candidates({})) - 1 == 48
+    assert space.restarts
+
+
+def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():
+    space = Space.parse(SPACE)
+    candidates = space.candidates({"max-num-seqs": 64, "max-num-batched-tokens": 1024})
+    assert candidates[0] == {}
+    assert len(candidates) == 9
+    assert {"max-num-seqs": 64, "max-num-batched-tokens": 1024} not in candidates
+    corners = list(candidates[1:5])
+    assert {(one["max-num-seqs"], one["max-num-batched-tokens"]) for one in corners} == {
+        (32, 512),
+        (32, 2048),
+        (128, 512),
+        (128, 2048),
+    }
+    assert shown(candidates[1]).startswith("--max-num-seqs=")
+    assert shown({}) == "as without the search"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-num-sequences:1..8", "max-num-seqs"),
+        ("port:1..8", "these can: max-num-seqs"),
+        ("max-num-seqs", "has no range"),
+        ("max-num-seqs:8", "has no range"),
+        ("max-num-seqs:64..8", "max-num-seqs:8..64"),
+        ("max-num-seqs:8..8", "empty range"),
+        ("max-num-seqs:..8", "no whole number"),
+        ("max-num-seqs:1.5..8", "no whole number"),
+        ("max-num-seqs:0..8", "from 1 on"),
+        ("gpu-memory-utilization:0.5..1.5", "to 1"),
+        ("gpu-memory-utilization:0.5..nan", "to 1"),
+        ("max-num-seqs:1..8,max_num_seqs:2..4", "more than once"),
+        ("", "write --search="),
+        (",".join(f"{name}:1..2000000" for name in ("max-num-seqs", "block-size", "max-num-batched-tokens")), "cannot"),
+    ],
+)
+def test_a_space_that_is_none_is_refused(text, words):
+    with pytest.raises(UsageError) as error:
+        Space.parse(text)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"CM_VLLM_SERVER_MAX_NUM_SEQS": "256"}, "given: --max_num_seqs=256"),
+        ({"CM_VLLM_SERVER_EXTRA_ARGS": "--max_num_seqs=256"}, "in --extra_args"),
+        ({"CM_VLLM_SERVER_EXTRA_ARGS": "--max-num-batched-tokens 256"}, "max-num-batched-tokens, which is given"),
+    ],
+)
+def test_an_option_that_is_given_is_not_searched_for(env, words):
+    with pytest.raises(UsageError, match="--search varies") as error:
+        Space.parse(SPACE).require_free(env)
+    assert words in str(error.value)
+    Space.parse(SPACE).require_free({"CM_VLLM_SERVER_MAX_NUM_SEQS": "", "CM_VLLM_SERVER_EXTRA_ARGS": "--block-size=16"})
+
+
+# --- successive halving ----------------------------------------------------------------------------------------------
+
+
+def searched(minutes=40.0, kept=None, system=SYSTEM, seen=lambda one: None):
+    bench = SimulatedBench(system, None, FullLength(60.0, 3), kept=kept or {})
+    return halve(
+        Space.parse(SPACE).candidates({}), bench, HalvingPlan(60 * minutes, least_s=5.0, most_s=60.0), seen
+    ), bench
+
+
+@pytest.fixture(scope="module")
+def found():
+    return searched()[0]
+
+
+def test_the_best_settings_are_found(found):
+    true = {
+        one.number: tokens_per_s(configured(SYSTEM, one.options), 60.0, seed=3, noise=1)[0] for one in found.evaluations
+    }
+    assert true[found.best.number] >= 0.97 * max(true.values())
+    assert true[found.best.number] > 1.1 * true[0]
+    assert found.best.score / found.as_it_is.score == pytest.approx(true[found.best.number] / true[0], rel=0.05)
+
+
+def test_each_round_measures_fewer_candidates_for_longer_and_the_server_as_it_is_in_all(found):
+    rounds = {}
+    for one in found.evaluations:
+        rounds.setdefault(one.round, []).append(one)
+    assert sorted(rounds) == [-1, 0, 1, 2]
+    assert [len(rounds[key]) for key in sorted(rounds)] == [1, 10, 5, 3]
+    assert rounds[1][0].seconds > 2 * rounds[0][0].seconds
+    assert all(0 in {one.number for one in done} for done in rounds.values())
+    assert rounds[0][0].start_s == 0, "the server of the trial still runs"
+
+
+@pytest.mark.parametrize("minutes", [4.0, 9.0, 40.0])
+def test_the_budget_is_kept_and_what_is_not_tried_is_counted(minutes):
+    found, _ = searched(minutes)
+    assert sum(one.took_s for one in found.evaluations) <= 60 * minutes
+    assert found.untried == 10 - len({one.number for one in found.evaluations})
+    assert (found.untried == 0) is (minutes == 40.0)
+
+
+def test_a_candidate_that_does_not_start_is_recorded_and_dropped():
+    small = Paged(step_s=0.03, blocks=5000, sequences=64, batched=512, noise=0.05)
+    found, _ = searched(system=small)
+    failed = [one for one in found.evaluations if one.failure]
+    assert {one.options["max-num-batched-tokens"] for one in failed} == {2048}
+    assert {one.round for one in failed} == {0}
+    assert all(one.score is None and one.failure == "no room for the KV cache" for one in failed)
+    with pytest.raises(ServerUnsuitable, match="no server settings") as error:
+        searched(system=Paged(blocks=1000))
+    assert "no room for the KV cache" in error.value.cause
+
+
+def test_after_an_interruption_nothing_is_measured_again_and_the_same_is_found(found):
+    half = found.evaluations[:6]
+    again, bench = searched(kept={(one.number, one.round): one for one in half})
+    assert bench.measured == len(found.evaluations) - 6
+    assert [(one.number, one.round) for one in again.evaluations[:6]] == [(one.number, one.round) for one in half]
+    whole = {(one.number, one.round): one for one in found.evaluations}
+    assert searched(kept=whole)[1].measured == 0
+
+
+# --- what it leaves --------------------------------------------------------------------------------------------------
+
+
+def evaluation(number, round_, score, **fields):
+    given = {
+        "options": {"max-num-seqs": 8 * number} if number else {},
+        "seconds": 10.0,
+        "took_s": 70.0,
+        "start_s": 60.0,
+    }
+    scores = [] if score is None else [Score(scenario="Offline", value=score, unit="tokens/s")]
+    return Evaluation(number=number, round=round_, score=score, scenarios=scores, **{**given, **fields})
+
+
+MADE = [
+    evaluation(0, -1, 90.0),
+    evaluation(0, 0, 100.0),
+    evaluation(1, 0, None, failure="the server of x did not start; CUDA out of memory"),
+    evaluation(2, 0, 120.0),
+    evaluation(3, 0, 80.0),
+    evaluation(2, 1, 118.0),
+    evaluation(0, 1, 101.0),
+]
+
+
+def record(**fields):
+    return SettingsRecord(
+        **{
+            "search": "max-num-seqs:8..24",
+            "minutes": 10.0,
+            "scenarios": ["Offline"],
+            "candidates": 3,
+            "untried": 0,
+            "chosen": {"max-num-seqs": 16},
+            "words": "--max-num-seqs=16",
+            "extra_args": "--block-size=16 --max-num-seqs=16",
+            "gain": 1.168,
+            "stopped": "all rounds were made",
+            "cost_s": 490.0,
+            "starts": 7,
+            "start_s": 60.0,
+            "evaluations": MADE,
+            **fields,
+        }
+    )
+
+
+def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_dropped():
+    lines = table(record()).splitlines()
+    assert len(lines) == 1 + 4
+    assert lines[1].startswith("--max-num-seqs=16") and lines[1].endswith("chosen")
+    assert lines[2].startswith("as without the search")
+    assert lines[4].endswith("dropped: the server of x did not start; CUDA out of memory")
+    assert [one.number for one in ranked(MADE)] == [2, 0, 3, 1]
+
+
+def test_the_steps_after_it_get_the_options_chosen_with_those_given():
+    assert exports_of(record())["CM_VLLM_SERVER_EXTRA_ARGS"] == "--block-size=16 --max-num-seqs=16"
+    assert "1.168 times the server as it is" in record().summary
+    as_it_is = record(chosen={}, words="", extra_args="")
+    assert exports_of(as_it_is)["CM_VLLM_SEARCHED_OPTIONS"] == "none: the server as it is was best"
+
+
+def test_each_evaluation_is_an_entry_of_the_ledger_once(tmp_path):
+    LedgerFile(tmp_path, "the command").append(
+        [Entry(run="", at="2026-11-23T00:00:00+00:00", step="server settings search", state=State.RUNNING)]
+    )
+    for _ in range(2):
+        noted = _Noted(str(tmp_path))
+        for one in MADE[:3]:
+            noted.add(one)
+    entered = {name: state.last for name, state in read_ledger(tmp_path).states.items()}
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1 + 3
+    assert entered["server settings search: --max-num-seqs=8, round 1"].state is State.FAILED
+    assert "CUDA out of memory" in entered["server settings search: --max-num-seqs=8, round 1"].why
+    assert {one.run for one in entered.values()} == {"the command"}
+    assert replace(MADE[1], took_s=1.0).overhead_s == 0
+
+
+def test_a_search_is_kept_while_what_it_was_made_from_is_the_same(tmp_path, make_settings):
+    run = make_settings("http://127.0.0.1:1", "Server", "performance")
+    write_record(tmp_path / "model.json", run.model)
+    write_record(tmp_path / "dataset.json", run.dataset)
+    env = {
+        "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "search"),
+        "CM_VLLM_SEARCH": "max-num-seqs:8..24",
+        "CM_VLLM_SEARCH_MINUTES": "10",
+        "CM_MLPERF_SEARCH_SCENARIOS": "Offline",
+        "CM_ML_MODEL_RECORD": str(tmp_path / "model.json"),
+        "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
+    }
+    step = Step(name="server settings search", tags="find", product=Product.SETTINGS)
+    known = inputs_digest(env)
+    assert found_before(step, {}, env, known).exports is None
+    (tmp_path / "search").mkdir()
+    write_record(tmp_path / "search" / SETTINGS_FILE, record())
+    assert found_before(step, {}, env, known).exports == exports_of(record())
+    for changed in ({"CM_VLLM_SEARCH_MINUTES": "11"}, {"CM_VLLM_SERVER_DTYPE": "float32"}):
+        again = found_before(step, {}, {**env, **changed}, known)
+        assert (again.exports, again.why_not) == (None, "its inputs have changed")
