@@ -1,13 +1,14 @@
 """Every benchmark, round and scenario that can be run, each as a rehearsal from the command line to the checked tree.
 
-    python benchmarks/matrix.py [--only=ROUND/BENCHMARK/SCENARIO,…] [--inference_src=DIR] [--json=FILE]
+    python benchmarks/matrix.py [--only=ROUND/BENCHMARK/SCENARIO,…] [--inference_src=DIR] [--page=FILE] [--json=FILE]
 
 The cells are found from the rules and from what this version can run. One server is started for each model and kept;
 each cell is one run of the main job against it (--api_server), into a folder of its own. --only takes patterns as
-`v6.1/*/Offline`. The model is the tiny one, whose answers are shorter than those of the benchmark's own: the factor is
-measured, and printed where the rules publish the length. --true_lengths takes random weights (_dummy) instead, with
-answers of the published length; their prompts are still the stand-in's, and only the performance is measured, since
-nothing else can be of them.
+`v6.1/*/Offline`. The outcome of each cell is kept in a file as soon as it is known; the same command again runs what is
+missing or failed, all with --again. --page writes the table of all cells to a page. The model is the tiny one, whose
+answers are shorter than those of the benchmark's own: the factor is measured, and shown where the rules publish the
+length. --true_lengths takes random weights (_dummy) instead, with answers of the published length; their prompts are
+still the stand-in's, and only the performance is measured, since nothing else can be of them.
 """
 
 from __future__ import annotations
@@ -24,54 +25,33 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.models import TINY_NAME
 from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.records import read_record
+from cm4vllm.common.files import write_text
+from cm4vllm.common.records import now, read_record
+from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.rules import Mode, Scenario, benchmark_terms, round_names, round_terms, terms
+from cm4vllm.rules import Mode, benchmark_terms, round_names, round_terms, terms
 from figures import Figure, figure, report
+from matrix_cells import Cell, Cells, Ran, page, table
 
 CM = Path(sys.executable).with_name("cm")
 #: Seconds that a server may take until it serves, with all that it installs, and that one cell may take.
 START_S, CELL_S = 1800, 1800
+#: Where the outcomes of the cells are kept.
+KEPT = Path(__file__).with_name("matrix_cells.json")
 #: Context that is left for the prompts of the stand-in's dataset.
 _PROMPT = 2048
-
-
-@dataclass(frozen=True)
-class Cell:
-    round: str
-    benchmark: str
-    scenario: Scenario
-
-    @property
-    def name(self) -> str:
-        return f"{self.round}/{self.benchmark}/{self.scenario}"
-
-    @property
-    def longest(self) -> int:
-        """The longest answer, in tokens."""
-        return max(terms(self.round, self.benchmark, self.scenario, mode).generation.max_tokens for mode in Mode)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """The outcome of a cell: how long it took in s, tokens/s, how long its answers are beside the real ones.
-
-    `error` is empty where it ran to its end.
-    """
-
-    cell: Cell
-    took_s: float
-    tokens_per_second: float = 0.0
-    factor: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +71,7 @@ def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
         except CmError:
             continue
         found += [
-            Cell(round_name, benchmark, scenario)
+            Cell(round=round_name, benchmark=benchmark, scenario=scenario)
             for benchmark in runnable_benchmarks(round_name)
             for scenario in benchmark_terms(round_name, benchmark).scenarios
         ]
@@ -148,6 +128,11 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
     raise RuntimeError(f"the server did not start:\n{error_of(log.read_text(errors='replace'))}")
 
 
+def longest(cell: Cell) -> int:
+    """Return the length of a cell's longest answer, in tokens."""
+    return max(terms(cell.round, cell.benchmark, cell.scenario, mode).generation.max_tokens for mode in Mode)
+
+
 def command(cell: Cell, model: Model, url: str, out: Path, more: Sequence[str]) -> list[str]:
     """Return the words of the main job for a cell, as a user types them."""
     tags = f"run-mlperf,inference,_vllm,{model.tag},_r{cell.round.removeprefix('v')}"
@@ -169,62 +154,63 @@ def command(cell: Cell, model: Model, url: str, out: Path, more: Sequence[str]) 
 def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -> Ran:
     """Rehearse one cell."""
     out, begin = folder / cell.name, time.monotonic()
+    words = command(cell, model, url, out, more)
+    asked = Ran(cell=cell, took_s=0, date=now(), machine=machine(), command=shown(words), commit=commit())
     try:
-        done = subprocess.run(
-            command(cell, model, url, out, more),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CELL_S,
-        )
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CELL_S)
     except subprocess.TimeoutExpired:
-        return Ran(cell, CELL_S, error=f"not done after {CELL_S} s")
-    took = time.monotonic() - begin
+        return replace(asked, took_s=CELL_S, error=f"not done after {CELL_S} s")
+    ran = replace(asked, took_s=round(time.monotonic() - begin, 1))
     if done.returncode:
-        return Ran(cell, took, error=error_of(done.stdout + done.stderr))
-    return outcome(cell, out / "test", took)
+        return replace(ran, error=error_of(done.stdout + done.stderr))
+    return outcome(ran, out / "test")
 
 
-def outcome(cell: Cell, out: Path, took_s: float) -> Ran:
-    """Read what a cell left: the run's figures, and whether the tree is there that all but random weights end in."""
-    found = sorted(out.glob(f"runs/*/*/{cell.scenario}/performance/{RUN_FILE}"))
+def shown(words: Sequence[str]) -> str:
+    """Return a command as a user types it, without what names servers and folders of this machine."""
+    of_here = ("--api_server=", "--output_dir=", "--inference_src=")
+    flags = [f"{word.partition('=')[0]}=…" if word.startswith(of_here) else word for word in words[1:]]
+    return " ".join(["cm", *flags])
+
+
+@cache
+def machine() -> str:
+    """Return processors and memory of this machine in words."""
+    cpu, memory = detect_cpu(), detect_memory()
+    return f"{cpu.logical_cpus} processors ({cpu.model_name}), {memory.usable_bytes / 2**30:.0f} GiB of memory"
+
+
+@cache
+def commit() -> str:
+    """Return the commit of cm4vllm, "unknown" outside a checkout."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def outcome(ran: Ran, out: Path) -> Ran:
+    """Read what a cell left: the run's figures, and whether it ended in a tree, as all but random weights do."""
+    found = sorted(out.glob(f"runs/*/*/{ran.cell.scenario}/performance/{RUN_FILE}"))
     if not found:
-        return Ran(cell, took_s, error=f"no {RUN_FILE} of a performance run in {out}")
+        return replace(ran, error=f"no {RUN_FILE} of a performance run")
     settings = read_record(found[0], RunRecord).settings
     if not settings.model.is_dummy and not (out / "submission").is_dir():
-        return Ran(cell, took_s, error=f"no submission tree in {out}")
+        return replace(ran, error="no submission tree")
     made = read_performance(found[0].parent)
     length = float(made.tokens_per_second) / float(made.samples_per_second)
     published = next((one.reference for one in settings.terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
-    return Ran(cell, took_s, float(made.tokens_per_second), f"{length / published:.3f}" if published else "")
+    return replace(
+        ran,
+        tokens_per_second=round(float(made.tokens_per_second), 1),
+        factor=f"{length / published:.3f}" if published else "",
+    )
 
 
 def error_of(text: str) -> str:
     """Return the error that a command ended with, in one line."""
     _, found, message = text.rpartition("CM error:")
     return " ".join((message if found else text[-300:]).split()) or "it ended without a message"
-
-
-def table(ran: Sequence[Ran]) -> str:
-    """Return the Markdown table benchmark x round, with a word for each scenario in a cell."""
-    rounds = sorted({one.cell.round for one in ran})
-    lines = ["| benchmark | " + " | ".join(rounds) + " |", "|---|" + "---|" * len(rounds)]
-    for benchmark in sorted({one.cell.benchmark for one in ran}):
-        row = []
-        for round_name in rounds:
-            here = [one for one in ran if (one.cell.benchmark, one.cell.round) == (benchmark, round_name)]
-            row.append(", ".join(f"{one.cell.scenario} {'FAILED' if one.error else 'ran'}" for one in here) or "-")
-        lines.append(f"| {benchmark} | " + " | ".join(row) + " |")
-    factors = sorted({(one.cell.benchmark, one.factor or "the rules publish none") for one in ran if not one.error})
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Length of the answers beside those of the benchmark's own model:",
-            *(f"{benchmark}: {factor}" for benchmark, factor in factors),
-            *(f"{one.cell.name}: {one.error}" for one in ran if one.error),
-        ]
-    )
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
@@ -250,10 +236,13 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--true_lengths", action="store_true", help="random weights, answers of the published length")
     parser.add_argument("--dummy_layers", type=int, help="with --true_lengths: layers of each model; all otherwise")
+    parser.add_argument("--again", action="store_true", help="run also the cells that are kept")
+    parser.add_argument("--cells", type=Path, default=KEPT, metavar="FILE", help="what ran, and is kept (%(default)s)")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table of all cells to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     asked = parser.parse_args()
-    asked.cells = cells(asked.only.split(","))
-    if not asked.cells:
+    asked.cells_asked = cells(asked.only.split(","))
+    if not asked.cells_asked:
         parser.error(f"no cell fits {asked.only}; --list shows them")
     return asked
 
@@ -261,28 +250,44 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Run the cells that are asked for and print the table; return 1 where one failed."""
     asked = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    ran = run_cells(asked) if not asked.list else Cells.kept(asked.cells)
     if asked.list:
-        print("\n".join(cell.name for cell in asked.cells))
-        return 0
+        print("\n".join(cell.name for cell in asked.cells_asked))
+    else:
+        print(table(asked.cells_asked, ran.ran))
+    if asked.page:
+        write_text(asked.page, page(cells(), ran.ran))
+    here = [ran.ran[cell.name] for cell in asked.cells_asked if cell.name in ran.ran]
+    return 0 if asked.list else report(figures(here), asked.json)
+
+
+def run_cells(asked: argparse.Namespace) -> Cells:
+    """Run the cells that are missing or failed, model by model, and return all that are kept."""
     layers = [f"--dummy_layers={asked.dummy_layers}"] if asked.true_lengths and asked.dummy_layers else []
     checkers = f"--inference_src={Path(asked.inference_src).absolute()}" if asked.inference_src else "--run_checker=no"
     more = [f"--test_query_count={asked.test_query_count}", checkers, *layers]
+    kept, folder = Cells.kept(asked.cells), asked.output_dir.absolute()
 
     def model(cell: Cell) -> Model:
         return model_of(cell, asked.dummy_layers, true_lengths=asked.true_lengths)
 
-    ran, folder = [], asked.output_dir.absolute()
-    for one, group in groupby(sorted(asked.cells, key=lambda cell: model(cell).name), model):
+    def is_kept(cell: Cell) -> bool:
+        one = kept.ran.get(cell.name)
+        return bool(one and not one.error and one.command == shown(command(cell, model(cell), "", folder, more)))
+
+    todo = [cell for cell in asked.cells_asked if asked.again or not is_kept(cell)]
+    for one, group in groupby(sorted(todo, key=lambda cell: model(cell).name), model):
         together = list(group)
-        with served(one, layers, folder / one.name, max(cell.longest for cell in together)) as url:
+        with served(one, layers, folder / one.name, max(map(longest, together))) as url:
             for cell in together:
-                ran.append(done := run(cell, one, url, folder, more))
+                done = run(cell, one, url, folder, more)
+                kept = kept.with_one(done, asked.cells)
                 print(
                     f"{cell.name}: {done.error or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
                     flush=True,
                 )
-    print(table(ran))
-    return report(figures(ran), asked.json)
+    return kept
 
 
 if __name__ == "__main__":
