@@ -14,7 +14,7 @@ __all__ = ["Cell", "Cells", "Ran", "page", "table"]
 _HEAD = """\
 # Every benchmark, round and scenario
 
-Generated from `benchmarks/matrix_cells.json`: `python benchmarks/matrix.py --page=docs/matrix.md --list`.
+Generated from `benchmarks/matrix_cells.json`: `python benchmarks/matrix.py --list --page=docs/matrix.md`.
 
 Each cell is one rehearsal of the main job, from the command line to the submission tree. A cell that **ran** ended
 without an error; for one that FAILED the reason is below the table. The model is the tiny stand-in: a cell shows that

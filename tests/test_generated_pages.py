@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,27 @@ from cm4vllm.rules.page import benchmarks_page
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def matrix_page() -> str:
+    """Return docs/matrix.md, which the benchmark writes."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from matrix import KEPT, cells
+    from matrix_cells import Cells, page
+
+    return page(cells(), Cells.kept(KEPT).ran)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "command"),
     [
         ("benchmarks.md", benchmarks_page(), "python -m cm4vllm.rules.page > docs/benchmarks.md"),
+        ("matrix.md", matrix_page(), "python benchmarks/matrix.py --list --page=docs/matrix.md"),
         (
             "recipes.md",
             recipes_page(str(ROOT / "script")),
             "python -m cm4vllm.engine.tools.reference script > docs/recipes.md",
         ),
     ],
-    ids=["benchmarks", "recipes"],
+    ids=["benchmarks", "matrix", "recipes"],
 )
 def test_a_generated_page_is_of_this_version(name, text, command):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"write it again: {command}"

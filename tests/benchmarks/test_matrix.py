@@ -1,12 +1,28 @@
-"""The matrix of cells: found from rules and capabilities, each a command of the main job, the table in words."""
+"""The matrix of cells: found from rules and capabilities, each a command of the main job, kept, the table in words."""
+
+import json
+import sys
 
 import pytest
+from msgspec.structs import replace
 
 import matrix
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.rules import Scenario, benchmark_terms, round_names
+from matrix_cells import Cell, Cells, Ran, page, table
 
-CELL = matrix.Cell("v6.0", "llama2-70b-99", Scenario.OFFLINE)
+CELL = Cell(round="v6.0", benchmark="llama2-70b-99", scenario=Scenario.OFFLINE)
+SERVER = Cell(round="v6.0", benchmark="llama2-70b-99", scenario=Scenario.SERVER)
+RAN = Ran(
+    cell=CELL,
+    took_s=30.4,
+    date="2026-11-23T07:00:00+00:00",
+    machine="2 processors",
+    command="cm run script",
+    commit="abc",
+    tokens_per_second=400.0,
+    factor="0.126",
+)
 
 
 def test_every_scenario_of_what_can_be_run_is_a_cell():
@@ -34,21 +50,48 @@ def test_a_cell_is_the_command_of_a_user(tmp_path):
     words = matrix.command(CELL, tiny, "http://127.0.0.1:1", tmp_path, ["--test_query_count=8"])
     assert "--tags=run-mlperf,inference,_vllm,_tiny,_r6.0" in words
     assert {"--model=llama2-70b-99", "--scenario=Offline", "--vllm_model_name=cm4vllm-tiny"} <= set(words)
+    assert str(tmp_path) not in matrix.shown(words) and "127.0.0.1" not in matrix.shown(words)
+    assert "--test_query_count=8" in matrix.shown(words)
     long = matrix.model_of(CELL, 1, true_lengths=True)
     assert long == matrix.Model("_dummy.llama-2-70b-chat", "llama-2-70b-chat-dummy-1-layers")
 
 
-def test_the_table_names_what_failed_and_how_long_answers_are():
-    server = matrix.Cell("v6.0", "llama2-70b-99", Scenario.SERVER)
-    text = "… CM error: no room\n  remedy: more of it\n"
-    ran = [matrix.Ran(CELL, 30.0, 400.0, "0.126"), matrix.Ran(server, 2.0, error=matrix.error_of(text))]
-    lines = matrix.table(ran).splitlines()
-    assert lines[2] == "| llama2-70b-99 | Offline ran, Server FAILED |"
-    assert "llama2-70b-99: 0.126" in lines
-    assert "v6.0/llama2-70b-99/Server: no room remedy: more of it" in lines
-    share = list(matrix.figures(ran))[-1]
+def test_the_page_names_what_ran_what_failed_and_what_was_not_run():
+    failed = replace(RAN, cell=SERVER, error=matrix.error_of("… CM error: no room\n  remedy: more of it\n"))
+    cells = [CELL, SERVER, replace(CELL, benchmark="mixtral-8x7b")]
+    text = page(cells, {one.cell.name: one for one in (RAN, failed)})
+    assert "3 cells: 1 ran, 1 FAILED, 1 not run." in text
+    assert "| llama2-70b-99 | Offline (ran, 30 s), Server (FAILED) |" in text
+    assert "| mixtral-8x7b | Offline (not run) |" in text
+    assert "| llama2-70b-99 | 0.126 |" in text
+    assert "v6.0/llama2-70b-99/Server FAILED: no room remedy: more of it" in text
+    assert "on 2 processors, cm4vllm at `abc`" in text
+    share = list(matrix.figures([RAN, failed]))[-1]
     assert (share.value, share.holds) == (0.5, False)
 
 
+def test_what_ran_is_kept_and_only_the_rest_is_run(monkeypatch, tmp_path):
+    kept, ran = tmp_path / "cells.json", []
+    words = matrix.command(CELL, matrix.model_of(CELL, None, true_lengths=False), "", tmp_path, [])
+    asked = ["--test_query_count=32", "--run_checker=no"]
+    Cells().with_one(replace(RAN, command=matrix.shown([*words, *asked])), kept)
+
+    def run(cell, model, url, folder, more):
+        ran.append(cell.name)
+        return replace(RAN, cell=cell, error="no room")
+
+    monkeypatch.setattr(matrix, "served", lambda *_: __import__("contextlib").nullcontext("http://127.0.0.1:1"))
+    monkeypatch.setattr(matrix, "run", run)
+    line = ["matrix.py", "--only=v6.0/llama2-70b-99/*", f"--cells={kept}", f"--output_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", [*line, f"--page={tmp_path / 'page.md'}"])
+    assert matrix.main() == 1
+    assert ran == ["v6.0/llama2-70b-99/Server", "v6.0/llama2-70b-99/Interactive"]
+    assert set(json.loads(kept.read_text())["ran"]) == {CELL.name, *ran}
+    assert "1 ran, 2 FAILED" in (tmp_path / "page.md").read_text()
+    matrix.main()  # what failed is run again
+    assert len(ran) == 4
+
+
 def test_a_cell_that_left_nothing_did_not_run(tmp_path):
-    assert "no run.json of a performance run" in matrix.outcome(CELL, tmp_path, 1.0).error
+    assert "no run.json of a performance run" in matrix.outcome(RAN, tmp_path).error
+    assert "FAILED" in table([CELL], {CELL.name: replace(RAN, error="x")})

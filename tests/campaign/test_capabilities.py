@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.accuracy.graders.sandbox import sandbox_lacks
 from cm4vllm.campaign.capabilities import (
     compliance_tests,
+    graders,
     require_runnable,
     require_scored,
     runnable_benchmarks,
@@ -74,7 +76,10 @@ def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-r1", "gpt-oss-120b"])
-def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(name):
+def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox_lacks.cache_clear()
+    monkeypatch.setattr("cm4vllm.accuracy.graders.catalogue.sandbox_lacks", sandbox_lacks.__wrapped__)
     benchmark = benchmark_terms("v6.0", name)
     require_scored(benchmark, tuple(Mode), ExecutionMode.TEST)
     require_scored(benchmark, (Mode.PERFORMANCE,), ExecutionMode.VALID)
@@ -82,6 +87,7 @@ def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(nam
         require_scored(benchmark, tuple(Mode), ExecutionMode.VALID)
     assert all(why in refused.value.cause for why in unscored(benchmark).values())
     assert "_performance-only" in refused.value.remedy
+    assert graders(benchmark) == ()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cm4vllm.accuracy.exact_match import answered, retrieved
+from cm4vllm.accuracy.graders.judging import judge
+from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.gsm8k import solved
 from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
 from cm4vllm.accuracy.pairs import score_pairs
@@ -23,7 +25,7 @@ __all__ = [
     "parts_of_deepseek",
     "parts_of_gpt_oss",
     "rouge_and_exact_match",
-    "rouge_and_gsm8k",
+    "rouge_gsm8k_and_mbxp",
     "rouge_of_all",
 ]
 
@@ -39,7 +41,8 @@ _EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em
 class Samples:
     """What is scored: the text of each answer, and the row of the dataset that it belongs to.
 
-    `seed` draws the pairs that are verified, `workers` are the processes to use.
+    `seed` draws the pairs that are verified, `workers` are the processes to use. `graders` are those that are ready, by
+    name: a metric that another would judge is left out.
     """
 
     predictions: Sequence[str]
@@ -47,6 +50,7 @@ class Samples:
     sentences: Sentences
     seed: str = ""
     workers: int | None = None
+    graders: Mapping[str, GraderRecord] = field(default_factory=dict)
 
     @property
     def references(self) -> list[str]:
@@ -108,11 +112,11 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
     return Scored(values, characters, verified)
 
 
-def rouge_and_gsm8k(samples: Samples) -> Scored:
-    """Score OpenOrca by ROUGE, GSM8K by its numbers (language/mixtral-8x7b/evaluate-accuracy.py).
+def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
+    """Score OpenOrca by ROUGE, GSM8K by its numbers, MBXP by its tests (language/mixtral-8x7b/evaluate-accuracy.py).
 
-    The characters are those of OpenOrca alone. A mean is left out where it has no samples, and so is MBXP, whose
-    programs would have to be run.
+    The characters are those of OpenOrca alone. A mean is left out where it has no samples. The official script judges
+    the programs of MBXP, those of six languages; it leaves others out.
     """
     orca, questions = samples.of(DATASET, "OpenOrca"), samples.of(DATASET, "GSM8K")
     scored = rouge_of_all(orca) if orca.rows else Scored({}, 0, 0)
@@ -120,11 +124,41 @@ def rouge_and_gsm8k(samples: Samples) -> Scored:
     if questions.rows:
         right = sum(map(solved, questions.predictions, questions.references))
         values["gsm8k"] = 100.0 * right / len(questions.rows)
+    programs = samples.of(DATASET, "MBXP")
+    if (mean := _graded(programs, "mbxp", _program)) is not None:
+        values["mbxp"] = mean
     return replace(scored, values=values)
 
 
+def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a program of MBXP as create_mbxp_dict of evaluate-accuracy.py makes it."""
+    lang, _, entry_point = str(row["id"]).partition("_")
+    test = str(row["output"])
+    return {
+        "lang": lang,
+        "prompt": str(row["input"]),
+        "test_code": test,
+        "entry_point": entry_point,
+        "response": response,
+    }
+
+
+def _mathematics(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {"response": response, "reference": str(row["output"])}
+
+
+def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]) -> float | None:
+    """Return the right answers in percent of those that a grader counts; None where it is not ready or counts none."""
+    record = samples.graders.get(name)
+    if record is None or not samples.rows:
+        return None
+    tasks = [task(prediction, row) for prediction, row in zip(samples.predictions, samples.rows, strict=True)]
+    counted = [verdict.right for verdict in judge(record, tasks) if verdict.right is not None]
+    return 100.0 * sum(counted) / len(counted) if counted else None
+
+
 #: How the answers to the samples of a dataset are judged, by a part of the dataset's name, the first that fits; None
-#: where that takes a grader of mathematics or the running of programs.
+#: where that takes a grader, or the running of programs.
 _Judges = Mapping[str, Callable[[str, str], bool] | None]
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
@@ -141,11 +175,20 @@ _GPT_OSS: _Judges = {
 
 
 def parts_of_deepseek(samples: Samples) -> Scored:
-    """Score the letters of GPQA and MMLU-Pro and the numbers of AIME (language/deepseek-r1/eval_accuracy.py).
+    """Score the letters of GPQA and MMLU-Pro, the numbers of AIME, MATH-500 (language/deepseek-r1/eval_accuracy.py).
 
     Each is a score of its own: exact_match is over all samples, and left out.
     """
-    return _parts(samples, _DEEPSEEK)
+    scored = _parts(samples, _DEEPSEEK)
+    places = [place for place, row in enumerate(samples.rows) if _key(row, _DEEPSEEK) == "math500"]
+    problems = replace(
+        samples,
+        predictions=[samples.predictions[place] for place in places],
+        rows=[samples.rows[place] for place in places],
+    )
+    if (mean := _graded(problems, "math", _mathematics)) is not None:
+        scored = replace(scored, values={**scored.values, "math500": mean})
+    return scored
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
@@ -160,11 +203,16 @@ def _parts(samples: Samples, judges: _Judges) -> Scored:
     """Return the right answers in percent of each dataset that can be judged and has samples."""
     right: dict[str, list[bool]] = {}
     for prediction, row in zip(samples.predictions, samples.rows, strict=True):
-        name = str(row[DATASET]).lower()
-        key = next((key for key in judges if key in name), "")
-        if judge := judges.get(key):
-            right.setdefault(key, []).append(judge(prediction, str(row["output"])))
+        key = _key(row, judges)
+        if is_right := judges.get(key):
+            right.setdefault(key, []).append(is_right(prediction, str(row["output"])))
     return Scored({key: 100.0 * sum(right[key]) / len(right[key]) for key in judges if key in right}, None, 0)
+
+
+def _key(row: Mapping[str, Any], judges: _Judges) -> str:
+    """Return the part of the name of a row's dataset that judges know it by, empty where they do not."""
+    name = str(row[DATASET]).lower()
+    return next((key for key in judges if key in name), "")
 
 
 def _exact(samples: Samples) -> tuple[dict[int, float], int]:

@@ -21,9 +21,11 @@ from cm4vllm.accuracy.families import (
     parts_of_deepseek,
     parts_of_gpt_oss,
     rouge_and_exact_match,
-    rouge_and_gsm8k,
+    rouge_gsm8k_and_mbxp,
     rouge_of_all,
 )
+from cm4vllm.accuracy.graders.catalogue import grader_lacks
+from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
@@ -38,7 +40,17 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 
-__all__ = ["SCORERS", "Scorer", "accuracy_text", "require_tokenizer", "rows_of_samples", "score_run", "scorer_of"]
+__all__ = [
+    "SCORERS",
+    "Scorer",
+    "accuracy_text",
+    "graders_of",
+    "lacks_of",
+    "require_tokenizer",
+    "rows_of_samples",
+    "score_run",
+    "scorer_of",
+]
 
 
 @dataclass(frozen=True)
@@ -47,8 +59,9 @@ class Scorer:
 
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
     checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
-    the reference script. `lacks` are the metrics, by their labels, that cannot be scored, each with the reason. Without
-    `rouge` no sentences are split; `special_tokens` says that an answer's are a part of its text.
+    the reference script. `lacks` are the metrics, by their labels, that cannot be scored, each with the reason;
+    `graders` name those that a metric, or a part of it, takes. Without `rouge` no sentences are split;
+    `special_tokens` says that an answer's are a part of its text.
     """
 
     compute: Callable[[Samples], Scored]
@@ -56,10 +69,16 @@ class Scorer:
     source: str
     by_rouge: Callable[[Mapping[str, Any]], bool] = lambda row: True
     lacks: Mapping[str, str] = field(default_factory=dict)
+    graders: Mapping[str, str] = field(default_factory=dict)
     rouge: bool = True
     special_tokens: bool = False
 
 
+#: Why programs of LiveCodeBench are not judged.
+_NO_TESTS = (
+    "LiveCodeBench's programs are judged by tests of a data set on Hugging Face (livecodebench/code_generation_lite), "
+    "which cm4vllm does not fetch yet"
+)
 #: The scorers by the name that the rules have for them.
 SCORERS = {
     "rouge": Scorer(compute=rouge_of_all, quoted=True, source="language/llama3.1-8b/evaluation.py"),
@@ -71,14 +90,11 @@ SCORERS = {
         source="language/llama3.1-405b/evaluate-accuracy.py",
     ),
     "rouge-gsm8k-mbxp": Scorer(
-        compute=rouge_and_gsm8k,
+        compute=rouge_gsm8k_and_mbxp,
         quoted=False,
         by_rouge=lambda row: row[DATASET] == "OpenOrca",
         source="language/mixtral-8x7b/evaluate-accuracy.py",
-        lacks={
-            "mbxp": "mxeval has to compile and run the programs of MBXP, and neither it with its compilers nor a "
-            "sandbox for such programs is part of cm4vllm yet"
-        },
+        graders={"mbxp": "mbxp"},
     ),
     "deepseek-r1": Scorer(
         compute=parts_of_deepseek,
@@ -87,10 +103,10 @@ SCORERS = {
         by_rouge=lambda row: False,
         source="language/deepseek-r1/eval_accuracy.py",
         lacks={
-            "exact_match": "prm800k has to grade the mathematics of MATH-500, and LiveCodeBench to run programs; "
-            "neither they nor a sandbox for such programs are part of cm4vllm yet. GPQA, MMLU-Pro "
-            "and AIME are scored, each by itself"
+            "exact_match": f"{_NO_TESTS}. GPQA, MMLU-Pro and AIME are scored, each by itself, and MATH-500 where its "
+            "grader can run"
         },
+        graders={"math500": "math"},
     ),
     "gpt-oss": Scorer(
         compute=parts_of_gpt_oss,
@@ -99,15 +115,14 @@ SCORERS = {
         by_rouge=lambda row: False,
         special_tokens=True,
         source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
-        lacks={
-            "exact_match": "LiveCodeBench has to run programs; neither it nor a sandbox for such programs is part "
-            "of cm4vllm yet. GPQA and AIME are scored, each by itself"
-        },
+        lacks={"exact_match": f"{_NO_TESTS}. GPQA and AIME are scored, each by itself"},
     ),
 }
 
 #: What is said of a metric that has no samples among those of a run.
 _NO_SAMPLES = "none of the run's samples is scored by it"
+#: What is said of one whose grader could run, and was not made ready.
+_NOT_READY = "its grader was not made ready (get,mlperf,grader)"
 
 
 @dataclass(frozen=True)
@@ -122,12 +137,15 @@ class _Answers:
         return sum(map(len, self.tokens))
 
 
-def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None = None) -> AccuracyRecord:
+def score_run(
+    folder: Path, *, nltk_data: str | None = None, workers: int | None = None, graders: Sequence[GraderRecord] = ()
+) -> AccuracyRecord:
     """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
 
-    `nltk_data` is where the sentence model lies, nltk's own folders without it. Raises RunFailed when the folder holds
-    no accuracy run, its log was changed, answers are missing, or rouge-score disagrees; UsageError for the answers of a
-    simulated server; DatasetError, ModelError and InstallError when what scoring needs is not installed.
+    `nltk_data` is where the sentence model lies, nltk's own folders without it. `graders` are those that are ready:
+    what another would judge has no score. Raises RunFailed when the folder holds no accuracy run, its log was changed,
+    answers are missing, or rouge-score disagrees; UsageError for the answers of a simulated server; DatasetError,
+    ModelError and InstallError when what scoring needs is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     log = folder / ACCURACY_LOG
@@ -152,17 +170,18 @@ def score_run(folder: Path, *, nltk_data: str | None = None, workers: int | None
         if scorer_of(run.settings.terms).rouge:
             sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
         answers = _answers(log, run.settings.samples)
-        scored = _scored(run.settings, answers, sentences, digest, workers)
+        ready = {one.name: one for one in graders}
+        scored = _scored(run.settings, answers, sentences, digest, workers, ready)
         values = _values(scored, answers)
         record = AccuracyRecord(
             notice=run.notice,
             scores=_scores(run.settings.terms, values, len(answers.indices)),
-            unscored=_unscored(run.settings.terms, values),
+            unscored=_unscored(run.settings.terms, values, ready),
             values={key: float(value) for key, value in values.items()},
             samples=len(answers.indices),
             samples_expected=run.settings.samples,
             tokens=answers.token_count,
-            scorer=_scorer(scored),
+            scorer=_scorer(scored, ready, scorer_of(run.settings.terms)),
             verified=scored.verified,
             sentences=sentences.name,
             sentences_sha256=sentences.sha256,
@@ -207,14 +226,21 @@ def _answers(log: Path, expected: int) -> _Answers:
     return _Answers(list(first), list(first.values()))
 
 
-def _scored(settings: RunSettings, answers: _Answers, sentences: Sentences, seed: str, workers: int | None) -> Scored:
+def _scored(
+    settings: RunSettings,
+    answers: _Answers,
+    sentences: Sentences,
+    seed: str,
+    workers: int | None,
+    graders: Mapping[str, GraderRecord],
+) -> Scored:
     require_tokenizer(settings)
     rows = rows_of_samples(settings.dataset, answers.indices)
     scorer = scorer_of(settings.terms)
     predictions = Detokenizer(Path(settings.model.path)).decode(
         [ids.tolist() for ids in answers.tokens], special_tokens=scorer.special_tokens
     )
-    return scorer.compute(Samples(predictions, rows, sentences, seed, workers))
+    return scorer.compute(Samples(predictions, rows, sentences, seed, workers, graders))
 
 
 def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
@@ -229,13 +255,27 @@ def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
     return values
 
 
-def _scorer(scored: Scored) -> str:
-    if not scored.verified:
-        return f"cm4vllm {__version__}"
-    version = metadata.version("rouge-score")
-    return (
-        f"cm4vllm {__version__}, the same to the last bit as rouge-score {version} on {scored.verified} samples drawn"
-    )
+def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer) -> str:
+    words = [f"cm4vllm {__version__}"]
+    if scored.verified:
+        version = metadata.version("rouge-score")
+        words.append(f"the same to the last bit as rouge-score {version} on {scored.verified} samples drawn")
+    for label, name in scorer.graders.items():
+        if label in scored.values and (used := graders.get(name)):
+            commits = ", ".join(f"{repository} {commit[:8]}" for repository, commit in used.commits.items())
+            words.append(f"{label} by {used.script} ({commits})")
+    return ", ".join(words)
+
+
+def graders_of(scorer: Scorer) -> tuple[str, ...]:
+    """Return the graders that a scorer uses and that can run on this machine."""
+    return tuple(name for name in scorer.graders.values() if not grader_lacks(name))
+
+
+def lacks_of(scorer: Scorer) -> dict[str, str]:
+    """Return the metrics, by their labels, that cannot be scored on this machine, each with the reason."""
+    found = {label: grader_lacks(name) for label, name in scorer.graders.items()}
+    return {**scorer.lacks, **{label: why for label, why in found.items() if why}}
 
 
 def require_tokenizer(settings: RunSettings) -> None:
@@ -270,9 +310,13 @@ def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[
     ]
 
 
-def _unscored(terms: Terms, values: dict[str, float | int]) -> dict[str, str]:
+def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
-    lacks = scorer_of(terms).lacks
+    scorer = scorer_of(terms)
+    lacks = {
+        **dict.fromkeys((label for label, name in scorer.graders.items() if name not in ready), _NOT_READY),
+        **lacks_of(scorer),
+    }
     return {
         target.metric: lacks.get(target.label, _NO_SAMPLES) for target in terms.targets if target.label not in values
     }

@@ -16,7 +16,7 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.published import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
 from cm4vllm.common.errors import DatasetError, DownloadError, ModelError, UsageError
 from cm4vllm.common.files import given_path, require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
@@ -157,7 +157,10 @@ def _mlcommons(
 
 def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
     """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
-    tokenizer, kinds = _tokenizer(tokenizer_json), list(product(*(column.values for column in columns.values())))
+    tokenizer, kinds = (
+        _tokenizer(tokenizer_json),
+        list(product(*(column.values or (text_of(name),) for name, column in columns.items()))),
+    )
     for start in range(0, len(made), _CHUNK):
         chunk = made[start : start + _CHUNK]
         encodings = tokenizer.encode_batch([one.input for one in chunk])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EVALUATION_SEED", "Example", "Split", "examples", "reference_of", "split_of"]
+__all__ = ["EVALUATION_SEED", "Example", "Split", "examples", "reference_of", "split_of", "text_of"]
 
 #: The seed of the evaluation set: one set for all, so that results can be compared.
 EVALUATION_SEED = 4242
@@ -104,9 +104,17 @@ _REFERENCES: dict[str, Callable[[Example], str]] = {
 }
 
 
+_TEXTS = {"id": "python_harbour"}
+
+
 def reference_of(example: Example, kind: str) -> str:
     """Return what an answer is compared with where the sample's column says `kind`: mostly the example's summary."""
     return _REFERENCES[kind](example) if kind in _REFERENCES else example.output
+
+
+def text_of(column: str) -> str:
+    """Return what a column of any text holds: of a program the language and the name, so that its tests can be run."""
+    return _TEXTS.get(column, "")
 
 
 def split_of(prompt: str) -> Split:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cm4vllm.accuracy.scoring import SCORERS
+from cm4vllm.accuracy.scoring import SCORERS, graders_of, lacks_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.rules import (
@@ -23,6 +23,7 @@ from cm4vllm.submission.layouts import LAYOUTS
 
 __all__ = [
     "compliance_tests",
+    "graders",
     "needs_sentences",
     "require_round",
     "require_runnable",
@@ -95,8 +96,13 @@ def require_runnable(
 
 
 def unscored(benchmark: BenchmarkTerms) -> dict[str, str]:
-    """Return the metrics of a benchmark that cannot be scored, as accuracy.txt names them, each with the reason."""
-    return dict(SCORERS[benchmark.scorer].lacks) if benchmark.scorer in SCORERS else {}
+    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with the reason."""
+    return lacks_of(SCORERS[benchmark.scorer]) if benchmark.scorer in SCORERS else {}
+
+
+def graders(benchmark: BenchmarkTerms) -> tuple[str, ...]:
+    """Return the graders by which a benchmark's answers are scored on this machine."""
+    return graders_of(SCORERS[benchmark.scorer]) if benchmark.scorer in SCORERS else ()
 
 
 def needs_sentences(benchmark: BenchmarkTerms) -> bool:

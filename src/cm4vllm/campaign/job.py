@@ -31,7 +31,15 @@ from cm4vllm.campaign.search.settings_records import CHOSEN
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.campaign.values import Values
-from cm4vllm.common.errors import ClockChanged, CmError, InvalidResult, ServerDied, ServerStuck, SourceUnavailable
+from cm4vllm.common.errors import (
+    ClockChanged,
+    CmError,
+    InstallError,
+    InvalidResult,
+    ServerDied,
+    ServerStuck,
+    SourceUnavailable,
+)
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
@@ -214,7 +222,7 @@ class _Execution:
         self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
 
     def _failed(self, step: Step, error: CmError) -> None:
-        if step.without and isinstance(error, SourceUnavailable):
+        if step.without and isinstance(error, (SourceUnavailable, InstallError)):
             warn(f"{step.without}\n{error}")
         elif step.report_first:
             self.failure = error

@@ -75,6 +75,13 @@ def _before(job: Job) -> Iterator[Step]:
             gives="the official checkers' files",
             without="the official checker will not run on this rehearsal" if job.rehearsal else "",
         )
+    for name in job.graders:
+        yield Step(
+            name=f"grader {name}",
+            tags=f"get,mlperf,grader,_{name}",
+            gives="an official script that judges answers, and its environment",
+            without="what it judges will not be scored in this rehearsal" if job.rehearsal else "",
+        )
 
 
 def _assets(job: Job) -> Iterator[Step]:
@@ -257,7 +264,10 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
         tags="process,mlperf,accuracy",
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
-        inputs={"CM_MLPERF_ACCURACY_RESULTS_DIR": folder},
+        inputs={
+            "CM_MLPERF_ACCURACY_RESULTS_DIR": folder,
+            "CM_MLPERF_GRADERS": ",".join(f"<<<CM_MLPERF_GRADER_{one.upper()}>>>" for one in job.graders),
+        },
     )
 
 

@@ -10,6 +10,7 @@ from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTI
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.capabilities import (
     compliance_tests,
+    graders,
     needs_sentences,
     require_round,
     require_runnable,
@@ -212,6 +213,11 @@ class Job:
             and needs_sentences(self.benchmark)
             and self.sources.needs_sentence_model
         )
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        """The graders that judge the answers of accuracy runs, those that can run on this machine."""
+        return graders(self.benchmark) if Mode.ACCURACY in self.modes else ()
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return what the rules say of one of the job's runs."""

@@ -193,13 +193,13 @@ class LengthsEntry(Entry, frozen=True, kw_only=True):
 
 
 class ColumnEntry(Entry, frozen=True, kw_only=True):
-    """A column that the dataset has beyond prompt, tokens and reference, and the values that it may hold.
+    """A column that the dataset has beyond prompt, tokens and reference, and the values that it may hold: any without.
 
     With `in_part` a value stands somewhere in what the column holds, in any case.
     """
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
     in_part: bool = False
 
 

@@ -128,13 +128,18 @@ class StopSequence(Record, frozen=True, kw_only=True):
 
 
 class Column(Record, frozen=True, kw_only=True):
-    """A column that a sample is scored by: it holds one of `values`, with `in_part` beside more and in any case."""
+    """A column that a sample is scored by: it holds one of `values`, with `in_part` beside more and in any case.
+
+    Without values it holds anything.
+    """
 
     values: tuple[str, ...]
     in_part: bool = False
 
     def takes(self, value: object) -> bool:
         """Say whether the column may hold `value`."""
+        if not self.values:
+            return True
         return any(one in str(value).lower() for one in self.values) if self.in_part else value in self.values
 
 

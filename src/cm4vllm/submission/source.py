@@ -6,15 +6,14 @@ them.
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import sha256_of_tree, staged_folder
+from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.git_source import fetch_checkout, git_directory
 from cm4vllm.common.processes import run
 
 __all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
@@ -23,8 +22,6 @@ __all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
 COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"
 URL = "https://github.com/mlcommons/inference"
 _TOOLS = "tools/submission"
-_CONNECT_S = 5.0
-_FETCH_S = 300.0
 _REMEDY = (
     "give a checkout or a git directory of mlcommons/inference that holds the commit: --inference_src=DIR\n"
     f"(made elsewhere with: git clone --bare {URL})"
@@ -48,7 +45,7 @@ def open_source(path: Path) -> Source:
     """
     if not path.is_dir():
         raise SourceUnavailable(f"no folder {path}", remedy=_REMEDY)
-    git = path if (path / "objects").is_dir() and (path / "HEAD").is_file() else path / ".git"
+    git = git_directory(path) or path / ".git"
     if git.exists():
         if _git(git, "cat-file", "-e", f"{COMMIT}:{_TOOLS}") is not None:
             return Source(path, git, COMMIT)
@@ -77,22 +74,8 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
     """
     if (folder / ".git").exists():
         return open_source(folder)
-    if shutil.which("git") is None:
-        raise SourceUnavailable(
-            "the official checker's sources cannot be fetched", cause="`git` not found on PATH", remedy=_REMEDY
-        )
-    _reach(url)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with staged_folder(folder) as staging:
-        for words in (
-            ["init", "--quiet"],
-            ["remote", "add", "origin", url],
-            ["config", "core.sparseCheckout", "true"],
-            ["sparse-checkout", "set", "--no-cone", f"/{_TOOLS}/**/*.py", f"/{_TOOLS}/*.py"],
-            ["fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit],
-            ["checkout", "--quiet", "--detach", commit],
-        ):
-            _fetching(staging, url, words)
+    patterns = (f"/{_TOOLS}/**/*.py", f"/{_TOOLS}/*.py")
+    fetch_checkout(folder, url, commit, patterns, what="the official checker's sources", remedy=_REMEDY)
     return Source(folder, folder / ".git", commit)
 
 
@@ -153,28 +136,3 @@ def _git(git: Path, *words: str) -> str | None:
             "the official checker's sources cannot be read", cause="`git` not found on PATH", remedy="install git"
         ) from error
     return done.output.strip() if done.ok else None
-
-
-def _reach(url: str) -> None:
-    """Find out in seconds whether the host of `url` answers: git itself waits for minutes."""
-    if not url.startswith("https://") or any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY")):
-        return
-    host = url.split("/")[2]
-    try:
-        socket.create_connection((host, 443), timeout=_CONNECT_S).close()
-    except OSError as error:
-        raise SourceUnavailable(f"{url} cannot be reached", cause=str(error), remedy=_REMEDY) from error
-
-
-def _fetching(folder: Path, url: str, words: list[str]) -> None:
-    settings = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=15"]
-    try:
-        done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
-    except subprocess.TimeoutExpired as error:
-        raise SourceUnavailable(
-            f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=_REMEDY
-        ) from error
-    if not done.ok:
-        raise SourceUnavailable(
-            f"the official checker's sources cannot be fetched from {url}", cause=done.tail(5), remedy=_REMEDY
-        )

@@ -1,0 +1,105 @@
+"""Verdicts on answers: each handed to the official script inside a sandbox, one line of JSON to and from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.accuracy.graders.catalogue import Grader, grader
+from cm4vllm.accuracy.graders.records import GraderRecord, Verdict
+from cm4vllm.accuracy.graders.sandbox import Held, Sandbox
+from cm4vllm.common.errors import InstallError
+from cm4vllm.common.progress import say
+
+__all__ = ["judge", "require_known"]
+
+#: Seconds that the script itself may take until it reads the first answer.
+_START_S = 120.0
+_CHUNK = 1 << 16
+
+
+def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int | None = None) -> list[Verdict]:
+    """Return a verdict on each task, in their order. Raises InstallError where the script itself fails."""
+    one = grader(record.name)
+    workers = workers or len(os.sched_getaffinity(0))
+    size = 1 if one.alone else -(-len(tasks) // workers) or 1
+    parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        found = [verdict for part in pool.map(lambda part: _judged(record, one, part), parts) for verdict in part]
+    if held := sum(verdict.held for verdict in found):
+        say(f"{record.name}: the sandbox held {held} of {len(found)} answers, which count as wrong")
+    return found
+
+
+def require_known(record: GraderRecord) -> None:
+    """Raise InstallError unless the script gives the known verdicts here: a broken tool makes no answer wrong."""
+    known = grader(record.name).known
+    for one, verdict in zip(known, judge(record, [one.task for one in known]), strict=True):
+        if verdict.right is not one.right:
+            language = one.task.get("lang", record.name)
+            raise InstallError(
+                f"the grader {record.name} does not work on this machine",
+                cause=f"an answer in {language} that is {'right' if one.right else 'wrong'} was judged otherwise: "
+                f"{verdict.why}",
+                remedy=f"check what it uses for {language}: its answers would all be counted as wrong",
+            )
+
+
+def _judged(record: GraderRecord, one: Grader, tasks: Sequence[Mapping[str, str]]) -> list[Verdict]:
+    """Return the verdicts on tasks that share a sandbox; after one that was held, the others get a new one."""
+    found: list[Verdict] = []
+    while len(found) < len(tasks):
+        with _sandbox(record, one).started([record.python, "-I", "/inside.py"]) as (process, held):
+            while len(found) < len(tasks):
+                verdict = _answered(process, held, tasks[len(found)], one.limits.seconds + _START_S)
+                found.append(verdict)
+                if verdict.held:
+                    break
+    return found
+
+
+def _sandbox(record: GraderRecord, one: Grader) -> Sandbox:
+    environment = Path(record.python).parent.parent
+    return Sandbox(
+        limits=one.limits,
+        read_only={one.inside: "/inside.py", Path(record.official): "/official", environment: str(environment)},
+    )
+
+
+def _answered(process: subprocess.Popen[bytes], held: Held, task: Mapping[str, str], seconds: float) -> Verdict:
+    asks, answers = process.stdin, process.stdout
+    if asks is None or answers is None:
+        raise ValueError("the sandbox was started without pipes")
+    with contextlib.suppress(OSError):  # it has ended: what it left to read says how
+        asks.write(json.dumps(dict(task)).encode() + b"\n")
+        asks.flush()
+    line = _line(answers.fileno(), time.monotonic() + seconds)
+    if line is None:
+        return Verdict(right=False, held=True, why=held.why or f"no verdict within {seconds:.0f} s")
+    try:
+        return msgspec.json.decode(line, type=Verdict)
+    except (msgspec.DecodeError, ValueError):
+        return Verdict(right=False, held=True, why=held.why or "the script ended without a verdict")
+
+
+def _line(fd: int, until: float) -> bytes | None:
+    """Read up to the end of a line, or of the stream; None when the time is over."""
+    read = b""
+    while not read.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return None
+        part = os.read(fd, _CHUNK)
+        if not part:
+            break
+        read += part
+    return read

@@ -1,0 +1,72 @@
+"""A grader made ready: its official files at their commits, its packages in an environment of its own, and a proof."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_lacks
+from cm4vllm.accuracy.graders.judging import require_known
+from cm4vllm.accuracy.graders.records import GRADER_FILE, GraderRecord
+from cm4vllm.common.environments import checked, make_environment, pip
+from cm4vllm.common.errors import InstallError
+from cm4vllm.common.files import require_space
+from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.common.progress import step
+from cm4vllm.common.records import write_record
+
+__all__ = ["provide"]
+
+_SPACE_BYTES = 2**30
+
+
+def provide(name: str, folder: Path, recipe: Path, at_hand: Path | None = None) -> GraderRecord:
+    """Make a grader ready in `folder` and write its record there. `recipe` holds the files of requirements.
+
+    `at_hand` holds git directories named as the repositories are; what it lacks is fetched from its home. Raises
+    InstallError, also where answers with known verdicts are judged otherwise; SourceUnavailable, DiskFull.
+    """
+    one = grader(name)
+    if why := grader_lacks(name):
+        raise InstallError(f"the grader {name} cannot run on this machine", cause=why)
+    require_space(folder, _SPACE_BYTES, f"the grader {name}")
+    official = folder / "official"
+    for origin in one.origins:
+        _official(origin, official / origin.name, folder, at_hand)
+    requirements = recipe / one.requirements
+    with step(f"environment for the grader {name}"):
+        python = make_environment(folder / "venv")
+        checked(
+            pip(python, ["--no-deps", "-r", str(requirements)], folder / "pip.log"),
+            f"what {one.script} needs cannot be installed",
+        )
+    record = _record(one, official, python, requirements)
+    with step(f"answers with known verdicts for the grader {name}"):
+        require_known(record)
+    write_record(folder / GRADER_FILE, record)
+    return record
+
+
+def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) -> None:
+    remedy = f"give a folder with a git directory of it, {origin.name}: --grader_src=FOLDER\n({origin.url})"
+    git = git_directory(at_hand / origin.name) if at_hand else None
+    if git is None:
+        patterns = [f"/{path}" for path in origin.paths]
+        what = f"the grader's sources {origin.name}"
+        checkout = fetch_checkout(
+            folder / "fetched" / origin.name, origin.url, origin.commit, patterns, what=what, remedy=remedy
+        )
+        git = checkout / ".git"
+    target.mkdir(parents=True, exist_ok=True)
+    extract(git, origin.commit, origin.paths, target, remedy=remedy)
+
+
+def _record(one: Grader, official: Path, python: Path, requirements: Path) -> GraderRecord:
+    return GraderRecord(
+        name=one.name,
+        script=one.script,
+        official=str(official),
+        python=str(python),
+        commits={origin.name: origin.commit for origin in one.origins},
+        packages=f"sha256:{hashlib.sha256(requirements.read_bytes()).hexdigest()}",
+    )

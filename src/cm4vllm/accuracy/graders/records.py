@@ -1,0 +1,32 @@
+"""grader.json: a grader that is ready to be used."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+
+__all__ = ["GRADER_FILE", "GraderRecord", "Verdict"]
+
+#: The name of the record's file.
+GRADER_FILE = "grader.json"
+
+
+class GraderRecord(Record, frozen=True, kw_only=True):
+    """A grader: its official files lie in `official`, its Python is `python`, `commits` say of which repositories."""
+
+    name: str
+    script: str
+    official: str
+    python: str
+    commits: dict[str, str]
+    packages: str
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """What became of one answer: `right` is None for one that the official script leaves out of its count.
+
+    `held` says that a limit of the sandbox ended it; it counts as wrong.
+    """
+
+    right: bool | None
+    why: str = ""
+    held: bool = False

@@ -1,0 +1,178 @@
+"""A sandbox for programs that a model wrote: bubblewrap, which needs no daemon and no rights beyond user namespaces.
+
+A program in it has no network (a network namespace of its own), no file of the user (the system's programs are mounted
+read-only, what it writes is in memory and ends with it), no process but its own, none of the user's environment, and
+limits of time, memory, processes and file size. The kernel's own limits hold each process. What all of them take
+together is checked here many times a second: the limit of processes does not hold a user who is root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from cm4vllm.common.processes import run
+
+__all__ = ["NODE_MODULES", "PYTHON", "Held", "Limits", "Sandbox", "sandbox_lacks"]
+
+_LIMITED = Path(__file__).with_name("inside") / "limited.py"
+#: Folders of the system that programs, compilers and libraries come from; read-only inside.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/php")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Where Node.js finds modules that are installed for all users.
+NODE_MODULES = ("/usr/local/lib/node_modules", "/usr/lib/node_modules", "/usr/share/nodejs")
+_PROBE_S = 20.0
+_POLL_S = 0.05
+#: The interpreter itself: an environment of it would bring its packages along.
+PYTHON = Path(sys.executable).resolve()
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the programs of one sandbox may take; `seconds` are of the clock, for each answer."""
+
+    seconds: float = 60.0
+    memory_bytes: int = 2048 * MIB
+    files_bytes: int = 256 * MIB
+    processes: int = 128
+
+
+@dataclass
+class Held:
+    """Why a sandbox was ended from outside; empty while it was not."""
+
+    why: str = ""
+
+
+@cache
+def sandbox_lacks() -> str:
+    """Return why no sandbox can be made on this machine, with the command that mends it; empty where one can."""
+    if shutil.which("bwrap") is None:
+        return "no sandbox: bwrap not found on PATH (install it: apt-get install bubblewrap, or dnf install bubblewrap)"
+    try:
+        done = run([*Sandbox().words(), "true"], timeout_s=_PROBE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no sandbox: bwrap does not run: {error}"
+    if done.ok:
+        return ""
+    return (
+        f"no sandbox: bwrap is refused by this system: {done.tail(1)} (allow user namespaces: sysctl -w "
+        "user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1 "
+        "kernel.apparmor_restrict_unprivileged_userns=0, those of them that the kernel has; a container is started "
+        "with --security-opt seccomp=unconfined --security-opt systempaths=unconfined)"
+    )
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """`read_only` are folders that are visible inside, each under a path of its own; `path` comes first on PATH."""
+
+    limits: Limits = field(default_factory=Limits)
+    read_only: Mapping[Path, str] = field(default_factory=dict)
+    path: Sequence[str] = ()
+
+    def words(self) -> list[str]:
+        """Return the command line that a program's own is appended to."""
+        words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        for name, value in (
+            ("PATH", ":".join((*self.path, _PATH))),
+            ("HOME", "/tmp"),  # noqa: S108 - inside the sandbox it is its own
+            ("LANG", "C.UTF-8"),
+            ("NODE_PATH", ":".join(NODE_MODULES)),
+            ("PYTHONDONTWRITEBYTECODE", "1"),
+        ):
+            words += ["--setenv", name, value]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for folder in ("/dev/shm", "/tmp"):  # noqa: S108 - mounted empty inside the sandbox
+            words += ["--size", str(self.limits.files_bytes), "--tmpfs", folder]
+        for folder in _SYSTEM:
+            words += ["--ro-bind-try", folder, folder]
+        words += ["--ro-bind", str(_LIMITED), "/limited.py"]
+        for place, inside in {**_interpreter(), **self.read_only}.items():
+            words += ["--ro-bind", str(place), inside]
+        limits = (self.limits.memory_bytes, self.limits.processes, self.limits.files_bytes)
+        # /proc read-only: a user who is root outside could write the system's settings through it.
+        words += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
+        words += ["--chdir", "/tmp", "--hostname", "sandbox"]  # noqa: S108 - the sandbox's own
+        return [*words, "--", str(PYTHON), "-I", "/limited.py", *map(str, limits)]
+
+    @contextlib.contextmanager
+    def started(self, argv: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Held]]:
+        """Start a program with pipes for its input and output, and end it with all that it started when this is left.
+
+        It is ended before, and `Held` says why, where its processes take more than the limits together.
+        """
+        held = Held()
+        process = subprocess.Popen(
+            [*self.words(), *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", _PATH)},
+            process_group=0,
+        )
+        watch = threading.Thread(target=self._watch, args=(process, held), daemon=True)
+        watch.start()
+        try:
+            yield process, held
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            watch.join()
+
+    def _watch(self, process: subprocess.Popen[bytes], held: Held) -> None:
+        while process.poll() is None:
+            if found := self._exceeded(_tree(process.pid, self.limits.processes)):
+                held.why = held.why or found
+                process.kill()
+                return
+            time.sleep(_POLL_S)
+
+    def _exceeded(self, pids: Sequence[int]) -> str:
+        if len(pids) > self.limits.processes:
+            return f"more than {self.limits.processes} processes"
+        if sum(map(_memory, pids)) > self.limits.memory_bytes:
+            return f"more than {self.limits.memory_bytes // MIB} MiB of memory"
+        return ""
+
+
+def _interpreter() -> dict[Path, str]:
+    """Return the folder of this Python, where it is none of the system's."""
+    place = PYTHON.parent.parent
+    return {} if str(place).startswith(_SYSTEM) else {place: str(place)}
+
+
+def _tree(pid: int, most: int) -> list[int]:
+    """Return a process and its descendants, no more than are needed to see that there are too many."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) <= most:
+        one = waiting.pop()
+        found.append(one)
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                text = (task / "children").read_text(encoding="ascii")
+                waiting += map(int, text.split())
+    return found
+
+
+def _memory(pid: int) -> int:
+    """Return the resident memory of a process that no file backs, in bytes; 0 where it has ended."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
