@@ -208,12 +208,19 @@ def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("division", "lengths"), [(Division.OPEN, (1, 2000)), (Division.CLOSED, (2, 20000)), (Division.NETWORK, (2, 20000))]
+    ("name", "division", "lengths"),
+    [
+        ("llama3.1-405b", Division.OPEN, (1, 2000)),
+        ("llama3.1-405b", Division.CLOSED, (2, 20000)),
+        ("llama3.1-405b", Division.NETWORK, (2, 20000)),
+        ("gpt-oss-120b", Division.OPEN, (1, 10240)),
+        ("gpt-oss-120b", Division.CLOSED, (1, 10000)),
+    ],
 )
-def test_the_lengths_of_answers_are_those_that_the_division_states(division, lengths):
-    for mode in Mode:
-        found = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, mode, division).generation
-        assert (found.min_tokens, found.max_tokens) == lengths
+def test_the_lengths_of_answers_are_those_that_the_division_states(name, division, lengths):
+    found = terms("v6.0", name, Scenario.OFFLINE, Mode.PERFORMANCE, division).generation
+    assert (found.min_tokens, found.max_tokens) == lengths
+    assert bool(found.lengths_source) is (division is not Division.OPEN)
 
 
 def test_speculative_decoding_is_allowed_where_the_rules_list_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -268,7 +269,12 @@ class Job:
                 settings.search_minutes,
                 "api_server" if settings.api_server else "rehearse" if settings.rehearse else "",
             ),
-            notes=(*_notes(settings), *_weight_notes(settings, found), *_unscored_notes(benchmark, modes)),
+            notes=(
+                *_notes(settings),
+                *_weight_notes(settings, found),
+                *_unscored_notes(benchmark, modes),
+                *_length_notes(benchmark, scenarios[0], modes, division),
+            ),
         )
 
 
@@ -373,6 +379,22 @@ def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...]) -> list[
     if Mode.ACCURACY not in modes:
         return []
     return [f"{benchmark.name}: {label} is not scored: {why}" for label, why in unscored(benchmark).items()]
+
+
+def _length_notes(
+    benchmark: BenchmarkTerms, scenario: Scenario, modes: tuple[Mode, ...], division: Division
+) -> Iterator[str]:
+    """Give what decides how long answers are, where the division states other lengths than the reference."""
+    for mode in modes:
+        stated, reference = (
+            terms(benchmark.round, benchmark.name, scenario, mode, one).generation for one in (division, Division.OPEN)
+        )
+        if (stated.min_tokens, stated.max_tokens) != (reference.min_tokens, reference.max_tokens):
+            yield (
+                f"{benchmark.name}: answers of {mode} runs have {stated.min_tokens:,} to {stated.max_tokens:,} new "
+                f"tokens, by the {stated.lengths_source}, which decides in the {division} division; the "
+                f"{reference.source} has {reference.min_tokens:,} to {reference.max_tokens:,}"
+            )
 
 
 def _quantisation(settings: CampaignSettings) -> str:

@@ -93,6 +93,7 @@ class LatencyLimits(Record, frozen=True, kw_only=True):
 class Generation(Record, frozen=True, kw_only=True):
     """Sampling parameters and length limits in tokens, as the reference implementation sets them.
 
+    `lengths_source` states the lengths where it is not the reference.
     `temperature` 0 is greedy decoding. None stands for a parameter that the reference leaves to its engine.
     """
 
@@ -105,6 +106,7 @@ class Generation(Record, frozen=True, kw_only=True):
     seed: int | None = None
     beams: int = 1
     reasoning_effort: str = ""
+    lengths_source: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -425,12 +427,12 @@ def _generation(
     """Return what the reference asks for; in divisions that state lengths of their own, with those."""
     (one,) = matching(family.generation, round_name, benchmark, scenario, mode)
     held = _lengths(family, one, division, round_name, benchmark, scenario, mode)
-    source = one.source if held is one else f"{one.source}; lengths: {held.source}"
     return Generation(
         max_tokens=held.max_tokens,
         min_tokens=held.min_tokens,
         temperature=one.temperature,
-        source=source,
+        source=one.source,
+        lengths_source="" if held is one else held.source,
         top_p=one.top_p,
         top_k=one.top_k,
         seed=one.seed,
