@@ -25,6 +25,8 @@ def preprocess(i):
         if settings.calibration
         else "CM_PERFORMANCE_DATASET"
         if settings.performance
+        else "CM_COMPLIANCE_DATASET"
+        if settings.test
         else "CM_DATASET"
     )
     env[f"{kind}_PATH"] = record.path

@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 
+from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.campaign.schedule import TARGET, TARGET_SOURCE, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
@@ -15,6 +16,9 @@ EXPORTED_BY = {
     "CM_SUT_NAME": {"system"},
     "CM_ML_MODEL_NAME": {"model", "quantisation"},
     "CM_PERFORMANCE_DATASET_RECORD": {"performance dataset"},
+    "CM_COMPLIANCE_DATASET_RECORD": {"TEST07 dataset"},
+    "CM_MLPERF_GRADER_MATH": {"grader math"},
+    "CM_MLPERF_GRADER_MBXP": {"grader mbxp"},
 }
 FIELDS = {
     "scenario": ["", "Offline", "Server"],
@@ -32,7 +36,9 @@ def jobs():
     for values in itertools.product(*FIELDS.values()):
         yield Job.of(CampaignSettings(**dict(zip(FIELDS, values, strict=True))))
     yield Job.of(CampaignSettings(vllm_model_name="owner/name", quantize="int8"))
-    yield Job.of(CampaignSettings(model="gpt-oss-120b"))
+    yield Job.of(CampaignSettings(model="gpt-oss-120b", compliance="TEST07,TEST09"))
+    yield Job.of(CampaignSettings(model="mixtral-8x7b", round="v6.0"))
+    yield Job.of(CampaignSettings(model="deepseek-r1"))
     yield Job.of(CampaignSettings(model="gpt-oss-120b", modes="performance", execution_mode="valid"))
 
 
@@ -240,3 +246,20 @@ def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates():
     for times, name in ((1, "Server performance again"), (2, "Server performance again (2)")):
         assert steps[name].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"].lowered == times
         assert steps[name].condition.words == "Server performance missed a latency limit"
+
+
+def test_a_compliance_test_with_a_dataset_of_its_own_runs_on_that():
+    job = Job.of(CampaignSettings(model="gpt-oss-120b", compliance="TEST07,TEST09", scenario="Offline"))
+    steps = {step.name: step for step in schedule(job)}
+    assert steps["TEST07 dataset"].tags == "get,dataset,_compliance.TEST07,_tiny"
+    assert steps["Offline TEST07"].inputs["CM_DATASET_RECORD"] == "<<<CM_COMPLIANCE_DATASET_RECORD>>>"
+    assert steps["Offline TEST09"].inputs["CM_DATASET_RECORD"] == "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
+
+
+def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_run():
+    job = Job.of(CampaignSettings(model="mixtral-8x7b", round="v6.0", scenario="Offline"))
+    steps = {step.name: step for step in schedule(job)}
+    wanted = "" if grader_lacks("mbxp") else "<<<CM_MLPERF_GRADER_MBXP>>>"
+    assert steps["Offline accuracy: scores"].inputs["CM_MLPERF_GRADERS"] == wanted
+    assert ("grader mbxp" in steps) is bool(wanted)
+    assert any("mbxp is not scored" in note for note in job.notes) is not bool(wanted)

@@ -73,7 +73,7 @@ def test_a_log_that_lacks_samples_fails_though_its_mean_is_right(write_log):
     [(60.698, "TEST PASS"), (99.0, "TEST PASS"), (60.69, "TEST FAIL"), (0.0, "TEST FAIL"), (None, "TEST FAIL")],
 )
 def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_log, official, score, verdict):
-    text = test07.report(test07.checks(score, least=60.698), score, least=60.698)
+    text = test07.report(test07.checks(score, 990, least=60.698, samples=990), score, least=60.698)
     assert verdict in text.splitlines() and text.count("TEST ") == 1
     log = write_log([entry([1])])
     said = "nothing" if score is None else f"{{'exact_match': {score}}}"
@@ -97,3 +97,9 @@ def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_l
         capture_output=True,
     )
     assert verdict in (tmp_path / "out/TEST07" / test07.FILE).read_text()
+
+
+def test_a_log_of_test07_that_lacks_samples_fails_though_its_score_is_right():
+    found = test07.checks(99.0, 989, least=60.698, samples=990)
+    assert [one.passed for one in found] == [True, False]
+    assert test07.report(found, 99.0, least=60.698).endswith("All samples logged: False\nTEST FAIL\n")

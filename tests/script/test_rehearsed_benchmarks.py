@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import InvalidResult, UsageError
 from text_server import save_model, tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
@@ -83,14 +83,19 @@ def job(cm, tmp_path, endpoint, *flags, tags=""):
 
 def test_each_mode_of_gpt_oss_has_its_dataset_its_lengths_and_drawn_tokens(cm, tmp_path):
     with server() as (endpoint, bodies):
-        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", "--scenario=Offline", "--offline_target_qps=100")
-    assert done.code == 0, done.output
+        flags = ("--scenario=Offline", "--offline_target_qps=100", "--compliance=TEST07")
+        done = job(cm, tmp_path, endpoint, "--model=gpt-oss-120b", *flags)
+    assert done.code == InvalidResult.exit_code, done.output  # this server's answers choose no letter
     runs = {
         path.parent.name: json.loads(path.read_text())["settings"]
         for path in cm.cwd.glob("results/test/runs/*/*/Offline/*/run.json")
     }
     assert runs["accuracy"]["max_tokens"] == 32768 and runs["performance"]["max_tokens"] == 10240
-    assert [runs[name]["dataset"]["samples"] for name in ("accuracy", "performance")] == [4395, 6396]
+    names = ("accuracy", "performance", "TEST07")
+    assert [runs[name]["dataset"]["samples"] for name in names] == [4395, 6396, 990]
+    verdict = next(cm.cwd.glob("results/test/runs/*/*/Offline/TEST07/verify_accuracy.txt")).read_text().splitlines()
+    assert verdict[0] == "'exact_match': 0.0" and verdict[-1] == "TEST FAIL"
+    assert "All samples logged: True" in verdict
     asked = [body for body in bodies if body["max_tokens"] in (10240, 32768)]
     assert {body["max_tokens"] for body in asked} == {10240, 32768}
     assert {(body["temperature"], body["top_k"], "seed" in body) for body in asked} == {(1, -1, False)}
@@ -103,6 +108,6 @@ def test_each_mode_of_gpt_oss_has_its_dataset_its_lengths_and_drawn_tokens(cm, t
 
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_valid_run_that_cannot_be_scored_is_refused_before_it_begins(cm, tmp_path, command):
-    flags = ["--model=mixtral-8x7b", "--execution_mode=valid", *(["--plan"] if command == "plan" else [])]
-    done = job(cm, tmp_path, "http://127.0.0.1:9", *flags, tags=",_r6.0")
-    done.refused_with(UsageError.exit_code, "cannot be scored as a whole", "mxeval", "_performance-only")
+    flags = ["--model=deepseek-r1", "--execution_mode=valid", *(["--plan"] if command == "plan" else [])]
+    done = job(cm, tmp_path, "http://127.0.0.1:9", *flags)
+    done.refused_with(UsageError.exit_code, "cannot be scored as a whole", "LiveCodeBench", "_performance-only")

@@ -172,6 +172,8 @@ _GPT_OSS: _Judges = {
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": None,
 }
+#: How often gpt-oss-120b's data set asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
+_REPEATS = {"aime25": 8, "gpqa_diamond": 5, "livecodebench_v6": 3}
 
 
 def parts_of_deepseek(samples: Samples) -> Scored:
@@ -192,11 +194,30 @@ def parts_of_deepseek(samples: Samples) -> Scored:
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
-    """Score the letters of GPQA and the numbers of AIME (language/gpt-oss-120b/eval_accuracy.py).
+    """Score the letters of GPQA and the numbers of AIME (language/gpt-oss-120b/eval_mlperf_accuracy.py).
 
-    Each is a score of its own: exact_match is over all samples, and left out.
+    Each is a score of its own; exact_match is over all samples, and left out where one is a program.
     """
-    return _parts(samples, _GPT_OSS)
+    scored = _parts(samples, _GPT_OSS)
+    if (whole := _weighted(samples)) is None:
+        return scored
+    return replace(scored, values={**scored.values, "exact_match": whole})
+
+
+def _weighted(samples: Samples) -> float | None:
+    """Return the right answers in percent of all, each weighted by how often its question is asked; None without all.
+
+    The script rounds it to three places.
+    """
+    right: dict[str, list[bool]] = {}
+    for prediction, row in zip(samples.predictions, samples.rows, strict=True):
+        is_right = _GPT_OSS.get(_key(row, _GPT_OSS))
+        if is_right is None:
+            return None
+        right.setdefault(str(row[DATASET]).lower(), []).append(is_right(prediction, str(row["output"])))
+    repeats = {name: _REPEATS.get(name, 1) for name in sorted(right)}
+    most = sum(len(right[name]) / times for name, times in repeats.items())
+    return round(sum(sum(right[name]) / times for name, times in repeats.items()) / most * 100, 3) if most else None
 
 
 def _parts(samples: Samples, judges: _Judges) -> Scored:

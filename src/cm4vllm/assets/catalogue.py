@@ -67,12 +67,16 @@ class CatalogueDataset(Record, frozen=True, kw_only=True):
 
 
 class BenchmarkAssets(Record, frozen=True, kw_only=True):
-    """The model and the datasets of a benchmark's reference. `performance_dataset` is empty where one serves both."""
+    """The model and the datasets of a benchmark's reference.
+
+    `performance_dataset` is empty where one serves both, `compliance_dataset` where no test has one of its own.
+    """
 
     model: str
     dataset: str
     calibration: str
     performance_dataset: str = ""
+    compliance_dataset: str = ""
 
 
 class Catalogue(Record, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from cm4vllm.common.files import given_path, require_space, sha256_of, write_tex
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import BenchmarkTerms, Column, accuracy_targets, benchmark_terms
+from cm4vllm.rules import Audit, BenchmarkTerms, Column, accuracy_targets, audit, benchmark_terms
 
 __all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "Wanted", "check", "check_file", "provide", "rows_of"]
 
@@ -44,7 +44,8 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own
     for any other.
     `calibration` asks for the benchmark's calibration set, whose size is not prescribed, `performance` for the dataset
-    that its performance runs have of their own, whose answers are not compared with anything.
+    that its performance runs have of their own, whose answers are not compared with anything; `test` names the
+    compliance test whose own dataset is wanted.
     """
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
@@ -54,6 +55,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
     performance: Annotated[bool, Key("CM_DATASET_PERFORMANCE")] = False
+    test: Annotated[str, Key("CM_DATASET_TEST")] = ""
 
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
@@ -84,14 +86,18 @@ def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTer
     tokenizer_json = Path(model.path) / "tokenizer.json"
     require_space(folder, _SPACE_BYTES, "the tiny dataset")
     split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, benchmark.samples, _TINY_NAME
+    columns: Mapping[str, Column] = benchmark.columns
     if settings.calibration:
         # None of the evaluation's prompts: the sets are split by the text itself.
         split, seed, count, name = Split.TRAINING, CALIBRATION_SEED, CALIBRATION_SAMPLES, f"{_TINY_NAME}-calibration"
     elif settings.performance:
         seed, count, name = PERFORMANCE_SEED, benchmark.performance_samples, f"{_TINY_NAME}-performance"
+    elif settings.test:
+        wanted = _wanted(settings, benchmark)
+        count, columns, name = wanted.samples or 0, wanted.columns, f"{_TINY_NAME}-{settings.test.lower()}"
     path = folder / f"{name}.json"
     with step(f"making the dataset {name} of {count} samples"):
-        rows = list(_tokenised(examples(split, count, seed), benchmark.columns, tokenizer_json))
+        rows = list(_tokenised(examples(split, count, seed), columns, tokenizer_json))
         write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
     return DatasetRecord(
         name=name,
@@ -132,12 +138,16 @@ def _mlcommons(
     name = assets.dataset
     if settings.calibration or settings.performance:
         name = assets.calibration if settings.calibration else assets.performance_dataset
+    elif settings.test:
+        name = assets.compliance_dataset
     known = catalogue().dataset(name)
     try:
         manifest = mlcommons.read_manifest(known.mlcommons)
         had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), {known.file: known.digest})
     except DownloadError as error:
-        kind = "calibration" if settings.calibration else "performance_dataset" if settings.performance else "dataset"
+        kinds = {"calibration": settings.calibration, "performance_dataset": settings.performance}
+        kinds |= {"compliance_dataset": bool(settings.test), "dataset": True}
+        kind = next(one for one, asked in kinds.items() if asked)
         flag, own = f"{kind}_path", Path(known.file).name
         error.what = f"the dataset {name} could not be fetched: {error.what}"
         error.remedy = "\n".join(
@@ -236,10 +246,21 @@ class Wanted:
         """Return what the dataset needs that performance runs have of their own."""
         return cls(benchmark.performance_samples)
 
+    @classmethod
+    def compliance(cls, test: Audit, benchmark: BenchmarkTerms) -> Wanted:
+        """Return what the dataset needs that a compliance test has of its own."""
+        in_part = {name: column.in_part for name, column in benchmark.columns.items()}
+        columns = {
+            name: Column(values=values, in_part=in_part.get(name, False)) for name, values in test.own_dataset.items()
+        }
+        return cls(test.samples, True, columns)
+
 
 def _wanted(settings: DatasetSettings, benchmark: BenchmarkTerms) -> Wanted:
     if settings.calibration:
         return Wanted()
+    if settings.test:
+        return Wanted.compliance(audit(settings.test, settings.benchmark), benchmark)
     return Wanted.performance(benchmark) if settings.performance else Wanted.evaluation(benchmark)
 
 

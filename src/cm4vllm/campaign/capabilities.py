@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cm4vllm.accuracy.scoring import SCORERS, graders_of, lacks_of
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.rules import (
     BenchmarkTerms,
     Category,
@@ -127,7 +126,7 @@ def compliance_tests(
 ) -> tuple[str, ...]:
     """Return the compliance tests of a job: those that are asked for by name, and those that its division asks for.
 
-    Raises UsageError for a test that the benchmark does not have, and for one that cannot be run yet.
+    Raises UsageError for a test that the benchmark does not have.
     """
     rule = division_rules(division, category).get(_TESTS)
     names = [name for name in asked.upper().split(",") if name] + list(benchmark.compliance if rule else ())
@@ -137,13 +136,6 @@ def compliance_tests(
             raise UsageError(
                 f"--compliance={name}: {benchmark.name} has no such test in round {benchmark.round}",
                 remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none",
-            )
-        if name not in VERIFIED_TESTS:
-            why = "it needs a dataset of its own and the scorer of the benchmark's answers"
-            raise UsageError(
-                f"the compliance test {name} cannot be run yet",
-                cause=f"{why}\n  rule {rule.code}: {rule.text} ({rule.source})" if rule else why,
-                remedy="give --division=open" if rule else f"--compliance takes {', '.join(VERIFIED_TESTS)}",
             )
     return tuple(dict.fromkeys(names))
 

@@ -21,7 +21,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.system_file import read_system_file
-from cm4vllm.rules import DivisionRule, Mode, division_rules, speculation
+from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, speculation
 from cm4vllm.serving.fixed_options import speculative_options
 
 if TYPE_CHECKING:
@@ -139,6 +139,10 @@ def _dataset(facts: _Facts) -> _Found:
     if sources.performance and assets.performance_dataset:
         yield from _published_file(
             sources.performance, assets.performance_dataset, "dataset of performance runs", "--performance_dataset_path"
+        )
+    if sources.compliance and any(audit(test, facts.job.benchmark.name).own_dataset for test in facts.job.tests):
+        yield from _published_file(
+            sources.compliance, assets.compliance_dataset, "dataset of a compliance test", "--compliance_dataset_path"
         )
 
 

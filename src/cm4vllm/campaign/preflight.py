@@ -32,8 +32,10 @@ _DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 _PERFORMANCE = "CM_PERFORMANCE_DATASET_FILE"
 _SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
 _NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
-_PATHS = (_DATASET, _CALIBRATION, _PERFORMANCE, _SYSTEM_FILE, _SOURCE, _NLTK, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 _PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
+_DATASETS = (_DATASET, _CALIBRATION, _PERFORMANCE, "CM_COMPLIANCE_DATASET_FILE")
+_FOLDERS = (_SOURCE, _NLTK, "CM_MLPERF_GRADER_SOURCE_DIR")
+_PATHS = (*_DATASETS, *_FOLDERS, _SYSTEM_FILE, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
 
@@ -55,7 +57,7 @@ def require_files(env: Mapping[str, Any]) -> None:
     Raises UsageError, DatasetError, SubmissionError.
     """
     check_stated(env.get(_SYSTEM_FILE, ""), env.get(_HW_NAME, ""))
-    for key in (_DATASET, _CALIBRATION, _PERFORMANCE):
+    for key in _DATASETS:
         if name := env.get(key):
             require_file(Path(name))
     require_published(typed_paths(env.get(_PUBLISHED, "")))

@@ -12,7 +12,7 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.targets import LATENCY_QUERIES, LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES
-from cm4vllm.rules import Division, Mode, RateUse, Scenario
+from cm4vllm.rules import Division, Mode, RateUse, Scenario, audit
 
 __all__ = ["FOLDER", "TARGET", "TARGET_SOURCE", "common_inputs", "schedule", "with_durations"]
 
@@ -152,6 +152,14 @@ def _datasets(job: Job) -> Iterator[Step]:
             gives="the file and the record of performance runs' dataset",
             brings=sources.performance_brings,
         )
+    for test in job.tests:
+        if _has_own_dataset(job, test):
+            yield Step(
+                name=f"{test} dataset",
+                tags=f"get,dataset,_compliance.{test},{sources.compliance}",
+                gives="the file and the record of the test's dataset",
+                brings=sources.compliance_brings,
+            )
 
 
 def _identity(name: str) -> Step:
@@ -296,6 +304,8 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
     name, place = f"{scenario} {test}", f"runs/{_SYSTEM}/{scenario}/{test}"
     folder, gives = f"{job.out}/{place}", shown(place)
     inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
+    if _has_own_dataset(job, test):
+        inputs["CM_DATASET_RECORD"] = "<<<CM_COMPLIANCE_DATASET_RECORD>>>"
     yield from _measurement(name, inputs, f"{gives}/run.json")
     yield Step(
         name=f"{name}: verification",
@@ -305,6 +315,10 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
         inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder},
         report_first=True,
     )
+
+
+def _has_own_dataset(job: Job, test: str) -> bool:
+    return bool(audit(test, job.benchmark.name).own_dataset)
 
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:

@@ -102,6 +102,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
+    compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
@@ -288,6 +289,7 @@ def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
         dataset_path=settings.dataset_path,
         calibration_path=settings.calibration_path,
         performance_dataset_path=settings.performance_dataset_path,
+        compliance_dataset_path=settings.compliance_dataset_path,
     )
 
 

@@ -26,7 +26,8 @@ _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 class Sources:
     """The variations that give model, dataset and calibration set.
 
-    `performance` gives the dataset that performance runs have of their own, empty where they have none. `named` says
+    `performance` gives the dataset that performance runs have of their own, `compliance` that of a compliance test,
+    each empty where there is none. `named` says
     that the user named the model, or asked for the stand-in by its name.
     """
 
@@ -36,6 +37,7 @@ class Sources:
     calibration: str
     named: bool
     performance: str = ""
+    compliance: str = ""
 
     @property
     def dummy(self) -> bool:
@@ -84,6 +86,10 @@ class Sources:
         return self._brought(self.performance, catalogue().benchmark(self.benchmark).performance_dataset)
 
     @property
+    def compliance_brings(self) -> tuple[Brings, ...]:
+        return self._brought(self.compliance, catalogue().benchmark(self.benchmark).compliance_dataset)
+
+    @property
     def calibration_brings(self) -> tuple[Brings, ...]:
         return self._brought(self.calibration, catalogue().benchmark(self.benchmark).calibration)
 
@@ -124,6 +130,7 @@ def sources(
     dataset_path: str = "",
     calibration_path: str = "",
     performance_dataset_path: str = "",
+    compliance_dataset_path: str = "",
 ) -> Sources:
     """Decide where model and datasets come from. Raises UsageError for what contradicts itself.
 
@@ -145,13 +152,16 @@ def sources(
         "dataset_path": dataset_path,
         "calibration_path": calibration_path,
         "performance_dataset_path": performance_dataset_path,
+        "compliance_dataset_path": compliance_dataset_path,
     }
-    apart = bool(catalogue().benchmark(benchmark).performance_dataset)
-    if performance_dataset_path and not apart:
-        raise UsageError(
-            f"--performance_dataset_path is given, but {benchmark} has one dataset for all runs",
-            remedy="give it with --dataset_path",
-        )
+    known = catalogue().benchmark(benchmark)
+    apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
+    for kind, name_of_it in apart.items():
+        if given[f"{kind}_path"] and not name_of_it:
+            raise UsageError(
+                f"--{kind}_path is given, but {benchmark} has one dataset for all runs",
+                remedy="give it with --dataset_path",
+            )
     if stand_in and not asked and any(given.values()):
         flag = next(name for name, path in given.items() if path)
         raise UsageError(
@@ -163,12 +173,16 @@ def sources(
         )
     tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
-    performance = f"_path.{performance_dataset_path}" if performance_dataset_path else own
+    more = {
+        kind: (f"_path.{given[f'{kind}_path']}" if given[f"{kind}_path"] else own) if name_of_it else ""
+        for kind, name_of_it in apart.items()
+    }
     return Sources(
         benchmark=benchmark,
         model=model,
         named=bool(asked or name),
-        performance=performance if apart else "",
+        performance=more["performance_dataset"],
+        compliance=more["compliance_dataset"],
         dataset=f"_path.{dataset_path}" if dataset_path else own,
         calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK,
     )

@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cm4vllm.accuracy.families import Samples
+from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
+from cm4vllm.accuracy.sentences import NO_SENTENCES
+from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.assets.config_json import json_object
 from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.compliance import test06, test09
+from cm4vllm.compliance import test06, test07, test09
 from cm4vllm.compliance.answers import LoggedAnswer, read_answers
 from cm4vllm.compliance.audit import require_applied
 from cm4vllm.compliance.records import COMPLIANCE_FILE, CheckResult, ComplianceRecord
@@ -123,6 +127,24 @@ def _test09(answers: list[LoggedAnswer], settings: RunSettings, test: Audit) -> 
     return _Verified(test09.FILE, found, test09.report(found, answers, least=least, most=most), shows_logs=True)
 
 
+def _test07(answers: list[LoggedAnswer], settings: RunSettings, test: Audit) -> _Verified:
+    _require_answers(answers, 1)
+    least, score = test.thresholds["accuracy"], _score(answers, settings)
+    found = test07.checks(score, len({answer.sample for answer in answers}), least=least, samples=settings.samples)
+    return _Verified(test07.FILE, found, test07.report(found, score, least=least), shows_logs=True)
+
+
+def _score(answers: list[LoggedAnswer], settings: RunSettings) -> float | None:
+    """Return the accuracy of the answers in percent, by the scorer of the benchmark; None where it has none of it."""
+    require_tokenizer(settings)
+    scorer = scorer_of(settings.terms)
+    rows = rows_of_samples(settings.dataset, [answer.sample for answer in answers])
+    texts = Detokenizer(Path(settings.model.path)).decode(
+        [answer.tokens for answer in answers], special_tokens=scorer.special_tokens
+    )
+    return scorer.compute(Samples(texts, rows, NO_SENTENCES)).values.get(test07.SCORE)
+
+
 def _require_answers(answers: list[LoggedAnswer], least: int) -> None:
     if len(answers) < least:
         raise RunFailed(
@@ -134,7 +156,8 @@ def _require_answers(answers: list[LoggedAnswer], least: int) -> None:
 
 _TESTS: Mapping[str, Callable[[list[LoggedAnswer], RunSettings, Audit], _Verified]] = {
     "TEST06": _test06,
+    "TEST07": _test07,
     "TEST09": _test09,
 }
-#: The tests whose runs can be verified. TEST07 also needs a dataset of its own, and a scorer of its answers.
+#: The tests whose runs can be verified.
 VERIFIED_TESTS = tuple(_TESTS)

@@ -19,7 +19,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
-from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, round_terms, terms
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, audit, round_terms, terms, terms_of_test
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
@@ -122,13 +122,14 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
 
 
 def _terms(inputs: RunInputs) -> Terms:
-    return terms(
+    found = terms(
         round_terms(inputs.round).name,
         inputs.model,
         Scenario.parse(inputs.scenario),
         Mode.parse(inputs.mode),
         Division.parse(inputs.division),
     )
+    return terms_of_test(found, audit(inputs.compliance_test, inputs.model)) if inputs.compliance_test else found
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:

@@ -20,7 +20,7 @@ from cm4vllm.loadgen.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.rules import Terms
+from cm4vllm.rules import Audit, Terms, audit, terms_of_test
 
 __all__ = [
     "Accuracy",
@@ -258,19 +258,19 @@ class ComplianceTest:
     record: ComplianceRecord
 
     def belongs_to(self, run: RunRecord) -> bool:
-        """Whether it was made with the model, dataset, server and LoadGen of a performance run."""
-        return self._made_with(self.run) == self._made_with(run)
+        """Whether it was made with the model, server and LoadGen of a performance run, on its dataset or the test's."""
+        test = audit(self.record.test, self.record.benchmark)
+        return self._made_with(self.run, test) == self._made_with(run, test)
 
     @staticmethod
-    def _made_with(run: RunRecord) -> tuple[object, ...]:
+    def _made_with(run: RunRecord, test: Audit) -> tuple[object, ...]:
         one = run.settings
         return (
-            one.terms,
+            terms_of_test(one.terms, test),
             one.rehearsal,
             one.model.name,
             one.model.sha256,
-            one.dataset.sha256,
-            one.samples,
+            None if test.own_dataset else (one.dataset.sha256, one.samples),
             one.max_tokens,
             one.min_tokens,
             one.server.named,

@@ -27,6 +27,7 @@ from cm4vllm.rules.terms import (
     round_names,
     round_terms,
     terms,
+    terms_of_test,
 )
 from cm4vllm.rules.words import Category, Division, ExecutionMode, Mode, Scenario
 
@@ -62,4 +63,5 @@ __all__ = [
     "round_terms",
     "speculation",
     "terms",
+    "terms_of_test",
 ]

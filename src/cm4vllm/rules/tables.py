@@ -106,7 +106,8 @@ class ScenarioEntry(Record, frozen=True, kw_only=True):
 class Audit(Record, frozen=True, kw_only=True):
     """A compliance test: the settings of its audit.config, the samples it logs and the thresholds it compares with.
 
-    One that names `benchmarks` is the test of those; they come before one that names none.
+    One that names `benchmarks` is the test of those; they come before one that names none. One with `own_dataset` runs
+    on a dataset of its own, of as many samples as it logs, whose columns hold these values.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Audit(Record, frozen=True, kw_only=True):
     source: str
     benchmarks: tuple[str, ...] = ()
     thresholds: dict[str, float] = {}
+    own_dataset: dict[str, tuple[str, ...]] = {}
 
 
 class DivisionRule(Record, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from msgspec.structs import replace
+
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import (
@@ -49,6 +51,7 @@ __all__ = [
     "round_names",
     "round_terms",
     "terms",
+    "terms_of_test",
 ]
 
 #: The rule by which a division states the lengths of answers.
@@ -375,6 +378,21 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             StopSequence(tokens=one.tokens, text=one.text, where=one.where)
             for one in matching(family.stop_sequences, *cell)
         ),
+    )
+
+
+def terms_of_test(found: Terms, test: Audit) -> Terms:
+    """Return the terms of the run of a compliance test: those of a performance run, on the test's own dataset if any.
+
+    mlperf.conf has the number of samples of the benchmark's dataset, which is more than that of the test.
+    """
+    if not test.own_dataset:
+        return found
+    return replace(
+        found,
+        samples=test.samples,
+        min_samples=test.samples if found.at_once else found.min_samples,
+        user_conf={**found.user_conf, "performance_sample_count_override": test.samples},
     )
 
 

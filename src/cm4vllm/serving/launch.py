@@ -78,6 +78,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
     performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
+    compliance_dataset_record: Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")] = ""
     round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
     benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
     division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
@@ -387,7 +388,8 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
 
 def _longest(settings: LaunchSettings) -> int:
     """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
-    names = [name for name in (settings.dataset_record, settings.performance_dataset_record) if name]
+    records = (settings.dataset_record, settings.performance_dataset_record, settings.compliance_dataset_record)
+    names = [name for name in records if name]
     if not names or settings.benchmark not in benchmark_names(settings.round):
         return 0
     longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
