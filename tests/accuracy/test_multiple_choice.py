@@ -208,3 +208,14 @@ def test_a_run_shows_its_parts_and_says_why_the_whole_is_not_scored(accuracy_run
     assert record.values["gpqa"] == 0.0 and "gen_len" not in record.values
     assert "rouge" not in record.scorer
     assert "'exact_match'" not in (folder / "accuracy.txt").read_text(encoding="utf-8")
+
+
+def test_the_whole_of_gpt_oss_is_weighted_by_how_often_a_question_is_asked():
+    cases = [("gpqa_diamond", "**C**", "C"), ("gpqa_diamond", "**C**", "D"), ("aime25", "\\boxed{7}", "7")]
+    rows = [{"dataset": name, "output": wanted} for name, _, wanted in cases]
+    texts = [text for _, text, _ in cases]
+    scored = parts_of_gpt_oss(Samples(texts, rows, NO_SENTENCES))
+    assert scored.values["exact_match"] == round(100 * (1 / 5 + 1 / 8) / (2 / 5 + 1 / 8), 3) == 61.905
+    # One dataset of another name, as that of TEST07: every answer counts once.
+    rows = [{"dataset": "gpqa-compliance-dataset", "output": wanted} for wanted in "CCD"]
+    assert parts_of_gpt_oss(Samples(["**C**"] * 3, rows, NO_SENTENCES)).values["exact_match"] == 66.667
