@@ -107,7 +107,11 @@ def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
 def main_job_steps() -> set[str]:
     """Return the tags of all steps that the main job may take."""
     jobs = [
-        Job.of(CampaignSettings(execution_mode="valid", quantize="int8", model_source="_hf.owner/name")),
+        Job.of(
+            CampaignSettings(
+                execution_mode="valid", quantize="int8", model_source="_hf.owner/name", compliance="TEST06"
+            )
+        ),
         Job.of(CampaignSettings(api_server="http://127.0.0.1:1")),
         Job.of(CampaignSettings(search="max-num-seqs:8..64")),
     ]
