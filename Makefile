@@ -4,6 +4,8 @@
 #   make test   the test suite, one real rehearsal included
 #   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, killed owners and engines
 #   make setup  what both share: environment, package, CM home
+#   make audit  compares the pinned packages with known vulnerabilities; `make check` does it once a day
+#   make lock   writes requirements*.txt again from pyproject.toml, with hashes; ARGS=--upgrade takes newer versions
 
 PYTHON ?= python3
 VENV   := .venv
@@ -18,7 +20,13 @@ export CM_REPOS
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup run test test-long check clean
+# Installs what a file pins: pip refuses a package whose bytes have another hash, and one that the file does not list.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes
+# The same packages fit Python 3.11 to 3.14 on x86-64 and aarch64; the hashes are those of all their files.
+LOCK := $(VENV)/tools/bin/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
+AUDIT = $(BIN)/python tests/audit.py $(VENV)/tools/bin/pip-audit requirements-test.txt
+
+.PHONY: setup run test test-long check audit lock clean
 
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
@@ -40,20 +48,39 @@ test-long: setup $(VENV)/.installed-test
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks
 	@$(BIN)/ruff check --no-cache src script automation tests benchmarks
+	@mkdir -p $(VENV)/recipes && rm -f $(VENV)/recipes/*.py && for path in script/*/customize.py automation/*/module.py; do \
+	  folder=$${path%/*}; ln -sfn ../../$$path $(VENV)/recipes/$${folder##*/}.py; done
 	@$(BIN)/mypy
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
+# Without network it reports that nothing was audited, and does not fail.
+	@$(MAKE) --no-print-directory $(VENV)/tools/.installed > $(VENV)/tools.log 2>&1 || true
+	@$(AUDIT) --kept=$(VENV)/audit.json
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(PIP_INSTALL) -r requirements.txt
 # Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
 # finds them before the checkout.
 	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text("$(CURDIR)/src\n")'
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	$(PIP_INSTALL) -r requirements-test.txt
+	@touch $@
+
+audit: $(VENV)/.installed-test $(VENV)/tools/.installed
+	@$(AUDIT) --strict
+
+lock: $(VENV)/tools/.installed
+	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --output-file=requirements.txt
+	$(LOCK) $(ARGS) --python-version=3.11.5 pyproject.toml --extra=test --constraints=requirements.txt --output-file=requirements-test.txt
+	$(LOCK) $(ARGS) --python-version=3.11 --group=tools --output-file=requirements-tools.txt
+
+# Tools that the package's own environment does not need.
+$(VENV)/tools/.installed: requirements-tools.txt
+	@$(PYTHON) -m venv $(VENV)/tools
+	@$(VENV)/tools/bin/python -m pip install --quiet --retries=1 --timeout=10 --require-hashes -r requirements-tools.txt
 	@touch $@
 
 clean:

@@ -29,7 +29,7 @@ from typing import Any
 
 import cmind
 import numpy
-import pandas  # type: ignore[import-untyped]
+import pandas
 
 from cm4vllm.common.files import json_of
 from figures import arguments, figure, report

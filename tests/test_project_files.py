@@ -77,6 +77,37 @@ def test_the_citation_and_the_package_agree():
     assert f"## {project['version']}" in read("CHANGELOG.md")
 
 
+PIN = re.compile(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
+
+
+def pins(text: str) -> dict[str, str]:
+    """Return name and version of each package that a requirements file pins with hashes; it may hold nothing else."""
+    rest = [line for line in PIN.sub("", text).splitlines() if line and not line.startswith("#")]
+    assert rest == [], "not pinned with hashes"
+    return {name.lower().replace("_", "-"): version for name, version, _ in PIN.findall(text)}
+
+
+def test_requirements_are_pinned_with_hashes_and_agree_with_pyproject():
+    run, tests, tools = (pins(read(f"requirements{part}.txt")) for part in ("", "-test", "-tools"))
+    project = tomllib.loads(read("pyproject.toml"))
+    named = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["test"]]
+    names = {re.split(r"[<>=]", one)[0].lower().replace("_", "-") for one in named}
+    assert names <= tests.keys()
+    assert run.items() <= tests.items()
+    assert {tuple(one.split("==")) for one in project["dependency-groups"]["tools"]} <= set(tools.items())
+
+
+def test_a_pin_without_a_hash_is_found():
+    with pytest.raises(AssertionError, match="not pinned"):
+        pins("six==1.17.0\n")
+
+
+def test_every_installation_of_the_makefile_asks_for_hashes():
+    installs = [line for line in read("Makefile").splitlines() if "pip install" in line and not line.startswith("#")]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line for line in installs)
+
+
 def test_the_licence_is_the_whole_apache_licence():
     words = " ".join(read("LICENSE").split())
     assert words.startswith("Apache License Version 2.0, January 2004")

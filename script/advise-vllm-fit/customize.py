@@ -1,7 +1,9 @@
 """Says how a model is best served on a machine, before anything is loaded."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.fit.advice import AdviceSettings, advice
 

@@ -1,7 +1,9 @@
 """Makes one LoadGen run against a vLLM server."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from functools import partial
 
     from cm4vllm.accuracy.live import live_scores

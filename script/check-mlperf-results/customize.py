@@ -1,9 +1,10 @@
 """Checks a submission tree and prints everything that is wrong in it."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.results.inspection import report_checks
 

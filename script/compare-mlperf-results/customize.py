@@ -1,9 +1,10 @@
 """Prints results side by side and writes them as a page."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.report.comparison_texts import report_comparison
 

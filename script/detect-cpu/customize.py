@@ -1,7 +1,9 @@
 """Gives the processors of this machine."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say_facts

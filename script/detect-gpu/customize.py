@@ -1,16 +1,17 @@
 """Gives the GPUs of this machine; a machine without a driver has none."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.hardware.gpu import detect_gpus
     from cm4vllm.hardware.machine import gpu_env
 
     return {"return": 0, "env": gpu_env(detect_gpus())}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say, say_facts

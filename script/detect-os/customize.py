@@ -1,7 +1,9 @@
 """Gives the operating system of this machine."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.os_release import os_env, os_line
 

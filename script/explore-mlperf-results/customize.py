@@ -1,9 +1,10 @@
 """Reads a repository of published results and writes a page of them."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.report.explorer import report_published
 

@@ -1,9 +1,10 @@
 """Fetches the sources of the official submission checker into the cache entry."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.source import fetch
 
     source = fetch(Path.cwd() / "inference")

@@ -1,7 +1,9 @@
 """Searches for the highest rate that keeps a scenario's latency limits."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.search.probing import find_target_rate
     from cm4vllm.common.settings import read_settings
     from cm4vllm.loadgen.measurement import RunInputs

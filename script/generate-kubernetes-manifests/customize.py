@@ -1,7 +1,9 @@
 """Writes Kubernetes manifests of a vLLM server, checked against their published schemas."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
     import yaml

@@ -1,9 +1,10 @@
 """Writes the capsule of a job's results, or those of a submission tree."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
     from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule

@@ -1,9 +1,10 @@
 """Builds a submission tree from campaigns' records, adds them to one, or removes results from it."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import typed_path, write_json, write_text
     from cm4vllm.common.progress import say
     from cm4vllm.report.tree_texts import results_folders, tree_asked

@@ -1,7 +1,9 @@
 """Writes user.conf for one run."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.loadgen.measurement import RunInputs, write_user_conf
 

@@ -1,9 +1,10 @@
 """Provides a dataset file and its record."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.datasets import DatasetSettings, check
     from cm4vllm.common.settings import read_settings
 
@@ -11,7 +12,7 @@ def plan(i):
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings, provide
     from cm4vllm.common.settings import read_settings
 

@@ -4,8 +4,10 @@ Nothing of cm4vllm is imported before it is clear whose engine this is: as the f
 which also reports another engine that runs them.
 """
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     if getattr(i["automation"], "engine", "") != "cm4vllm":
         return {
             "return": 3,

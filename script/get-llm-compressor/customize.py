@@ -1,9 +1,10 @@
 """Installs llm-compressor into the cache entry."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.compressor import install
 
     python, version = install(Path.cwd(), Path(i["artifact"].path) / "requirements.txt")

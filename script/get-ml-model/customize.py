@@ -1,9 +1,10 @@
 """Provides a model folder and its record."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import ModelSettings, check
     from cm4vllm.common.settings import read_settings
 
@@ -11,7 +12,7 @@ def plan(i):
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide, tokenizer_sha256
     from cm4vllm.common.settings import read_settings
 

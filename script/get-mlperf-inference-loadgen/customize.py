@@ -1,9 +1,10 @@
 """Provides the LoadGen wheel whose compiled-in seeds are those of the round."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.loadgen.wheel import provide
     from cm4vllm.rules import round_terms
 

@@ -1,9 +1,10 @@
 """Takes the official checker's sources from the folder that the user names; they are fetched otherwise."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.source import open_source
 
     if given := i["env"].get("CM_MLPERF_INFERENCE_SOURCE_DIR"):
@@ -11,7 +12,7 @@ def plan(i):
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.source import open_source
 
     env = i["env"]

@@ -1,7 +1,9 @@
 """Writes the system description of a submission, and says what it leaves open."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
     from cm4vllm.submission.system import SystemSettings, write_system

@@ -1,9 +1,10 @@
 """Provides nltk's sentence model, once and of one version."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.accuracy.sentences import check_given
     from cm4vllm.common.files import given_path
 
@@ -12,7 +13,7 @@ def plan(i):
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.accuracy.sentences import MODEL, install_model
     from cm4vllm.common.files import given_path
 

@@ -1,7 +1,9 @@
 """Which Python recipes use: the one given, or the one that runs cm."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.engine.run.python_packages import inspect_python
 
     env = i["env"]

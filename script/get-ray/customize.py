@@ -1,7 +1,9 @@
 """Installs Ray over the environment of a vLLM, into the cache entry."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
     from cm4vllm.serving.clusters.ray_install import install_ray

@@ -1,14 +1,16 @@
 """Chooses the vLLM for what was detected; the recipe install,vllm has it."""
 
+from typing import Any
 
-def plan(i):
+
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.choice import Choice, choose
 
     return {"return": 0, "env": choose(read_settings(Choice, i["env"]))}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.choice import Choice, choose, say_choice
 

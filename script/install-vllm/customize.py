@@ -1,9 +1,10 @@
 """Installs vLLM into the cache entry, or proves the one that is installed."""
 
 from pathlib import Path
+from typing import Any
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.install import InstallSettings, check
 
@@ -11,7 +12,7 @@ def plan(i):
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.install import VLLM_FILE, InstallSettings, install
 

@@ -1,9 +1,10 @@
 """Packs a submission tree into a tar.gz whose bytes depend on the tree alone."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
     from cm4vllm.submission.packing import pack, private_ids

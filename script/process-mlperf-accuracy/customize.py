@@ -1,7 +1,9 @@
 """Scores an accuracy run."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
     from cm4vllm.accuracy.graders.records import GraderRecord

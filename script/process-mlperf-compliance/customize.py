@@ -1,7 +1,9 @@
 """Verifies the run of a compliance test."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
     from cm4vllm.common.errors import UsageError

@@ -1,9 +1,10 @@
 """Runs the command of a capsule again, and compares the new results with the capsule's."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import os
 
     import msgspec

@@ -1,9 +1,10 @@
 """Runs the official checkers, unchanged, on a submission tree."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.rules import round_terms
     from cm4vllm.submission.checker import check_submission
     from cm4vllm.submission.records import CHECKER_FILE

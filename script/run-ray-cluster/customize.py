@@ -1,7 +1,9 @@
 """Makes this machine the head or a worker of a Ray cluster, or reports what a cluster can hold."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.clusters.ray_cluster import RaySettings, show, start
 
@@ -16,7 +18,7 @@ def preprocess(i):
     return {"return": 0}
 
 
-def postprocess(i):
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.clusters.ray_cluster import wait_in_foreground
 
     if i["env"]["CM_RAY_BACKGROUND"] != "yes" and i["env"].get("CM_RAY_RECORD"):
@@ -24,7 +26,7 @@ def postprocess(i):
     return {"return": 0}
 
 
-def cleanup(i):
+def cleanup(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.clusters.ray_cluster import end
 
     end(i["env"].get("CM_RAY_RECORD", ""))

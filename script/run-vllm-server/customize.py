@@ -1,14 +1,16 @@
 """Starts a vLLM server or checks one that runs already, lists those that run, or stops one."""
 
+from typing import Any
 
-def plan(i):
+
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import require_usable
 
     require_usable(i["env"])
     return {"return": 0}
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import LaunchSettings, act
 
@@ -16,7 +18,7 @@ def preprocess(i):
     return {"return": 0}
 
 
-def postprocess(i):
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import LaunchSettings, attend
 
@@ -24,7 +26,7 @@ def postprocess(i):
     return {"return": 0}
 
 
-def cleanup(i):
+def cleanup(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import end
 
     end(i["env"].get("CM_VLLM_SERVER_RECORD", ""))

@@ -1,7 +1,9 @@
 """Prints the ledger of the jobs in a results folder."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.status import StatusSettings, report_status
     from cm4vllm.common.settings import read_settings
 

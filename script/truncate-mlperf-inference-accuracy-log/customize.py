@@ -1,9 +1,10 @@
 """Cuts the accuracy logs of a submission and writes their digests."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.submission.truncation import truncate_tree
 

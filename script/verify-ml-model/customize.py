@@ -1,9 +1,10 @@
 """Compares a model's files with the digests that are published for a benchmark's model."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.identity import identified
     from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
     from cm4vllm.assets.records import ModelRecord

@@ -1,9 +1,10 @@
 """Compares two capsules and their results."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from cm4vllm.common.errors import UsageError

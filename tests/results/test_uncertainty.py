@@ -58,11 +58,11 @@ def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> 
 
 def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) -> None:
     def verdict(one: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
-        estimates = [
+        first, second = (
             uncertainty.mean(float(values.mean()), values, seed=seed + place)
             for place, values in enumerate((one, other))
-        ]
-        return shift(float(one.mean()), float(other.mean()), *estimates, "").verdict
+        )
+        return shift(float(one.mean()), float(other.mean()), first, second, "").verdict
 
     same = [verdict(one, other, 2 * seed) for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
     slower = [

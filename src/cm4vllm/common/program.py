@@ -35,6 +35,7 @@ _PARTS = (
     "SECURITY.md",
     "requirements.txt",
     "requirements-test.txt",
+    "requirements-tools.txt",
     "automation",
     "script",
     "src",

@@ -78,6 +78,14 @@ def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypa
     assert missing_of(file) == ["PyYAML==0.0.1", "no_such.package"]
 
 
+def test_hashes_are_no_part_of_a_requirement(tmp_path):
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        "# made by make lock\nsix==1.17.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\nnumpy==2.4.6\n"
+    )
+    assert list(pythons.listed(file)) == [("six", "==1.17.0"), ("numpy", "==2.4.6")]
+
+
 def test_missing_requirements_file_is_told(tmp_path):
     with pytest.raises(InstallError, match="does not exist"):
         require_file(tmp_path / "requirements.txt", NETLESS)

@@ -28,7 +28,7 @@ __all__ = [
     "requirements_of",
 ]
 
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#]*)")
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#\\]*)")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
 _CONDITION = re.compile(r"^(==|>=|<=|!=|>|<|~=)\s*([\w.+*!\-]+)$")
 
@@ -144,7 +144,7 @@ def missing_of(requirements: Path) -> list[str]:
 
 
 def listed(requirements: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and condition of each package that a requirements file lists."""
+    """Yield name and condition of each package that a requirements file lists, with hashes or without."""
     for line in requirements.read_text(encoding="utf-8").splitlines():
         found = _REQUIREMENT.match(line.strip())
         if found:
