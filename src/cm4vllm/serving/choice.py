@@ -17,10 +17,22 @@ from cm4vllm.common.settings import Key
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
 
-__all__ = ["DEVICES", "Choice", "SystemVllm", "choose", "detected", "require_device", "say_choice", "system_vllm"]
+__all__ = [
+    "DEVICES",
+    "VENDORS",
+    "Choice",
+    "SystemVllm",
+    "choose",
+    "detected",
+    "require_device",
+    "say_choice",
+    "system_vllm",
+]
 
 #: What vLLM is built for, among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")
+#: Who makes the GPUs that a build is for, as detection names them.
+VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}
 
 #: The device of ROCm's kernel driver; amdsmi, which reports more, is not always installed.
 _KFD = Path("/dev/kfd")
@@ -46,7 +58,7 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     """Raise UsageError unless this machine has the device that vLLM is to compute on, with what is missing."""
     if device == "cpu":
         return
-    vendor = {"cuda": "NVIDIA", "rocm": "AMD"}[device]
+    vendor = VENDORS[device]
     found = any(gpu.vendor == vendor for gpu in detect_gpus())
     if device == "rocm":
         missing = (

@@ -19,7 +19,7 @@ from cm4vllm.hardware.memory import free_memory
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
 
-__all__ = ["AdviceSettings", "advice", "require_host_memory"]
+__all__ = ["AdviceSettings", "advice", "asked_of", "require_host_memory"]
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
@@ -47,7 +47,7 @@ class AdviceSettings(Record, frozen=True, kw_only=True):
 
 def advice(settings: AdviceSettings) -> Fit:
     """Print how a model is best served on a machine and return it. Raises ModelError where it does not fit."""
-    asked = _asked(settings)
+    asked = asked_of(settings)
     fit = advise(asked)
     say_text(table(asked, fit))
     return fit
@@ -88,7 +88,8 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
     )
 
 
-def _asked(settings: AdviceSettings) -> Asked:
+def asked_of(settings: AdviceSettings) -> Asked:
+    """Return what the advisor computes with. Raises UsageError, ModelError."""
     if settings.max_model_len < 1:
         raise UsageError(
             f"--max_model_len={settings.max_model_len} is too short for a request", remedy="give 1 or more"

@@ -1,0 +1,22 @@
+"""Prints which benchmarks this machine can run, and what is missing with the command that mends it."""
+
+from pathlib import Path
+from typing import Any
+
+
+def values(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.rules import round_names
+
+    return {"return": 0, "values": {"mlperf_round": list(round_names())}}
+
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.machine_page import MachineSettings, Missing, report_machine
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.engine.tools.doctor import diagnose
+
+    cm = i["automation"].cmind
+    symptoms = diagnose(cm, Path(i["automation"].path).parents[1])
+    installation = [Missing(one.subject, one.text, one.remedy) for one in symptoms if one.remedy]
+    i["state"]["machine"] = report_machine(read_settings(MachineSettings, i["env"]), Path(cm.repos_path), installation)
+    return {"return": 0}

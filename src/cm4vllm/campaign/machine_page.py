@@ -1,0 +1,280 @@
+"""What `doctor,mlperf` does: one page of what this machine can run, and of what is missing with what mends it.
+
+The page decides nothing itself. Benchmarks are those of `capabilities`, devices those of `serving.choice`, sums those
+of the fit advisor, and what is missing comes from the checks that a run makes too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks, unscored
+from cm4vllm.campaign.sources import sources
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.files import free_bytes
+from cm4vllm.common.progress import say_text
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+from cm4vllm.common.units import size_text
+from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.memory import free_memory
+from cm4vllm.hardware.readiness import load_sample, unready
+from cm4vllm.hardware.summary import cpu_lines, gpu_lines, host_lines
+from cm4vllm.rules import BenchmarkTerms, benchmark_terms, round_names, round_terms
+from cm4vllm.serving.choice import DEVICES, VENDORS, require_device
+from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
+from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
+
+__all__ = ["Device", "MachineSettings", "Missing", "Row", "benchmark_rows", "report_machine"]
+
+_WIDTH = 100
+#: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.
+_PROMPT_TOKENS = 2048
+
+
+#: Machines that are named where a model is too large for this one: GPUs and GiB of each (H100, H200, B200).
+_LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
+
+
+class MachineSettings(Record, frozen=True, kw_only=True):
+    """Which round's benchmarks are listed."""
+
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = round_names()[-1]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that keeps this machine from running what it could, and what mends it."""
+
+    subject: str
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that vLLM can use on this machine: `gpus` of `memory_bytes` each; 0 for the processors."""
+
+    name: str
+    gpus: int
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A benchmark on a device: the model that fits, or the benchmark's own where none does."""
+
+    benchmark: str
+    scenarios: tuple[str, ...]
+    device: str
+    model: str
+    precision: str
+    fits: bool
+    why: str
+    command: str
+    weight_bytes: int = 0
+    gate: str = ""
+    performance_only: bool = False
+
+
+def report_machine(settings: MachineSettings, home: Path, installation: Sequence[Missing]) -> dict[str, object]:
+    """Print the page and return its content as plain objects. `installation` is what is wrong with the CM home.
+
+    Raises UsageError for a round that cannot be run.
+    """
+    round_ = round_terms(settings.round)
+    require_round(round_)
+    devices, lacking = _devices()
+    rows = benchmark_rows(round_.name, devices)
+    missing = [*lacking, *_assets(rows, home, os.environ), *installation, *_unready()]
+    for line in _page(round_.name, devices, rows, missing):
+        say_text(line)
+    return {
+        "round": round_.name,
+        "devices": [asdict(one) for one in devices],
+        "benchmarks": [asdict(one) for one in rows],
+        "missing": [asdict(one) for one in missing],
+    }
+
+
+def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
+    """Return a row for each benchmark of a round that can be run, on each of the devices."""
+    listed = tuple(devices)
+    return [_row(benchmark_terms(round_name, name), one) for name in runnable_benchmarks(round_name) for one in listed]
+
+
+def _devices() -> tuple[list[Device], list[Missing]]:
+    """Return the devices that vLLM can use here, and why not the others."""
+    found, lacking = [], []
+    gpus = detect_gpus()
+    for name in DEVICES:
+        try:
+            require_device(name)
+        except UsageError as error:
+            remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
+            lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
+            continue
+        own = [gpu.memory_bytes for gpu in gpus if gpu.vendor == VENDORS.get(name)]
+        if name == DEVICES[0] or own:
+            found.append(Device(name, len(own), float(min(own, default=free_memory()))))
+    return found, lacking
+
+
+def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
+    """Return the benchmark's own model where it fits the device, else the first published quantised one that does."""
+    own = catalogue().benchmark(benchmark.name).model
+    derived = [name for name, entry in catalogue().models.items() if entry.base == own]
+    rows = [_row_of(benchmark, device, name) for name in (own, *derived)]
+    return next((row for row in rows if row.fits), rows[0])
+
+
+def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
+    entry, fit, weights = catalogue().model(model), None, 0
+    try:
+        asked = _asked(benchmark, device, model)
+        weights = round(asked.architecture.weight_bytes(asked.precision))
+        fit, why = advise(asked), ""
+    except ModelError as error:
+        needed = f"its weights are {weights / GIB:.0f} GiB" if weights else error.what
+        why = f"{needed}, {_room(device)}"
+    return Row(
+        benchmark=benchmark.name,
+        scenarios=tuple(map(str, benchmark.scenarios)),
+        device=device.name,
+        model=model,
+        precision=entry.precision,
+        fits=fit is not None,
+        why=why if fit is None else f"{fit.used_bytes / GIB:.1f} GiB of {_room(device)}, {_layout(fit, device)}",
+        command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
+        weight_bytes=weights,
+        gate=" ".join(sources(benchmark.name, name=entry.hub).model_notes),
+        performance_only=bool(unscored(benchmark)),
+    )
+
+
+def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
+    """Return what the fit advisor is asked: room for one request of full length."""
+    asked = asked_of(
+        AdviceSettings(
+            model=model,
+            gpus=device.gpus,
+            gpu_memory_gib=device.memory_bytes / GIB,
+            max_model_len=benchmark.max_tokens + _PROMPT_TOKENS,
+        )
+    )
+    if device.gpus:
+        return asked
+    one = asked.architecture.kv_bytes_per_token(2, 1) * asked.max_model_len
+    return replace(asked, memory_bytes=device.memory_bytes, kv_cache_bytes=max(1, math.ceil(one / GIB)) * GIB)
+
+
+def _room(device: Device) -> str:
+    if not device.gpus:
+        return f"{device.memory_bytes / GIB:.1f} GiB free"
+    return f"{device.gpus} x {device.memory_bytes / GIB:.1f} GiB"
+
+
+def _layout(fit: Fit, device: Device) -> str:
+    if not device.gpus:
+        return f"{fit.max_num_seqs} requests of full length at a time"
+    return f"tensor {fit.tensor_parallel} x pipeline {fit.pipeline_parallel} x data {fit.data_parallel}"
+
+
+def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, fit: Fit) -> str:
+    round_ = "" if benchmark.round == round_names()[-1] else f",_r{benchmark.round.removeprefix('v')}"
+    flags = {
+        "model": benchmark.name,
+        "vllm_model_name": hub,
+        "device": device.name,
+        "kv_cache_space": 0 if device.gpus else round(asked.kv_cache_bytes / GIB),
+        "tp_size": fit.tensor_parallel,
+        "pp_size": fit.pipeline_parallel,
+        "dp_size": fit.data_parallel,
+    }
+    words = [f"--{flag}={value}" for flag, value in flags.items() if value not in (0, 1)]
+    return " ".join([f"cm run script --tags=run-mlperf,inference,_vllm{round_}", *words, "--plan"])
+
+
+def _advice(benchmark: BenchmarkTerms, model: str) -> str:
+    """Return the command that shows the layout on the smallest of some larger machines."""
+    for gpus, memory in _LARGER:
+        try:
+            advise(_asked(benchmark, Device("", gpus, memory * GIB), model))
+        except ModelError:
+            continue
+        break
+    return f"cm run script --tags=advise,vllm-fit --vllm_model_name={model} --gpus={gpus} --gpu_memory={memory}"
+
+
+def _assets(rows: Sequence[Row], home: Path, env: Mapping[str, str]) -> Iterator[Missing]:
+    """Yield what keeps the models that fit from being downloaded: their licence, room on the disk."""
+    fitting = {row.model: row for row in rows if row.fits}
+    gated = [name for name, row in fitting.items() if row.gate]
+    if gated and not env.get("HF_TOKEN"):
+        notes = " ".join(dict.fromkeys(fitting[name].gate for name in gated))
+        yield Missing("HF_TOKEN", f"not set; {', '.join(gated)} cannot be downloaded: {notes}", "export HF_TOKEN=TOKEN")
+    free = free_bytes(home)
+    for name, row in fitting.items():
+        if row.weight_bytes > free:
+            yield Missing(
+                "disk",
+                f"{size_text(free)} free in {home}; the weights of {name} need {size_text(row.weight_bytes)}",
+                "free space there, or export CM_REPOS=FOLDER, a folder on another disk",
+            )
+
+
+def _unready() -> list[Missing]:
+    return [Missing("this machine", f"{one.what}: {one.why}", one.command) for one in unready(load=load_sample())]
+
+
+def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missing: Sequence[Missing]) -> Iterator[str]:
+    host = detect_host()
+    yield "This machine"
+    for line in (
+        *host_lines(host),
+        *cpu_lines(detect_cpu(), host),
+        *(f"GPU: {one}" for one in gpu_lines(detect_gpus())),
+    ):
+        yield from _wrapped(line, "  ")
+    yield f"  devices of vLLM: {'; '.join(f'{one.name}, {_room(one)}' for one in devices)}"
+    yield f"\nWhat it can run: round {round_name}, open division"
+    yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
+    yield "      cm run script --tags=run-mlperf,inference,_vllm --model=BENCHMARK"
+    for row in rows:
+        mark = "fits" if row.fits else "too large; it fits a machine as in the command"
+        yield f"  {row.benchmark} on {row.device}: {mark}"
+        part = "; its accuracy is scored in part: a valid run measures the performance alone"
+        words = f"{row.model}, {row.precision}: {row.why}{part if row.performance_only else ''}"
+        yield from _wrapped(f"{words} ({', '.join(row.scenarios)})", "      ")
+        yield from _wrapped(row.command, "      ", " \\")
+    yield from _wrapped(
+        f"Sums of the fit advisor, with room for a request of the benchmark's longest answer and {_PROMPT_TOKENS:,} "
+        "tokens of prompt (an assumption). Whether it is fast enough for a scenario's latency limits is measured.",
+        "  ",
+    )
+    yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
+    for one in missing:
+        yield from _wrapped(f"{one.subject}: {one.text}", "  ")
+        yield from _wrapped(one.remedy, "      ")
+
+
+def _wrapped(text: str, indent: str, ending: str = "") -> list[str]:
+    """Return a text in lines of the page's width; `ending` joins the lines of a command."""
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        _WIDTH - len(ending),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*(f"{line}{ending}" for line in lines[:-1]), *lines[-1:]]

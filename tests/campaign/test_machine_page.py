@@ -1,0 +1,86 @@
+"""The page of what a machine can run: rows are the fit advisor's, commands are accepted, what is missing is named."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from cmind.cli import parse
+
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.campaign.machine_page import Device, MachineSettings, Missing, benchmark_rows, report_machine
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import round_names
+from cm4vllm.serving.fit.layout import GIB
+
+CPU = Device("cpu", 0, 24.0 * GIB)
+GPUS = Device("cuda", 8, 80.0 * GIB)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {(row.benchmark, row.device): row for row in benchmark_rows("v6.1", [CPU, GPUS])}
+
+
+def test_every_benchmark_that_can_be_run_is_listed_for_every_device(rows):
+    assert rows.keys() == {(name, device) for name in runnable_benchmarks("v6.1") for device in ("cpu", "cuda")}
+
+
+@pytest.mark.parametrize(
+    ("key", "fits", "words"),
+    [
+        (("llama3.1-8b", "cpu"), True, "GiB of 24.0 GiB free"),
+        (("llama2-70b-99.9", "cpu"), False, "its weights are 128 GiB, 24.0 GiB free"),
+        (("llama2-70b-99.9", "cuda"), True, "tensor 4 x pipeline 1 x data 2"),
+        (("deepseek-r1", "cuda"), False, "its weights are 627 GiB, 8 x 80.0 GiB"),
+    ],
+)
+def test_whether_a_model_fits_says_the_advisor(rows, key, fits, words):
+    assert rows[key].fits is fits
+    assert words in rows[key].why
+
+
+@pytest.mark.parametrize(("gib", "model"), [(80, "llama-2-70b-chat-fp8"), (48, "llama-2-70b-chat-gptq")])
+def test_a_published_quantised_model_is_named_where_the_benchmarks_own_is_too_large(gib, model):
+    found = {row.benchmark: row for row in benchmark_rows("v6.1", [Device("cuda", 1, gib * GIB)])}
+    row = found["llama2-70b-99.9"]
+    assert (row.model, row.fits) == (model, True)
+    assert f"--vllm_model_name={catalogue().model(model).hub}" in row.command
+
+
+@pytest.mark.parametrize("round_name", round_names())
+def test_the_command_of_a_row_that_fits_is_a_job(round_name):
+    for row in benchmark_rows(round_name, [CPU, GPUS]):
+        given = parse(shlex.split(row.command)[1:])["cm_input"]
+        if row.fits:
+            assert given["plan"]
+            numbers = {flag: int(given[flag]) for flag in ("tp_size", "pp_size", "dp_size") if flag in given}
+            job = Job.of(
+                CampaignSettings(
+                    round=round_name,
+                    model=given["model"],
+                    vllm_model_name=given["vllm_model_name"],
+                    device=given["device"],
+                    **numbers,
+                )
+            )
+            assert job.benchmark.name == row.benchmark
+        else:
+            assert given["tags"] == "advise,vllm-fit"
+
+
+def test_the_page_fits_100_columns_and_names_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    found = report_machine(MachineSettings(), tmp_path, [Missing("compiler", "no C compiler on PATH", "install gcc")])
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= 100
+    assert "  compiler: no C compiler on PATH\n      install gcc\n" in page
+    assert len(found["benchmarks"]) == len(runnable_benchmarks("v6.1")) * len(found["devices"])
+    assert all(one["remedy"] for one in found["missing"])
+
+
+def test_a_round_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"v9\.9"):
+        report_machine(MachineSettings(round="v9.9"), tmp_path, [])
