@@ -21,15 +21,17 @@ from cm4vllm.engine.tools.find import asked_scripts
 
 __all__ = ["describe", "inputs_of", "script_help", "variations_of"]
 
+#: Columns of a page where the terminal does not say how many it has.
+_WIDTH = 100
 _GENERAL = """\
 cm run script --tags=<tag>,<tag>,_<variation>,... [--<input>=<value> ...]
 
   --help               with tags: the script's inputs and outputs
   --plan, --graph      what a run would do, as a tree or a Mermaid graph; nothing is run
-  --env.KEY=value      set an environment key          --const.KEY=value   the same, and nothing overrides it
+  --env.KEY=value      set an environment key     --const.KEY=value   the same; nothing overrides it
   --adr.<name>.tags=_x change the dependency <name>    --version=, --version_min=, --version_max=
   --new, --renew       make a second cache entry, make the existing one again        --skip_cache
-  --quiet, -s, -v      ask nothing, print nothing, print more                        -j  print the result as JSON
+  --quiet, -s, -v      ask nothing, print nothing, print more       -j  print the result as JSON
 
 cm find script         where scripts are, by --tags= or name
 cm show script         their inputs, variations and outputs
@@ -40,7 +42,7 @@ cm add script <name>   create a script from a template
 cm docker script       build and run one in a container; dockerfile: only write the Dockerfile
 cm doctor script       problems of the CM home and this machine, with remedies
 
-cm show cache          what is cached, with sizes and ages; cm find cache, cm rm cache: by --tags= too"""
+cm show cache          what is cached, with sizes and ages; also cm find cache and cm rm cache, by --tags="""
 
 
 def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +93,16 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
         *([f"  {script.purpose}"] if script.purpose else []),
         "",
-        *(f"  cm run script --tags={example}" for example in script.examples or [typed]),
+        *(line for example in script.examples or [typed] for line in _command(example)),
         "",
         f"  path      {script.path}",
-        f"  tags      {', '.join(script.tags)}",
+        *_wrapped(", ".join(script.tags), "  tags      ", " " * 12),
         f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}",
     ]
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
-        head.append(f"  versions  {script.layer.default_version or 'any'}{f' (known: {listed})' if listed else ''}")
+        known = f" (known: {listed})" if listed else ""
+        head += _wrapped(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
     more = runs_scripts(code_of(script))
     parts = [
         ("inputs", _columns(inputs_of(script, values))),
@@ -107,7 +110,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         ("depends on", _dependencies(script, PHASES)),
         ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
         ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
-        ("gives", [f"  {key}" for key in script.layer.new_env_keys]),
+        ("gives", [f"  {key}" for key in _exports(script)]),
     ]
     return "\n".join(
         line
@@ -116,6 +119,34 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
             *(line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines))),
         ]
     )
+
+
+def _exports(script: ScriptMeta) -> list[str]:
+    layer = script.layer
+    state = [f"{key} (state: shown by --out=json)" for key in layer.new_state_keys]
+    return [*layer.new_env_keys, *state] or ["files alone: no environment key"]
+
+
+def _command(example: str) -> list[str]:
+    """Return an example as it can be typed, a long one in several lines."""
+    lines = _wrapped(f"cm run script --tags={example}", "  ", " " * 6, ending=2)
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def _wrapped(text: str, first: str, rest: str, *, ending: int = 0) -> list[str]:
+    """Return lines that fit the terminal and leave room for `ending` characters after them."""
+    return textwrap.wrap(
+        text,
+        _terminal_width() - ending,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _terminal_width() -> int:
+    return max(shutil.get_terminal_size((_WIDTH, 24)).columns, 60)
 
 
 #: How the values of a type are shown.
@@ -186,7 +217,7 @@ def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Align two columns; the second one is wrapped to the terminal."""
     listed = list(rows)
     width = min(max((len(left) for left, _ in listed if _), default=0), 34)
-    room = max(shutil.get_terminal_size((120, 24)).columns - width - 8, 40)
+    room = max(_terminal_width() - width - 8, 40)
     found = []
     for left, right in listed:
         lines = textwrap.wrap(right, room, break_long_words=False, break_on_hyphens=False) or [""]
