@@ -73,6 +73,30 @@ def test_every_page_of_docs_is_reached_from_the_readme():
     assert [page.name for page in ROOT.glob("docs/*.md") if not {page.name, f"docs/{page.name}"} & linked] == []
 
 
+# --- width ------------------------------------------------------------------------------------------------------------
+
+WIDTH = 120
+
+
+def wide_lines(text: str) -> list[int]:
+    """Return the numbers of the lines that are too long. A row of a table cannot be broken, nor can one word."""
+    return [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > WIDTH and not line.startswith("|") and len(line.split()) > 1
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_line_fits_the_width(page):
+    assert wide_lines(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_wide_line_is_found():
+    long = "word " * 30
+    assert wide_lines(f"short\n{long}\n| {long} |\n{'x' * 130}\n    {long}") == [2, 5]
+
+
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 COMMAND = re.compile(r"\bcm run (?:[\w-]+:)?script ([^`\n]*)")

@@ -186,13 +186,15 @@ def _lines() -> Iterator[str]:
     yield from _INTRODUCTION
     for why in (LAYOUTS_DIFFER, SEQUENCES_DIFFER):
         yield ""
-        yield from wrap(f"{why[0].upper()}{why[1:]}.", 120)
+        yield from _wrapped(f"{why[0].upper()}{why[1:]}.")
     for name, run in published_runs().items():
         yield ""
         yield f"## {name}"
         yield ""
-        yield f"{run.submitter}, {run.hardware}, {run.software}, {run.round}, {run.division}"
-        yield f"division. Source: {run.source}."
+        yield from _wrapped(
+            f"{run.submitter}, {run.hardware}, {run.software}, {run.round}, {run.division} division. "
+            f"Source: {run.source}."
+        )
         yield ""
         yield "| setting | value |"
         yield "|---|---|"
@@ -209,9 +211,13 @@ def _lines() -> Iterator[str]:
                 f"{one.rouge1} | {one.rouge2} | {one.rougeL} |"
             )
         yield ""
-        yield from (
-            f"- {line}" for line in (*_differences(run), *run.fit) if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER)
-        )
+        for line in (*_differences(run), *run.fit):
+            if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER):
+                yield from _wrapped(f"- {line}", "  ")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _can_be_measured(release: str) -> bool:

@@ -19,7 +19,7 @@ from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.tools.find import asked_scripts
 
-__all__ = ["describe", "inputs_of", "script_help", "variations_of"]
+__all__ = ["command_lines", "describe", "inputs_of", "script_help", "variations_of"]
 
 #: Columns of a page where the terminal does not say how many it has.
 _WIDTH = 100
@@ -93,7 +93,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
         *([f"  {script.purpose}"] if script.purpose else []),
         "",
-        *(line for example in script.examples or [typed] for line in _command(example)),
+        *(line for example in script.examples or [typed] for line in command_lines(example, "  ", _terminal_width())),
         "",
         f"  path      {script.path}",
         *_wrapped(", ".join(script.tags), "  tags      ", " " * 12),
@@ -127,17 +127,16 @@ def _exports(script: ScriptMeta) -> list[str]:
     return [*layer.new_env_keys, *state] or ["files alone: no environment key"]
 
 
-def _command(example: str) -> list[str]:
+def command_lines(example: str, indent: str, width: int) -> list[str]:
     """Return an example as it can be typed, a long one in several lines."""
-    lines = _wrapped(f"cm run script --tags={example}", "  ", " " * 6, ending=2)
+    lines = _wrapped(f"cm run script --tags={example}", indent, f"{indent}    ", width - 2)
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
-def _wrapped(text: str, first: str, rest: str, *, ending: int = 0) -> list[str]:
-    """Return lines that fit the terminal and leave room for `ending` characters after them."""
+def _wrapped(text: str, first: str, rest: str, width: int = 0) -> list[str]:
     return textwrap.wrap(
         text,
-        _terminal_width() - ending,
+        width or _terminal_width(),
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,

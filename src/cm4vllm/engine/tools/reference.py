@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
-from cm4vllm.engine.tools.help import inputs_of, variations_of
+from cm4vllm.engine.tools.help import command_lines, inputs_of, variations_of
 
 __all__ = ["recipes_page"]
 
@@ -37,7 +37,8 @@ def _section(script: ScriptMeta) -> Iterator[str]:
     if script.purpose:
         yield from _wrapped(f"{script.purpose[0].upper()}{script.purpose[1:]}.", "")
         yield ""
-    yield from (f"    cm run script --tags={example}" for example in script.examples or [typed])
+    for example in script.examples or [typed]:
+        yield from command_lines(example, "    ", _WIDTH)
     yield ""
     for title, rows in (("Inputs", list(_inputs(script))), ("Variations", variations_of(script))):
         if rows:
