@@ -4,12 +4,6 @@ from pathlib import Path
 from typing import Any
 
 
-def values(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.rules import round_names
-
-    return {"return": 0, "values": {"mlperf_round": list(round_names())}}
-
-
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.machine_page import MachineSettings, Missing, report_machine
     from cm4vllm.common.settings import read_settings
