@@ -190,7 +190,6 @@ def _layout(fit: Fit, device: Device) -> str:
 
 
 def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, fit: Fit) -> str:
-    round_ = "" if benchmark.round == round_names()[-1] else f",_r{benchmark.round.removeprefix('v')}"
     flags = {
         "model": benchmark.name,
         "vllm_model_name": hub,
@@ -201,7 +200,13 @@ def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, 
         "dp_size": fit.data_parallel,
     }
     words = [f"--{flag}={value}" for flag, value in flags.items() if value not in (0, 1)]
-    return " ".join([f"cm run script --tags=run-mlperf,inference,_vllm{round_}", *words, "--plan"])
+    return " ".join([f"cm run script --tags={_tags(benchmark.round)}", *words, "--plan"])
+
+
+def _tags(round_name: str) -> str:
+    """Return the tags of the main job in a round."""
+    variation = "" if round_name == round_names()[-1] else f",_r{round_name.removeprefix('v')}"
+    return f"run-mlperf,inference,_vllm{variation}"
 
 
 def _advice(benchmark: BenchmarkTerms, model: str) -> str:
@@ -248,7 +253,7 @@ def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missi
     yield f"  devices of vLLM: {'; '.join(f'{one.name}, {_room(one)}' for one in devices)}"
     yield f"\nWhat it can run: round {round_name}, open division"
     yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
-    yield "      cm run script --tags=run-mlperf,inference,_vllm --model=BENCHMARK"
+    yield f"      cm run script --tags={_tags(round_name)} --model=BENCHMARK"
     for row in rows:
         mark = "fits" if row.fits else "too large; it fits a machine as in the command"
         yield f"  {row.benchmark} on {row.device}: {mark}"
