@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -104,11 +106,12 @@ def in_a_terminal(words: list[str], typed: str, cwd: Path, environment: dict[str
         for part, sign in ((f"source code.{words[0]}; echo re''ady\n", b"ready\r\n"), (typed, b"<done>")):
             os.write(terminal, part.encode())
             end = time.monotonic() + 20
-            while sign not in shown and time.monotonic() < end:
+            while sign not in shown and select.select([terminal], [], [], max(0, end - time.monotonic()))[0]:
                 shown += os.read(terminal, 4096)
     finally:
-        os.close(terminal)
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(terminal)
     return shown.decode(errors="replace")
 
 
