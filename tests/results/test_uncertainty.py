@@ -146,7 +146,7 @@ def test_intervals_that_were_recorded_judge_a_change_as_the_draws_do() -> None:
     )
     assert one is not None and other is not None
     bare = [replace(estimate, draws=None) for estimate in (one, other)]
-    drawn, recorded = shift(100, 112, one, other, ""), shift(100, 112, *bare, "")
+    drawn, recorded = shift(100, 112, one, other, ""), shift(100, 112, bare[0], bare[1], "")
     assert drawn.verdict is recorded.verdict is Verdict.REAL
     assert recorded.low == pytest.approx(drawn.low, abs=0.02) and recorded.high == pytest.approx(drawn.high, abs=0.02)
-    assert shift(100, 100.5, *bare, "").verdict is Verdict.WITHIN
+    assert shift(100, 100.5, bare[0], bare[1], "").verdict is Verdict.WITHIN
