@@ -74,7 +74,7 @@ audit: $(VENV)/.installed-test $(VENV)/tools/.installed
 
 lock: $(VENV)/tools/.installed
 	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --output-file=requirements.txt
-	$(LOCK) $(ARGS) --python-version=3.11.5 pyproject.toml --extra=test --constraints=requirements.txt --output-file=requirements-test.txt
+	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --extra=test --constraints=requirements.txt --output-file=requirements-test.txt
 	$(LOCK) $(ARGS) --python-version=3.11 --group=tools --output-file=requirements-tools.txt
 
 # Tools that the package's own environment does not need.
