@@ -1,14 +1,16 @@
 """Starts a simulated server for a rehearsal; by itself it runs until Ctrl-C."""
 
+from typing import Any
 
-def preprocess(i):
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.rehearsal.launch import act
 
     i["env"].update(act(i["env"]))
     return {"return": 0}
 
 
-def postprocess(i):
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import LaunchSettings, attend
 
@@ -16,7 +18,7 @@ def postprocess(i):
     return {"return": 0}
 
 
-def cleanup(i):
+def cleanup(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import end
 
     end(i["env"].get("CM_VLLM_SERVER_RECORD", ""))
