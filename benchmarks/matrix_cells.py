@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -112,8 +113,12 @@ def _where(ran: Sequence[Ran]) -> Iterator[str]:
     for machine, group in groupby(sorted(ran, key=lambda one: (one.machine, one.date)), lambda one: one.machine):
         some = list(group)
         commits = ", ".join(sorted({f"`{one.commit}`" for one in some}))
-        yield f"Run from {some[0].date} to {some[-1].date} on {machine}, cm4vllm at {commits}, the last as"
-        yield f"\n    {some[-1].command}"
+        said = f"Run from {some[0].date} to {some[-1].date} on {machine}, cm4vllm at {commits}, the last as"
+        yield textwrap.fill(said, 120, break_on_hyphens=False)
+        command = textwrap.wrap(
+            some[-1].command, 118, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+        yield "\n" + " \\\n".join(command)
 
 
 def _factors(ran: Sequence[Ran]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Makes a grader ready in the cache entry."""
 
 from pathlib import Path
+from typing import Any
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.accuracy.graders.providing import provide
     from cm4vllm.accuracy.graders.records import GRADER_FILE
 

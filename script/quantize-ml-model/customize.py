@@ -1,9 +1,10 @@
 """Quantises a model and describes the resulting checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 
-def refuse(i):
+def refuse(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.quantization import QuantizationSettings, require_scheme
     from cm4vllm.common.settings import read_settings
 
@@ -11,11 +12,11 @@ def refuse(i):
     return {"return": 0}
 
 
-def plan(i):
+def plan(i: dict[str, Any]) -> dict[str, Any]:
     return refuse(i)
 
 
-def preprocess(i):
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
     from cm4vllm.assets.quantization import QuantizationSettings, quantize
     from cm4vllm.common.settings import read_settings
