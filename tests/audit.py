@@ -38,13 +38,11 @@ class Outcome:
     def words(self) -> str:
         if self.vulnerable:
             return f"audit of {self.name}: VULNERABLE: {'; '.join(self.vulnerable)}"
+        said = [f"{self.audited} packages audited" + (", no known vulnerabilities" if self.audited else "")]
         if self.not_audited:
             count = len(self.not_audited)
-            return (
-                f"audit of {self.name}: {self.audited} packages audited, no known vulnerabilities; "
-                f"{count} NOT AUDITED: {self.not_audited[0]}{' and others' if count > 1 else ''}"
-            )
-        return f"audit of {self.name}: {self.audited} packages audited, no known vulnerabilities"
+            said.append(f"{count} NOT AUDITED: {self.not_audited[0]}{' and others' if count > 1 else ''}")
+        return f"audit of {self.name}: {'; '.join(said)}"
 
 
 def outcome(name: str, report: Mapping[str, Any]) -> Outcome:

@@ -19,7 +19,7 @@ VULNERABLE = {"name": "old", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_
     [
         ([CLEAN], "1 packages audited, no known vulnerabilities", 0, 0),
         ([CLEAN, UNKNOWN], "1 NOT AUDITED: mine: Dependency not found", 0, 1),
-        ([UNKNOWN, UNKNOWN], "0 packages audited, no known vulnerabilities; 2 NOT AUDITED", 0, 1),
+        ([UNKNOWN, UNKNOWN], "0 packages audited; 2 NOT AUDITED", 0, 1),
         ([CLEAN, UNKNOWN, VULNERABLE], "VULNERABLE: old 1.0: PYSEC-1, fixed in 1.1", 1, 1),
     ],
 )

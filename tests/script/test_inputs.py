@@ -164,6 +164,7 @@ OTHERS = {
     "app",
     "list",
     "true_lengths",
+    "real",
 }
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
