@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ import numpy
 import pandas
 
 from cm4vllm.common.files import json_of
+from cm4vllm.common.processes import die_with_parent
 from figures import arguments, figure, report
 
 LINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -165,7 +168,13 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
     }
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **env}) as process,
+        subprocess.Popen(
+            words,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **env},
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
+        ) as process,
     ):
         try:
             wait_until_ready(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
+from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
@@ -135,6 +138,7 @@ class RealVllm:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                preexec_fn=die_with_parent,
             )
             told, said = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
 
@@ -177,6 +181,7 @@ class RealVllm:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
             try:
                 _await(server, unix or ("127.0.0.1", port))
