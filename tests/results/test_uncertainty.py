@@ -141,12 +141,12 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
 def test_intervals_that_were_recorded_judge_a_change_as_the_draws_do() -> None:
     draw = np.random.default_rng(3)
     one, other = (
-        uncertainty.percentile(v, draw.lognormal(np.log(v), 0.2, 4000), 0.5, seed=n)
-        for n, v in enumerate((100.0, 112.0))
+        uncertainty.percentile(v, draw.lognormal(np.log(v), 0.5, 4000), 0.5, seed=n)
+        for n, v in enumerate((100.0, 120.0))
     )
     assert one is not None and other is not None
     bare = [replace(estimate, draws=None) for estimate in (one, other)]
-    drawn, recorded = shift(100, 112, one, other, ""), shift(100, 112, bare[0], bare[1], "")
+    drawn, recorded = shift(100, 120, one, other, ""), shift(100, 120, bare[0], bare[1], "")
     assert drawn.verdict is recorded.verdict is Verdict.REAL
-    assert recorded.low == pytest.approx(drawn.low, abs=0.02) and recorded.high == pytest.approx(drawn.high, abs=0.02)
+    assert recorded.low == pytest.approx(drawn.low, abs=0.012) and recorded.high == pytest.approx(drawn.high, abs=0.012)
     assert shift(100, 100.5, bare[0], bare[1], "").verdict is Verdict.WITHIN

@@ -18,6 +18,8 @@ __all__ = ["MAX_BYTES", "chromium", "screenshot"]
 #: A picture of the README is smaller than this.
 MAX_BYTES = 150_000
 _TIMEOUT_S = 120
+#: Time that a page's own script has, in ms.
+_SCRIPT_MS = 2500
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -26,10 +28,10 @@ def chromium() -> str:
     return next(filter(None, map(shutil.which, _NAMES)), "")
 
 
-def screenshot(page: Path, picture: Path, width: int = 1000, height: int = 760) -> None:
-    """Write the top of a page, so many pixels wide and high, as a PNG file.
+def screenshot(page: str, picture: Path, width: int = 1000, height: int = 760, most: int = MAX_BYTES) -> None:
+    """Write the top of the page at a URL, so many pixels wide and high, as a PNG file.
 
-    Raises CmError where there is no browser, where it fails, and where the picture is larger than MAX_BYTES.
+    Raises CmError where there is no browser, where it fails, and where the picture has more than `most` bytes.
     """
     program = chromium()
     if not program:
@@ -50,8 +52,9 @@ def screenshot(page: Path, picture: Path, width: int = 1000, height: int = 760) 
                 "--disable-background-networking",
                 f"--user-data-dir={profile}",
                 f"--window-size={width},{height}",
+                f"--virtual-time-budget={_SCRIPT_MS}",
                 f"--screenshot={picture.absolute()}",
-                page.absolute().as_uri(),
+                page,
             ],
             capture_output=True,
             text=True,
@@ -60,10 +63,10 @@ def screenshot(page: Path, picture: Path, width: int = 1000, height: int = 760) 
         )
     if done.returncode or not picture.is_file():
         raise CmError(f"{program} made no picture of {page}", cause=done.stderr[-400:])
-    if picture.stat().st_size > MAX_BYTES:
+    if picture.stat().st_size > most:
         raise CmError(
             f"{picture} has {picture.stat().st_size:,} bytes",
-            cause=f"at most {MAX_BYTES:,} are allowed",
+            cause=f"at most {most:,} are allowed",
             remedy="make it narrower or lower",
         )
 
@@ -71,7 +74,7 @@ def screenshot(page: Path, picture: Path, width: int = 1000, height: int = 760) 
 def _main(words: list[str]) -> None:
     if len(words) not in (2, 4):
         raise UsageError("a page and a picture are needed", remedy="give PAGE PICTURE [WIDTH HEIGHT]")
-    screenshot(Path(words[0]), Path(words[1]), *map(int, words[2:]))
+    screenshot(Path(words[0]).absolute().as_uri(), Path(words[1]), *map(int, words[2:]))
 
 
 if __name__ == "__main__":
