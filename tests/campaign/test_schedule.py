@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.campaign.schedule import TARGET, TARGET_SOURCE, schedule, with_durations
+from cm4vllm.campaign.run_targets import TARGET, TARGET_SOURCE
+from cm4vllm.campaign.schedule import schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
 

@@ -16,7 +16,8 @@ from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published import published_env, published_notes, published_runs
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
-from cm4vllm.campaign.schedule import TARGET_SOURCE, common_inputs, schedule, with_durations
+from cm4vllm.campaign.run_targets import TARGET_SOURCE
+from cm4vllm.campaign.schedule import common_inputs, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
 from cm4vllm.common.command_lines import stored_command

@@ -35,8 +35,8 @@ def settings_search(job: Job, space: Space) -> Step:
             "CM_VLLM_SERVER_MODEL_NAME": "",
         },
         notes=(
-            f"{space.size} candidates beside the server as it is: {start}; the best third is measured three times as "
-            "long, and so on",
+            f"the server as it is and up to {space.size} other settings: {start}; the best third is measured three "
+            "times as long, and so on",
         ),
     )
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cm4vllm.campaign.schedule import FOLDER, TARGET_SOURCE, common_inputs
+from cm4vllm.campaign.run_targets import TARGET_SOURCE
+from cm4vllm.campaign.schedule import FOLDER, common_inputs
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step

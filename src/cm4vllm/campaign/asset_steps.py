@@ -1,0 +1,135 @@
+"""The steps of a schedule up to a server that is ready and a machine that is described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm import SIMULATED_NOTICE
+from cm4vllm.campaign.searches import settings_search
+from cm4vllm.campaign.settings import Job
+from cm4vllm.campaign.steps import Check, Product, Step
+from cm4vllm.rules import Mode, audit
+
+__all__ = ["asset_steps", "has_own_dataset", "steps_before"]
+
+
+def steps_before(job: Job) -> Iterator[Step]:
+    """Give the steps before hours are spent: a result that cannot be checked is not begun."""
+    if job.settings.run_checker and not job.no_tree:
+        yield Step(
+            name="checker source",
+            tags="get,mlperf,inference,src",
+            gives="the official checkers' files",
+            without="the official checker will not run on this rehearsal" if job.rehearsal else "",
+        )
+    for name in job.graders:
+        yield Step(
+            name=f"grader {name}",
+            tags=f"get,mlperf,grader,_{name}",
+            gives="an official script that judges answers, and its environment",
+            without="what it judges will not be scored in this rehearsal" if job.rehearsal else "",
+        )
+
+
+def asset_steps(job: Job) -> Iterator[Step]:
+    """Give the steps up to a server that is ready and a machine that is described."""
+    sources, given = job.sources, bool(job.settings.api_server)
+    if given:  # before all else: a wrong address should not cost a download
+        yield _server(job)
+    yield Step(
+        name="LoadGen",
+        tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
+        gives=f"the LoadGen wheel of {job.round.name}",
+    )
+    yield Step(
+        name="model",
+        tags=f"get,ml-model,{sources.model}",
+        gives="the model's folder and its record",
+        brings=sources.model_brings,
+        notes=sources.model_notes,
+        checks=(Check.VOCABULARY,) if given else (),
+    )
+    if job.proves_model:
+        yield _identity("model identity")
+    if job.quantisation:
+        yield Step(
+            name="calibration set",
+            tags=f"get,dataset,_calibration,{sources.calibration}",
+            gives="the calibration set's file and its record",
+            brings=sources.calibration_brings,
+        )
+        yield Step(
+            name="quantisation",
+            tags=f"quantize,ml-model,{job.quantisation}",
+            gives="the quantised model's folder and its record",
+        )
+        if job.proves_model:
+            yield _identity("quantised model identity")
+    yield from _datasets(job)
+    if job.needs_sentence_model:
+        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+    if not given:
+        if job.space is not None:
+            yield settings_search(job, job.space)
+        yield _server(job)
+    if not job.settings.rehearse:
+        yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
+    yield Step(
+        name="system",
+        tags="get,sut,description",
+        inputs={"CM_SUT_DIR": str(job.out / "system")},
+        gives="system/system.json, system/machine.json",
+    )
+
+
+def _datasets(job: Job) -> Iterator[Step]:
+    """Give the steps that provide the dataset of each mode: mostly it is one."""
+    sources = job.sources
+    if Mode.ACCURACY in job.modes or not sources.performance:
+        yield Step(
+            name="dataset",
+            tags=f"get,dataset,{sources.dataset}",
+            gives="the dataset's file and its record",
+            brings=sources.dataset_brings,
+        )
+    if sources.performance:
+        yield Step(
+            name="performance dataset",
+            tags=f"get,dataset,_performance,{sources.performance}",
+            gives="the file and the record of performance runs' dataset",
+            brings=sources.performance_brings,
+        )
+    for test in job.tests:
+        if has_own_dataset(job, test):
+            yield Step(
+                name=f"{test} dataset",
+                tags=f"get,dataset,_compliance.{test},{sources.compliance}",
+                gives="the file and the record of the test's dataset",
+                brings=sources.compliance_brings,
+            )
+
+
+def _identity(name: str) -> Step:
+    return Step(name=name, tags="verify,ml-model", gives="the model's record under the name of the benchmark")
+
+
+def _server(job: Job) -> Step:
+    """Return the step that checks the given server, or starts one for the model that the steps before provide."""
+    given = bool(job.settings.api_server)
+    named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
+    return Step(
+        name="server",
+        tags="run,simulated-vllm-server" if job.settings.rehearse else "run,vllm-server",
+        gives="server/server.json",
+        notes=(f"{SIMULATED_NOTICE}: with the times of the profile {job.settings.rehearse}",)
+        if job.settings.rehearse
+        else (),
+        product=None if given else Product.SERVER,
+        checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
+        inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
+    )
+
+
+def has_own_dataset(job: Job, test: str) -> bool:
+    """Say whether a compliance test is run on a dataset of its own."""
+    return bool(audit(test, job.benchmark.name).own_dataset)

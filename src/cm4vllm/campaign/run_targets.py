@@ -1,0 +1,159 @@
+"""What the LoadGen runs of a schedule aim at: a given target, or the step that measures or finds it."""
+
+from __future__ import annotations
+
+from cm4vllm.campaign.settings import Job
+from cm4vllm.campaign.steps import Duration, MeasuredTarget
+from cm4vllm.campaign.targets import LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
+from cm4vllm.rules import Mode, RateUse, Scenario
+
+__all__ = [
+    "NO_LATENCY",
+    "NO_TARGET",
+    "RATE_STEP",
+    "SYSTEM",
+    "TARGET",
+    "TARGET_SOURCE",
+    "given_target",
+    "is_at_once",
+    "is_one_by_one",
+    "is_searched",
+    "is_sized",
+    "keeps_target",
+    "lacks_latency",
+    "lacks_rate",
+    "latency_name",
+    "run_duration",
+    "run_folder",
+    "run_name",
+    "run_place",
+    "search_name",
+    "target_inputs",
+    "target_share",
+]
+
+TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
+#: The step that measures the server's rate where no accuracy run gives it.
+RATE_STEP = "Offline rate"
+NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
+NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
+SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
+
+
+# --- names and places of runs ----------------------------------------------------------------------------------------
+
+
+def run_name(scenario: Scenario, mode: Mode) -> str:
+    """Return the name of a run's step."""
+    return f"{scenario} {mode}"
+
+
+def run_place(scenario: Scenario, mode: Mode) -> str:
+    """Return the folder of a run below the results."""
+    return f"runs/{SYSTEM}/{scenario}/{mode}"
+
+
+def run_folder(job: Job, scenario: Scenario, mode: Mode) -> str:
+    """Return the folder of a run."""
+    return f"{job.out}/{run_place(scenario, mode)}"
+
+
+def search_name(scenario: Scenario) -> str:
+    """Return the name of the step that searches for a scenario's rate."""
+    return f"{scenario} search"
+
+
+def latency_name(scenario: Scenario) -> str:
+    """Return the name of the step that measures a scenario's latency."""
+    return f"{scenario} latency"
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+def is_at_once(job: Job, scenario: Scenario) -> bool:
+    """Say whether LoadGen sends all samples at once, so that the time they take gives the server's rate."""
+    return job.terms(scenario, Mode.ACCURACY).at_once
+
+
+def is_one_by_one(job: Job, scenario: Scenario) -> bool:
+    """Say whether each query follows the answer before it, so that a latency takes the place of a rate."""
+    return job.terms(scenario, Mode.PERFORMANCE).one_by_one
+
+
+def is_sized(job: Job, scenario: Scenario) -> bool:
+    """Say whether LoadGen computes the size of a performance run from its target."""
+    return job.terms(scenario, Mode.PERFORMANCE).rate is RateUse.SIZES
+
+
+def lacks_rate(job: Job, scenario: Scenario) -> bool:
+    """Say whether a scenario's runs aim at a rate, and none is given."""
+    return not is_one_by_one(job, scenario) and given_target(job, scenario) is None
+
+
+def lacks_latency(job: Job, scenario: Scenario) -> bool:
+    """Say whether runs are sized by a latency, and none is given."""
+    return (
+        is_one_by_one(job, scenario)
+        and given_target(job, scenario) is None
+        and (Mode.PERFORMANCE in job.modes or bool(job.tests))
+    )
+
+
+def is_searched(job: Job, scenario: Scenario) -> bool:
+    """Say whether the target of a scenario's runs is searched for: where no rate is given."""
+    terms = job.terms(scenario, Mode.PERFORMANCE)
+    return (
+        job.searches_rate
+        and terms.paced
+        and terms.limits is not None
+        and Mode.PERFORMANCE in job.modes
+        and given_target(job, scenario) is None
+    )
+
+
+def given_target(job: Job, scenario: Scenario) -> float | None:
+    """Return the target that the user gave; that of a paced scenario goes by LoadGen's name for it, Server."""
+    settings = job.settings
+    if is_one_by_one(job, scenario):
+        latency = settings.singlestream_target_latency
+        return None if latency is None else 1000 / latency
+    return settings.offline_target_qps if is_at_once(job, scenario) else settings.server_target_qps
+
+
+def target_inputs(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
+    """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
+    given, one_by_one = given_target(job, scenario), is_one_by_one(job, scenario)
+    if given is not None:
+        flag = job.terms(scenario, Mode.PERFORMANCE).loadgen_scenario.lower()
+        return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_{'latency' if one_by_one else 'qps'}"}
+    kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
+    if is_searched(job, scenario):
+        return {TARGET: MeasuredTarget(step=search_name(scenario), found=True, kept_from=kept)}
+    return {TARGET: MeasuredTarget(step=rate, share=target_share(job, scenario), kept_from=kept, one_by_one=one_by_one)}
+
+
+def target_share(job: Job, scenario: Scenario) -> float:
+    """Return the part of a measured rate that a scenario's runs aim at."""
+    if is_one_by_one(job, scenario):
+        return LATENCY_SHARE
+    if not is_at_once(job, scenario):
+        return SERVER_SHARE
+    return REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
+
+
+def keeps_target(job: Job, scenario: Scenario) -> bool:
+    """Say whether the target of a valid result of an earlier run is kept."""
+    return not job.rehearsal and not any(map(job.reruns, (search_name(scenario), latency_name(scenario), RATE_STEP)))
+
+
+def run_duration(job: Job, scenario: Scenario) -> Duration | None:
+    """Return how long a performance run lasts at least; None where the number of its queries is given."""
+    if not job.rehearsal:
+        least = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms
+        return Duration(seconds=least / 1000, source="by the rules", at_least=True)
+    if job.settings.test_query_count is not None:
+        return None
+    longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
+    return Duration(seconds=min(REHEARSAL_DURATION_S, longest), source="as a rehearsal", at_least=True)
