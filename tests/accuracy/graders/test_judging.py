@@ -59,6 +59,12 @@ def test_an_answer_that_is_held_counts_as_wrong_and_the_next_are_judged(own, cap
     assert "held 2 of 6 answers" in capsys.readouterr().out
 
 
+def test_an_answer_that_prints_without_an_end_is_held(own):
+    flood, right = judge(own, [task(True, "while True: sys.stdout.write('x' * 65536)"), task(True)], workers=1)
+    assert (flood.held, flood.why) == (True, "no verdict in 1,048,576 bytes of output")
+    assert right.right
+
+
 def test_a_known_answer_that_is_judged_otherwise_makes_the_grader_unusable(own, monkeypatch):
     known = (catalogue.Known({"right": False, "do": "pass", "lang": "ruby"}, right=True),)
     monkeypatch.setitem(GRADERS, "own", replace(GRADERS["own"], known=known))

@@ -25,6 +25,8 @@ __all__ = ["judge", "require_known"]
 #: Seconds that the script itself may take until it reads the first answer.
 _START_S = 120.0
 _CHUNK = 1 << 16
+#: Bytes of a verdict at most: what a program prints without an end is not kept.
+_LONGEST = 1 << 20
 
 
 def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int | None = None) -> list[Verdict]:
@@ -88,13 +90,16 @@ def _answered(process: subprocess.Popen[bytes], held: Held, task: Mapping[str, s
     try:
         return msgspec.json.decode(line, type=Verdict)
     except (msgspec.DecodeError, ValueError):
-        return Verdict(right=False, held=True, why=held.why or "the script ended without a verdict")
+        ended = "the script ended without a verdict"
+        if len(line) > _LONGEST:
+            ended = f"no verdict in {_LONGEST:,} bytes of output"
+        return Verdict(right=False, held=True, why=held.why or ended)
 
 
 def _line(fd: int, until: float) -> bytes | None:
-    """Read up to the end of a line, or of the stream; None when the time is over."""
-    read = b""
-    while not read.endswith(b"\n"):
+    """Read up to the end of a line, of the stream, or of what a verdict may take; None when the time is over."""
+    read = bytearray()
+    while not read.endswith(b"\n") and len(read) <= _LONGEST:
         ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return None
@@ -102,4 +107,4 @@ def _line(fd: int, until: float) -> bytes | None:
         if not part:
             break
         read += part
-    return read
+    return bytes(read)
