@@ -134,19 +134,7 @@ def run(
             stopped.metrics = watch.summary()
             raise
         except CmError as error:
-            write_record(
-                staging / FAILURE_FILE,
-                FailureRecord(
-                    settings=settings,
-                    started_at=started_at,
-                    ended_at=now(),
-                    what=error.what,
-                    cause=error.cause,
-                    remedy=error.remedy,
-                    exit_code=error.exit_code,
-                    client=client,
-                ),
-            )
+            write_record(staging / FAILURE_FILE, _failure(settings, started_at, error, client))
             raise
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
@@ -156,6 +144,19 @@ def run(
     for warning in run_warnings(record):
         warn(f"{title}: {warning}")
     return record
+
+
+def _failure(settings: RunSettings, started_at: str, error: CmError, client: ClientRecord | None) -> FailureRecord:
+    return FailureRecord(
+        settings=settings,
+        started_at=started_at,
+        ended_at=now(),
+        what=error.what,
+        cause=error.cause,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+        client=client,
+    )
 
 
 def _begun_piece(settings: RunSettings, folder: Path) -> Path:
