@@ -131,6 +131,12 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     first = found("ttft_p99", 19.9, "ms")
     assert 19.6 < first.low < 19.9 < first.high < 20.2
     assert found("tpot_p99", 10.0, "ms").value == 10.0
+    burst = rows.copy()
+    burst["last_ns"][1:] = burst["last_ns"][0]
+    burst["last_ns"][-1] *= 1000
+    assert uncertainty.from_samples(
+        Figure("tokens_per_second", 220.0, "tokens/s", Source("log", "")), burst, seed=0
+    ) == (None, "in long parts of the run no answer ended")
     rows["first_ns"] = -1
     assert uncertainty.from_samples(Figure("ttft_p99", 19.9, "ms", Source("log", "ttft_p99")), rows, seed=0) == (
         None,

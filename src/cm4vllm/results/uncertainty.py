@@ -178,7 +178,9 @@ def from_samples(figure: Figure, rows: npt.NDArray[np.void], *, seed: int) -> tu
             if share
             else mean(float(figure.value), values, seed=seed)
         )
-    return found, "" if found else too_few(len(rows), share)
+    if found:
+        return found, ""
+    return None, too_few(len(rows), share) or "in long parts of the run no answer ended"
 
 
 def split_name(name: str) -> tuple[str, float]:
