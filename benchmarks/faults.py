@@ -1,12 +1,13 @@
 """Faults at random moments of a whole job: `python benchmarks/faults.py [--rounds=N] [--json=FILE] [--real]`.
 
 Each of N trials has its own seed: it draws a fault and a moment, and lets the fault happen to a job of two LoadGen runs
-on a fast server (fault_injection/). After each it looks whether something finished was lost, something half done was
+on a fast server (fault_injection/). A process that is to be killed is waited for; the table says which it was. After each it looks whether something finished was lost, something half done was
 taken for whole, a process, a port or an odd time was left; and whether the same command then ends well. A full disk is
 tried where this user may mount a small file system, a clock that is set where there is a C compiler.
 
 With --real the job is the main one, `cm run script --tags=run-mlperf,inference,_vllm`, on the tiny model and the real
-vLLM, in the CM home that $CM_REPOS names; the processes killed are cm's, LoadGen's, a worker, the server, its engine.
+vLLM, in the CM home that $CM_REPOS names. A process of cm, LoadGen, a worker, the server, its engine or its supervisor
+is killed during a LoadGen run, when a drawn share of its samples is done.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ from cm4vllm.campaign.ledger import read_ledger
 from fault_injection.trial import FAULTS, REAL_FAULTS, SMALL_JOB, Fault, JobKind, Trial, clock_library
 from figures import arguments, figure, report
 
-#: Seconds in which a fault is drawn, for the small job and for the real one.
-MOMENT_S, REAL_MOMENT_S = 10.0, 100.0
+#: Seconds from the start of the small job in which a fault is drawn; a process to kill is waited for.
+MOMENT_S = 10.0
 #: The samples of a run of the real job.
-REAL_SAMPLES = 64
+REAL_SAMPLES = 128
+
+#: The table, in the form of docs/measurements.md.
+HEADING = (
+    "| seed | fault | at | step under way | process killed | exit code | attempts | wrong |\n|---|---|---|---|---|---|---|---|"
+)
 
 REAL_JOB = JobKind(
     argv=lambda folder: [
@@ -42,8 +48,9 @@ REAL_JOB = JobKind(
     ],
     runs=frozenset({"Offline/accuracy", "Offline/performance", "Server/accuracy", "Server/performance"}),
     cm="run script --tags=run-mlperf",
-    server="serve",
+    server="vllm.entrypoints.cli.main serve",
     longest_s=900.0,
+    in_runs=True,
 )
 
 
@@ -54,18 +61,20 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="the main job on the real vLLM")
     options = parser.parse_args()
     kind, faults = (REAL_JOB, REAL_FAULTS) if options.real else (SMALL_JOB, _possible())
-    moment_s = REAL_MOMENT_S if options.real else MOMENT_S
-    print(f"{'seed':>4}  {'fault':<24}  {'at':>7}  {'step':<22}  code  attempts  wrong")
+    print(HEADING, flush=True)
     wrong = 0
     for seed in range(options.first, options.first + options.rounds):
-        one = _tried(seed, kind, faults, moment_s)
+        one = _tried(seed, kind, faults)
         wrong += bool(one.wrong)
-        print(
-            f"{one.seed:>4}  {one.name:<24}  {one.moment_s:>5.1f} s  {one.step:<22}  {one.code:>4}  "
-            f"{one.attempts:>8}  {'; '.join(one.wrong) or '-'}",
-            flush=True,
-        )
+        print(_row(one), flush=True)
     return report([figure("trials with something wrong", [wrong], "trials", at_most=0)], options.json)
+
+
+def _row(one: Trial) -> str:
+    when = f"{one.moment_s:.1f} s" + (f", {one.share:.0%} of {one.run}" if one.run else "")
+    wrong = " ".join("; ".join(one.wrong).split()) or "-"
+    cells = (one.seed, one.name, when, one.step or "-", one.hit or "-", one.code, one.attempts, wrong)
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def _possible() -> Mapping[str, Fault]:
@@ -78,11 +87,15 @@ def _possible() -> Mapping[str, Fault]:
     }
 
 
-def _tried(seed: int, kind: JobKind, faults: Mapping[str, Fault], latest_s: float) -> Trial:
+def _tried(seed: int, kind: JobKind, faults: Mapping[str, Fault]) -> Trial:
     draw = random.Random(seed)  # noqa: S311 - a moment
-    name, moment_s = list(faults)[seed % len(faults)], draw.uniform(0.5, latest_s)
+    name, cycle = list(faults)[seed % len(faults)], seed // len(faults)
     with tempfile.TemporaryDirectory(prefix="fault-") as place:
-        trial = Trial(seed, Path(place), kind, name, moment_s)
+        trial = Trial(seed, Path(place), kind, name)
+        if kind.in_runs:  # each fault comes to each run before one comes twice
+            trial.run, trial.share = sorted(kind.runs)[(seed + cycle) % len(kind.runs)], draw.random()
+        else:
+            trial.moment_s = draw.uniform(0.5, MOMENT_S)
         with trial.prepared(faults[name]):
             _happen(trial, faults[name])
             trial.look()
@@ -92,8 +105,7 @@ def _tried(seed: int, kind: JobKind, faults: Mapping[str, Fault], latest_s: floa
 
 def _happen(trial: Trial, fault: Fault) -> None:
     process = trial.start(fault)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(trial.moment_s)
+    trial.wait(process)
     with contextlib.suppress(OSError):
         states = read_ledger(trial.out).states.values()
         trial.step = next((state.last.step for state in states if str(state.last.state) == "running"), "")

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cm4vllm.campaign.ledger import LEDGER_FILE, is_under_way, read_ledger
+from cm4vllm.campaign.ledger import LEDGER_FILE, State, is_under_way, read_ledger
+from cm4vllm.campaign.live.records import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.processes import die_with_parent
@@ -36,6 +37,10 @@ __all__ = ["FAULTS", "JOB_S", "REAL_FAULTS", "Fault", "JobKind", "Trial", "clock
 JOB_S, END_S = 240.0, 20.0
 #: The environment variable by which the processes of a trial are known.
 MARK = "FAULT_TRIAL"
+#: Between two looks whether the moment has come.
+LOOK_S = 0.05
+#: Seconds that a run is taken to last whose number of samples LoadGen alone knows.
+UNKNOWN_S = 10.0
 #: The bytes of the small file system: what the job wants free before it begins, and a little more.
 DISK_BYTES = 536 * 2**20
 #: Seconds by which the clock is set.
@@ -50,6 +55,7 @@ class JobKind:
     """How a job is started: `argv` for its folder; `runs` are those that it makes, each as SCENARIO/MODE.
 
     `cm` are words of the command line of its own process, `server` those of its server's. It takes at most `longest_s`.
+    With `in_runs` a fault happens during a LoadGen run, when a drawn share of its samples is done.
     """
 
     argv: Callable[[Path], list[str]]
@@ -57,6 +63,7 @@ class JobKind:
     cm: str
     server: str
     longest_s: float = JOB_S
+    in_runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,19 +85,28 @@ class Fault:
 
 @dataclass
 class Trial:
-    """A job in a folder of its own, and the fault that happens to it."""
+    """A job in a folder of its own, and the fault that happens to it.
+
+    It happens `moment_s` after the job's start, or where `run` is named, as soon as this run, SCENARIO/MODE, has done
+    that `share` of its samples. `step` was then under way, and `hit` are words of the
+    command line of the process that was killed.
+    """
 
     seed: int
     folder: Path
     kind: JobKind
     name: str = ""
     moment_s: float = 0.0
+    run: str = ""
+    share: float = 0.0
     step: str = ""
+    hit: str = ""
     code: int = 0
     wrong: list[str] = field(default_factory=list)
     attempts: int = 0
     clock: Path | None = None
     _terminal: int = -1
+    _memory: set[Path] = field(default_factory=set)
 
     @property
     def out(self) -> Path:
@@ -149,6 +165,32 @@ class Trial:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_RDONLY), terminal)
 
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the moment of the fault, or the end of the job."""
+        if not self.run:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self.moment_s)
+            return
+        began = time.monotonic()
+        while process.poll() is None and not self._is_in_run():
+            time.sleep(LOOK_S)
+        self.moment_s = time.monotonic() - began
+
+    def _is_in_run(self) -> bool:
+        """Say whether the run has done its share of samples, or has ended before that was seen."""
+        name = self.run.replace("/", " ")
+        state = read_ledger(self.out).states.get(name)
+        if state is None or state.last.state in (State.PLANNED, State.RUNNING):
+            with contextlib.suppress(OSError, ValueError):
+                status = json.loads((self.out / STATUS_FILE).read_bytes())
+                steps = {step["name"] for step in status["steps"] if step["state"] == State.RUNNING}
+                run = status["run"] if name in steps else None
+                if run and run["total"]:
+                    return bool(run["done"] >= max(1, self.share * run["total"]))
+                return bool(run and run["elapsed_s"] >= self.share * UNKNOWN_S)
+            return False
+        return True
+
     def processes(self, words: str = "") -> list[int]:
         """Return the processes of the trial, those whose command line has these words."""
         found = []
@@ -161,6 +203,13 @@ class Trial:
                 ):
                     found.append(int(place.name))
         return found
+
+    def note_memory(self) -> None:
+        """Note the segments of shared memory that processes of the trial have mapped: they must be gone at its end."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+                self._memory |= {Path(line.split()[5]) for line in maps.splitlines() if " /dev/shm/" in line}  # noqa: S108
 
     def finished(self) -> dict[str, Any]:
         """Return what is whole: each LoadGen run, as SCENARIO/MODE, with the digests of its logs."""
@@ -186,6 +235,9 @@ class Trial:
             time.sleep(0.2)
         if left:
             self.wrong.append(f"{len(left)} processes left")
+        for path in self._memory:
+            if path.exists():
+                self.wrong.append(f"{path} is left of its shared memory")
         for path in self.out.glob("server/**/server.json"):
             with contextlib.suppress(OSError, ValueError):
                 address = urlsplit(json.loads(path.read_bytes())["endpoint"])
@@ -250,10 +302,15 @@ def clock_library() -> Path | None:
 
 
 def _kill(which: str, signum: signal.Signals, trial: Trial) -> None:
+    """Send a signal to a process of the job, as soon as there is one; to none where the job ends before."""
     words = {"cm": trial.kind.cm, "server": trial.kind.server}.get(which, which)
-    for pid in trial.processes(words)[:1]:
-        with contextlib.suppress(ProcessLookupError):
+    while not (found := trial.processes(words)) and trial.processes(trial.kind.cm):
+        time.sleep(LOOK_S)
+    trial.note_memory()
+    for pid in found[:1]:
+        with contextlib.suppress(OSError):
             os.kill(pid, signum)
+            trial.hit = words
 
 
 def _second_run(trial: Trial) -> None:
@@ -294,15 +351,12 @@ def _killed(which: str) -> Fault:
     return Fault(partial(_kill, which, signal.SIGKILL))
 
 
-_OF_ANY_JOB = {
+#: What happens to the small job on the fast server, by its name.
+FAULTS: Mapping[str, Fault] = {
     "kill -9 of cm": _killed("cm"),
     "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
     "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
     "kill -9 of the server": _killed("server"),
-}
-#: What happens to the small job on the fast server, by its name.
-FAULTS: Mapping[str, Fault] = {
-    **_OF_ANY_JOB,
     "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143, -signal.SIGTERM)),
     "two runs in one folder": Fault(_second_run, codes=(0,)),
     "results folder vanishes": Fault(_vanish, loses=True),
@@ -316,7 +370,14 @@ FAULTS: Mapping[str, Fault] = {
     "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
 }
 #: What happens to the real job.
-REAL_FAULTS: Mapping[str, Fault] = {**_OF_ANY_JOB, "kill -9 of vLLM's engine": _killed("VLLM::EngineCore")}
+REAL_FAULTS: Mapping[str, Fault] = {
+    "kill -9 of the server": _killed("server"),
+    "kill -9 of vLLM's engine": _killed("VLLM::EngineCore"),
+    "kill -9 of its supervisor": _killed("cm4vllm.serving.supervisor"),
+    "kill -9 of cm": _killed("cm"),
+    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
+    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
+}
 
 #: The small job, and its settings: few requests in flight, so that it takes some seconds.
 SMALL_JOB = JobKind(
