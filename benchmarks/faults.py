@@ -1,9 +1,10 @@
 """Faults at random moments of a whole job: `python benchmarks/faults.py [--rounds=N] [--json=FILE] [--real]`.
 
 Each of N trials has its own seed: it draws a fault and a moment, and lets the fault happen to a job of two LoadGen runs
-on a fast server (fault_injection/). A process that is to be killed is waited for; the table says which it was. After each it looks whether something finished was lost, something half done was
-taken for whole, a process, a port or an odd time was left; and whether the same command then ends well. A full disk is
-tried where this user may mount a small file system, a clock that is set where there is a C compiler.
+on a fast server (fault_injection/). A process that is to be killed is waited for; the table says which it was. After
+each trial it looks whether something finished was lost, something half done was taken for whole, a process, a port,
+shared memory or an odd time was left; and whether the same command then ends well. A full disk is tried where this user
+may mount a small file system, a clock that is set where there is a C compiler.
 
 With --real the job is the main one, `cm run script --tags=run-mlperf,inference,_vllm`, on the tiny model and the real
 vLLM, in the CM home that $CM_REPOS names. A process of cm, LoadGen, a worker, the server, its engine or its supervisor
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cm4vllm.campaign.ledger import read_ledger
@@ -31,10 +32,8 @@ MOMENT_S = 10.0
 #: The samples of a run of the real job.
 REAL_SAMPLES = 128
 
-#: The table, in the form of docs/measurements.md.
-HEADING = (
-    "| seed | fault | at | step under way | process killed | exit code | attempts | wrong |\n|---|---|---|---|---|---|---|---|"
-)
+#: The columns of the table, which is printed in the form of docs/measurements.md.
+COLUMNS = ("seed", "fault", "at", "step under way", "process killed", "exit code", "attempts", "wrong")
 
 REAL_JOB = JobKind(
     argv=lambda folder: [
@@ -61,7 +60,7 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="the main job on the real vLLM")
     options = parser.parse_args()
     kind, faults = (REAL_JOB, REAL_FAULTS) if options.real else (SMALL_JOB, _possible())
-    print(HEADING, flush=True)
+    print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     wrong = 0
     for seed in range(options.first, options.first + options.rounds):
         one = _tried(seed, kind, faults)
@@ -74,6 +73,10 @@ def _row(one: Trial) -> str:
     when = f"{one.moment_s:.1f} s" + (f", {one.share:.0%} of {one.run}" if one.run else "")
     wrong = " ".join("; ".join(one.wrong).split()) or "-"
     cells = (one.seed, one.name, when, one.step or "-", one.hit or "-", one.code, one.attempts, wrong)
+    return _line(cells)
+
+
+def _line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 

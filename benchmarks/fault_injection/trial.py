@@ -106,7 +106,7 @@ class Trial:
     attempts: int = 0
     clock: Path | None = None
     _terminal: int = -1
-    _memory: set[Path] = field(default_factory=set)
+    memory: set[Path] = field(default_factory=set)
 
     @property
     def out(self) -> Path:
@@ -172,11 +172,11 @@ class Trial:
                 process.wait(self.moment_s)
             return
         began = time.monotonic()
-        while process.poll() is None and not self._is_in_run():
+        while process.poll() is None and not self.in_run():
             time.sleep(LOOK_S)
         self.moment_s = time.monotonic() - began
 
-    def _is_in_run(self) -> bool:
+    def in_run(self) -> bool:
         """Say whether the run has done its share of samples, or has ended before that was seen."""
         name = self.run.replace("/", " ")
         state = read_ledger(self.out).states.get(name)
@@ -209,7 +209,7 @@ class Trial:
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
-                self._memory |= {Path(line.split()[5]) for line in maps.splitlines() if " /dev/shm/" in line}  # noqa: S108
+                self.memory |= {Path(line.split()[5]) for line in maps.splitlines() if " /dev/shm/" in line}
 
     def finished(self) -> dict[str, Any]:
         """Return what is whole: each LoadGen run, as SCENARIO/MODE, with the digests of its logs."""
@@ -235,7 +235,7 @@ class Trial:
             time.sleep(0.2)
         if left:
             self.wrong.append(f"{len(left)} processes left")
-        for path in self._memory:
+        for path in self.memory:
             if path.exists():
                 self.wrong.append(f"{path} is left of its shared memory")
         for path in self.out.glob("server/**/server.json"):

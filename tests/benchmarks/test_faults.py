@@ -1,0 +1,88 @@
+"""Fault injection: the moment of a fault, the process that is killed, and what is found afterwards."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cm4vllm.campaign.ledger import State
+from cm4vllm.campaign.live.records import STATUS_FILE
+from fault_injection.trial import MARK, REAL_FAULTS, Trial
+from faults import REAL_JOB
+
+RUN, STEP = "Offline/accuracy", "Offline accuracy"
+SLEEPER = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def trial(tmp_path):
+    one = Trial(0, tmp_path, REAL_JOB)
+    one.out.mkdir(parents=True)
+    one.run, one.share = RUN, 0.5
+    return one
+
+
+@pytest.fixture
+def started(trial, monkeypatch):
+    """Return a function that starts a process of the trial with these words in its command line."""
+    monkeypatch.setenv(MARK, str(trial.folder))
+    processes = []
+
+    def start(words):
+        processes.append(subprocess.Popen([sys.executable, "-c", SLEEPER, words]))
+        while not trial.processes(words):
+            time.sleep(0.01)
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def show(trial, step, **run):
+    steps = [{"name": step, "state": State.RUNNING}]
+    (trial.out / STATUS_FILE).write_text(json.dumps({"steps": steps, "run": run or None}))
+
+
+def test_a_fault_waits_for_the_share_of_its_run(trial):
+    assert not trial.in_run()
+    show(trial, STEP)
+    assert not trial.in_run()
+    show(trial, STEP, done=49, total=100, elapsed_s=9.0)
+    assert not trial.in_run()
+    show(trial, "Server accuracy", done=50, total=100, elapsed_s=9.0)
+    assert not trial.in_run()
+    show(trial, STEP, done=50, total=100, elapsed_s=9.0)
+    assert trial.in_run()
+
+
+def test_the_share_of_a_run_without_a_known_end_is_one_of_time(trial):
+    show(trial, STEP, done=50, total=None, elapsed_s=4.9)
+    assert not trial.in_run()
+    show(trial, STEP, done=50, total=None, elapsed_s=5.0)
+    assert trial.in_run()
+
+
+def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
+    supervisor = started("-m cm4vllm.serving.supervisor results/test/server/supervisor.json")
+    server = started("-m vllm.entrypoints.cli.main serve model")
+    REAL_FAULTS["kill -9 of the server"].happen(trial)
+    assert server.wait(5) == -9
+    assert supervisor.poll() is None
+    assert trial.hit == REAL_JOB.server
+
+
+def test_a_process_that_never_comes_is_recorded_as_none(trial):
+    REAL_FAULTS["kill -9 of LoadGen"].happen(trial)
+    assert trial.hit == ""
+
+
+def test_memory_that_is_left_is_found(trial, tmp_path):
+    left = tmp_path / "psm_left"
+    left.write_bytes(b"")
+    trial.memory.add(left)
+    trial.look()
+    assert trial.wrong == [f"{left} is left of its shared memory"]
