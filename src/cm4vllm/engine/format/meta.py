@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import CmError, RecipeError
-from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
-from cm4vllm.engine.format.documents import merged, read_meta
+from cm4vllm.common.errors import RecipeError
+from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
+from cm4vllm.engine.format.documents import read_meta
 from cm4vllm.engine.format.inputs import with_inputs
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
@@ -18,145 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BRING_KEYS",
-    "DEPENDENCY_KEYS",
     "LAYER_KEYS",
-    "PHASES",
     "SCRIPT_KEYS",
     "VARIATION_KEYS",
-    "Amendment",
     "Bring",
-    "Dependency",
     "Layer",
     "ScriptMeta",
     "Variation",
-    "amendments_of",
     "load_script",
-    "split_tags",
 ]
-
-#: The four moments at which dependencies run.
-PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
-
-Raw = Mapping[str, Any]
-
-
-def split_tags(tags: Any) -> tuple[str, ...]:
-    """Return tags given as a list or as comma-separated text, trimmed, without empty ones and without repeats."""
-    if isinstance(tags, bool):
-        return ()  # a flag without a value
-    words = tags.split(",") if isinstance(tags, str) else [str(tag) for tag in tags or ()]
-    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(str(item) for item in value or ())
-
-
-class Dependency(Value):
-    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names."""
-
-    tags: tuple[str, ...]
-    names: frozenset[str]
-    conditions: Conditions
-    env: Raw
-    wanted: Wanted
-    force_env_keys: tuple[str, ...]
-    force_new_env_keys: tuple[str, ...]
-    update_tags_from_env: tuple[str, ...]
-    update_tags_with_prefix: Mapping[str, tuple[str, ...]]
-    skip_inherit_groups: frozenset[str]
-    extra_cache_tags: tuple[str, ...]
-    inherit_variation_tags: bool
-    reuse_version: bool
-    dynamic: bool
-    force_cache: bool
-    skip_if_fake_run: bool
-    inputs: Raw
-    raw: Raw
-
-    @classmethod
-    def of(cls, raw: Raw) -> Dependency:
-        return cls(
-            tags=split_tags(raw.get("tags")),
-            names=frozenset(_texts(raw.get("names"))),
-            conditions=Conditions.of(raw),
-            env=raw.get("env") or {},
-            wanted=Wanted.of(raw),
-            force_env_keys=_texts(raw.get("force_env_keys")),
-            force_new_env_keys=_texts(raw.get("force_new_env_keys")),
-            update_tags_from_env=_texts(raw.get("update_tags_from_env")),
-            update_tags_with_prefix={
-                prefix: _texts(keys) for prefix, keys in (raw.get("update_tags_from_env_with_prefix") or {}).items()
-            },
-            skip_inherit_groups=frozenset(_texts(raw.get("skip_inherit_variation_groups"))),
-            extra_cache_tags=split_tags(raw.get("extra_cache_tags")),
-            inherit_variation_tags=bool(raw.get("inherit_variation_tags")),
-            reuse_version=bool(raw.get("reuse_version")),
-            dynamic=bool(raw.get("dynamic")),
-            force_cache=bool(raw.get("force_cache")),
-            skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
-            inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
-            raw=raw,
-        )
-
-    def amended(self, change: Raw) -> Dependency:
-        """Return this dependency with `change` merged in: tags appended, mappings merged, all else replaced."""
-        rest = {key: value for key, value in change.items() if key != "tags"}
-        raw = merged(self.raw, rest)
-        if "tags" in change:
-            raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *split_tags(change["tags"]))))}
-        return Dependency.of(raw)
-
-
-DEPENDENCY_KEYS = frozenset(
-    {
-        "tags",
-        "names",
-        "env",
-        "force_env_keys",
-        "force_new_env_keys",
-        "update_tags_from_env",
-        "update_tags_from_env_with_prefix",
-        "skip_inherit_variation_groups",
-        "extra_cache_tags",
-        "inherit_variation_tags",
-        "reuse_version",
-        "dynamic",
-        "force_cache",
-        "skip_if_fake_run",
-        *CONDITION_KEYS,
-        *VERSION_KEYS,
-    }
-)
-
-
-class Amendment(Value):
-    """A change to the dependencies that carry a name, under conditions of its own."""
-
-    name: str
-    change: Raw
-    conditions: Conditions
-
-
-def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendment, ...]:
-    """Read an `adr` or `ad` mapping: name -> what to merge into the dependencies of that name.
-
-    Raises `wrong` when it is none.
-    """
-    if not isinstance(raw, Mapping):
-        raise wrong(f"adr/ad must map names to changes, not be {raw!r}")
-    found = []
-    for name, change in raw.items():
-        for one in change if isinstance(change, list) else [change]:
-            if not isinstance(one, Mapping):
-                raise wrong(
-                    f"adr.{name} must name what is changed, not {one!r}",
-                    remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2",
-                )
-            found.append(
-                Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS}, Conditions.of(one))
-            )
-    return tuple(found)
 
 
 class ConditionalUpdate(Value):
@@ -234,8 +105,8 @@ class Layer(Value):
             },
             adr=amendments_of(raw.get("adr") or {}) + amendments_of(raw.get("add_deps_recursive") or {}),
             ad=amendments_of(raw.get("ad") or {}) + amendments_of(raw.get("add_deps") or {}),
-            new_env_keys=_texts(raw.get("new_env_keys")),
-            new_state_keys=_texts(raw.get("new_state_keys")),
+            new_env_keys=texts(raw.get("new_env_keys")),
+            new_state_keys=texts(raw.get("new_state_keys")),
             updates=tuple(
                 ConditionalUpdate(Conditions.of(entry), entry.get("env") or {}, entry.get("state") or {})
                 for entry in raw.get("update_meta_if_env") or ()
@@ -244,8 +115,8 @@ class Layer(Value):
             default_version=str(raw.get("default_version") or ""),
             docker=raw.get("docker") or {},
             brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
-            promised_env_keys=_texts(raw.get("promised_env_keys")),
-            made_by=_texts(raw.get("made_by")),
+            promised_env_keys=texts(raw.get("promised_env_keys")),
+            made_by=texts(raw.get("made_by")),
         )
 
 
@@ -299,9 +170,9 @@ class Variation(Value):
             group=str(raw.get("group") or ""),
             is_default=bool(raw.get("default")),
             alias=str(raw.get("alias") or ""),
-            base=_texts(raw.get("base")),
+            base=texts(raw.get("base")),
             default_variations={str(k): str(v) for k, v in (raw.get("default_variations") or {}).items()},
-            warnings=_texts(raw.get("warnings")),
+            warnings=texts(raw.get("warnings")),
             disk_space_mb=float(raw.get("required_disk_space") or 0),
             unknown=tuple(sorted(str(key) for key in raw if key not in VARIATION_KEYS)),
         )
@@ -478,26 +349,26 @@ def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
         can_force_cache=bool(raw.get("can_force_cache")),
         strict_input=bool(raw.get("strict_input")),
         sort=int(raw.get("sort") or 0),
-        local_env_keys=_texts(raw.get("local_env_keys")),
-        clean_env_keys_post_deps=_texts(raw.get("clean_env_keys_post_deps")),
+        local_env_keys=texts(raw.get("local_env_keys")),
+        clean_env_keys_post_deps=texts(raw.get("clean_env_keys_post_deps")),
         cache_tags_from_env=tuple(
             (str(entry["env"]), str(entry.get("prefix") or "")) for entry in raw.get("extra_cache_tags_from_env") or ()
         ),
         invalid_combinations=tuple(
-            frozenset(_texts(entry)) for entry in raw.get("invalid_variation_combinations") or ()
+            frozenset(texts(entry)) for entry in raw.get("invalid_variation_combinations") or ()
         ),
-        valid_combinations=tuple(frozenset(_texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
+        valid_combinations=tuple(frozenset(texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
         env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
-        shell_env_keys=_texts(raw.get("shell_env_keys")),
-        secret_env_keys=_texts(raw.get("secret_env_keys")),
-        clean_output_files=_texts(raw.get("clean_output_files")),
-        clean_files=_texts(raw.get("clean_files")),
-        files_on_error=_texts(raw.get("print_files_if_script_error")),
+        shell_env_keys=texts(raw.get("shell_env_keys")),
+        secret_env_keys=texts(raw.get("secret_env_keys")),
+        clean_output_files=texts(raw.get("clean_output_files")),
+        clean_files=texts(raw.get("clean_files")),
+        files_on_error=texts(raw.get("print_files_if_script_error")),
         env_at_the_end=raw.get("print_env_at_the_end") or {},
-        warnings=_texts(raw.get("warnings")),
+        warnings=texts(raw.get("warnings")),
         tags_help=str(raw.get("tags_help") or ""),
         purpose=str(raw.get("name") or ""),
-        examples=_texts(raw.get("examples")),
+        examples=texts(raw.get("examples")),
         unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),
         raw=raw,
     )

@@ -19,8 +19,8 @@ from typing import Any
 from cm4vllm.common.digests import digest_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
+from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.documents import SETTLED_S, read_meta, signature_of
-from cm4vllm.engine.format.meta import split_tags
 from cm4vllm.engine.format.shapes import require_shapes
 from cm4vllm.engine.format.value import Value
 

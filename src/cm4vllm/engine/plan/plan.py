@@ -20,7 +20,8 @@ from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
 from cm4vllm.engine.cache.identity import identity_of
 from cm4vllm.engine.cache.pages import stored
 from cm4vllm.engine.format.conditions import Conditions
-from cm4vllm.engine.format.meta import PHASES, Dependency, Layer, ScriptMeta
+from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.costs import Brought, brought_by

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.engine.format.meta import Dependency, ScriptMeta
+from cm4vllm.engine.format.dependency import Dependency
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.unknowns import assured, decide, facts_in, unknown
 from cm4vllm.engine.run.dependencies import request_for

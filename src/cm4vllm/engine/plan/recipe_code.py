@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.meta import Bring, Dependency, ScriptMeta
+from cm4vllm.engine.format.dependency import Dependency
+from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
 __all__ = ["CodePlan", "PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.documents import merged
-from cm4vllm.engine.format.meta import PHASES, Amendment, Dependency, Layer, ScriptMeta, amendments_of, split_tags
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import require_shapes
 from cm4vllm.engine.format.variations import Resolution
 from cm4vllm.engine.format.versions import ANY, Wanted

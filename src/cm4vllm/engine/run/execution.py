@@ -13,7 +13,7 @@ from typing import Any
 from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.meta import Dependency
+from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.request import Request, Task, flag

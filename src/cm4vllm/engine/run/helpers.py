@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, NotFoundError, RecipeError
-from cm4vllm.engine.format.meta import Dependency
+from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.versions import Wanted
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.meta import Amendment, Layer, ScriptMeta, amendments_of, split_tags
+from cm4vllm.engine.format.dependency import Amendment, amendments_of, split_tags
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.variations import Resolution, resolve
 from cm4vllm.engine.format.versions import ANY, VERSION_KEYS, Wanted

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, translated_os_errors
+from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
-from cm4vllm.engine.format.meta import PHASES
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import as_text, merge_into

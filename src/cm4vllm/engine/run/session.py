@@ -16,7 +16,8 @@ from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.redaction import Vault, secret_flags
 from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
-from cm4vllm.engine.format.meta import ScriptMeta, split_tags
+from cm4vllm.engine.format.dependency import split_tags
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.request import Request, Task, flag, with_usable_flags
 from cm4vllm.engine.run.scope import Outcome, Scope
 

@@ -15,7 +15,8 @@ from cm4vllm.common.errors import CmError, NotFoundError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.cache.index import slim
 from cm4vllm.engine.format.catalogue import Catalogue
-from cm4vllm.engine.format.meta import ScriptMeta, split_tags
+from cm4vllm.engine.format.dependency import split_tags
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.selection import candidates

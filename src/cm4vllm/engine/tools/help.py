@@ -12,7 +12,8 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
-from cm4vllm.engine.format.meta import PHASES, Dependency, ScriptMeta
+from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
 from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task

@@ -11,8 +11,9 @@ from typing import Any
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Dependency
 from cm4vllm.engine.format.documents import lines_of
-from cm4vllm.engine.format.meta import DEPENDENCY_KEYS, Dependency, Layer, ScriptMeta
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import Place
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts

@@ -12,20 +12,9 @@ from typing import Any
 from cm4vllm.common.errors import CmError, nearest
 from cm4vllm.engine.cache.identity import module_file
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
+from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, PHASES, Amendment, Dependency
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES
-from cm4vllm.engine.format.meta import (
-    BRING_KEYS,
-    DEPENDENCY_KEYS,
-    LAYER_KEYS,
-    PHASES,
-    SCRIPT_KEYS,
-    VARIATION_KEYS,
-    Amendment,
-    Dependency,
-    Layer,
-    ScriptMeta,
-    Variation,
-)
+from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, Layer, ScriptMeta, Variation
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import definition, known, resolve
 from cm4vllm.engine.plan.recipe_code import code_of
