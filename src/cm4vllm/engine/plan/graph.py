@@ -15,7 +15,8 @@ from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.index import protect
 from cm4vllm.engine.cache.pages import age_text
 from cm4vllm.engine.plan.costs import Brought
-from cm4vllm.engine.plan.plan import Node, Status, plan
+from cm4vllm.engine.plan.node import Node, Status
+from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.request import Request, flag
 from cm4vllm.engine.run.session import Session
 

@@ -1,22 +1,20 @@
 """What a run would do, found out without running anything of any script but its hook `plan`, and without writing.
 
 The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
-its keys become facts (`facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
+its keys become facts (`unknowns.py`), and whatever depends on one says so. A script without customize.py and run.sh
 exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
-(`code_plan.py`): those are known.
+(`recipe_code.py`): those are known.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
+from cm4vllm.engine.cache.entries import Cache, Damaged
 from cm4vllm.engine.cache.identity import identity_of
 from cm4vllm.engine.cache.pages import stored
 from cm4vllm.engine.format.conditions import Conditions
@@ -25,6 +23,7 @@ from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.costs import Brought, brought_by
+from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
 from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
@@ -36,7 +35,7 @@ from cm4vllm.engine.run.scope import remarks
 from cm4vllm.engine.run.selection import candidates, select
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
-__all__ = ["Node", "Status", "plan"]
+__all__ = ["plan"]
 
 #: What stands in place of a branch that is not walked into again.
 _TOLD_ABOVE = "its dependencies are shown above"
@@ -44,59 +43,6 @@ _TOLD_ABOVE = "its dependencies are shown above"
 _MADE_BEFORE = "whether it was made before"
 #: Why a script is in the tree that another's own code runs.
 _STEP = "step"
-
-
-class Status(StrEnum):
-    """What a run would do with a script."""
-
-    CACHED = "cached"
-    REUSED = "made above"
-    MAKE = "to make"
-    RUN = "to run"
-    OPEN = "open"
-    FAILS = "fails"
-
-
-@dataclass(slots=True, kw_only=True)
-class Node:
-    """One script of the tree.
-
-    `why` is the phase of `parent` that asks for it, or "step" where the code of `parent` runs it; `name` and `data` are
-    that code's for it. `env` is what the asking entry sets, `added_by` the variation that brings the entry, `only_if`
-    what decides whether it takes part at all, `open_facts` what decides which script it is or which cache entry fits.
-    """
-
-    tags: str
-    why: str
-    parent: str = ""
-    name: str = ""
-    data: Any = None
-    names: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    added_by: str = ""
-    only_if: tuple[str, ...] = ()
-    status: Status = Status.OPEN
-    script: ScriptMeta | None = None
-    variations: tuple[str, ...] = ()
-    asked: str = ""
-    version: str = ""
-    entry: Entry | None = None
-    open_facts: tuple[str, ...] = ()
-    brings: tuple[Brought, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    error: CmError | None = None
-    children: list[Node] = field(default_factory=list)
-
-    def walk(self, certain: bool = True) -> Iterator[tuple[Node, bool]]:
-        """Yield this node and all below it, each with whether it is certain to take part."""
-        certain = certain and not self.only_if
-        yield self, certain
-        for child in self.children:
-            yield from child.walk(certain and self.status is not Status.OPEN)
-
-    def failure(self) -> CmError | None:
-        """Return the first error that the run is certain to meet."""
-        return next((node.error for node, certain in self.walk() if certain and node.error is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
