@@ -12,6 +12,13 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     given = env.get("CM_MLPERF_GRADER_SOURCE_DIR")
     at_hand = Path(given).expanduser().absolute() if given else None
     name = env["CM_MLPERF_GRADER_NAME"]
-    record = provide(name, Path.cwd(), Path(i["artifact"].path), at_hand)
+    problems = env.get("CM_LIVECODEBENCH_DIR")
+    record = provide(
+        name,
+        Path.cwd(),
+        Path(i["artifact"].path),
+        at_hand,
+        Path(problems).expanduser().absolute() if problems else None,
+    )
     env[f"CM_MLPERF_GRADER_{name.upper()}"] = str(Path.cwd() / GRADER_FILE)
     return {"return": 0, "version": next(iter(reversed(record.commits.values())))[:12]}

@@ -24,7 +24,7 @@ def test_the_default_is_a_rehearsal_of_both_scenarios_and_modes():
 
 def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
     fields = {"model": "gpt-oss-120b", "round": "v6.0"}
-    assert [note for note in job(**fields).notes if "exact_match is not scored" in note]
+    assert [note for note in job(**fields).notes if "exact_match: LiveCodeBench's tests are not given" in note]
     assert job(**fields, modes="performance", execution_mode="valid").notes == ()
     with pytest.raises(UsageError, match="cannot be scored as a whole"):
         job(**fields, execution_mode="valid")

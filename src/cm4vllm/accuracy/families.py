@@ -147,6 +147,10 @@ def _mathematics(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     return {"response": response, "reference": str(row["output"])}
 
 
+def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {"response": response, "question_id": str(row["output"])}
+
+
 def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]) -> float | None:
     """Return the right answers in percent of those that a grader counts; None where it is not ready or counts none."""
     record = samples.graders.get(name)
@@ -157,77 +161,94 @@ def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]]
     return 100.0 * sum(counted) / len(counted) if counted else None
 
 
-#: How the answers to the samples of a dataset are judged, by a part of the dataset's name, the first that fits; None
-#: where that takes a grader, or the running of programs.
-_Judges = Mapping[str, Callable[[str, str], bool] | None]
+@dataclass(frozen=True)
+class _ByGrader:
+    """Answers that a grader judges, and what it is handed of each."""
+
+    name: str
+    task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]
+
+
+#: How the answers to the samples of a dataset are judged, by a part of the dataset's name, the first that fits.
+_Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
     "mmlu_pro": lambda text, wanted: is_choice(chosen(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
-    "math500": None,
+    "math500": _ByGrader("math", _mathematics),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
-    "livecodebench": None,
+    "livecodebench": _ByGrader("livecodebench", _code),
 }
 _GPT_OSS: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen_at_the_end(text, "ABCD"), wanted, "ABCD"),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
-    "livecodebench": None,
+    "livecodebench": _ByGrader("livecodebench_v6", _code),
 }
 #: How often gpt-oss-120b's data set asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
 _REPEATS = {"aime25": 8, "gpqa_diamond": 5, "livecodebench_v6": 3}
 
 
 def parts_of_deepseek(samples: Samples) -> Scored:
-    """Score the letters of GPQA and MMLU-Pro, the numbers of AIME, MATH-500 (language/deepseek-r1/eval_accuracy.py).
+    """Score the answers to each dataset, and exact_match over all samples (language/deepseek-r1/eval_accuracy.py).
 
-    Each is a score of its own: exact_match is over all samples, and left out.
+    What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    scored = _parts(samples, _DEEPSEEK)
-    places = [place for place, row in enumerate(samples.rows) if _key(row, _DEEPSEEK) == "math500"]
-    problems = replace(
-        samples,
-        predictions=[samples.predictions[place] for place in places],
-        rows=[samples.rows[place] for place in places],
-    )
-    if (mean := _graded(problems, "math", _mathematics)) is not None:
-        scored = replace(scored, values={**scored.values, "math500": mean})
-    return scored
+    verdicts = _verdicts(samples, _DEEPSEEK)
+    values = _parts(samples, _DEEPSEEK, verdicts)
+    judged = [right for right in verdicts if right is not None]
+    if judged and len(judged) == len(verdicts):
+        values["exact_match"] = 100.0 * sum(judged) / len(judged)
+    return Scored(values, None, 0)
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
-    """Score the letters of GPQA and the numbers of AIME (language/gpt-oss-120b/eval_mlperf_accuracy.py).
+    """Score the answers to each dataset, and exact_match over all (language/gpt-oss-120b/eval_mlperf_accuracy.py).
 
-    Each is a score of its own; exact_match is over all samples, and left out where one is a program.
+    What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    scored = _parts(samples, _GPT_OSS)
-    if (whole := _weighted(samples)) is None:
-        return scored
-    return replace(scored, values={**scored.values, "exact_match": whole})
+    verdicts = _verdicts(samples, _GPT_OSS)
+    values = _parts(samples, _GPT_OSS, verdicts)
+    if (whole := _weighted(samples, verdicts)) is not None:
+        values["exact_match"] = whole
+    return Scored(values, None, 0)
 
 
-def _weighted(samples: Samples) -> float | None:
+def _weighted(samples: Samples, verdicts: Sequence[bool | None]) -> float | None:
     """Return the right answers in percent of all, each weighted by how often its question is asked; None without all.
 
     The script rounds it to three places.
     """
     right: dict[str, list[bool]] = {}
-    for prediction, row in zip(samples.predictions, samples.rows, strict=True):
-        is_right = _GPT_OSS.get(_key(row, _GPT_OSS))
+    for is_right, row in zip(verdicts, samples.rows, strict=True):
         if is_right is None:
             return None
-        right.setdefault(str(row[DATASET]).lower(), []).append(is_right(prediction, str(row["output"])))
+        right.setdefault(str(row[DATASET]).lower(), []).append(is_right)
     repeats = {name: _REPEATS.get(name, 1) for name in sorted(right)}
     most = sum(len(right[name]) / times for name, times in repeats.items())
     return round(sum(sum(right[name]) / times for name, times in repeats.items()) / most * 100, 3) if most else None
 
 
-def _parts(samples: Samples, judges: _Judges) -> Scored:
-    """Return the right answers in percent of each dataset that can be judged and has samples."""
+def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
+    """Return whether each answer is right; None for one that no judge is known of, or whose grader is not ready."""
+    found: list[bool | None] = [None] * len(samples.rows)
+    for key, judges_it in judges.items():
+        places = [place for place, row in enumerate(samples.rows) if _key(row, judges) == key]
+        if not isinstance(judges_it, _ByGrader):
+            for place in places:
+                found[place] = judges_it(samples.predictions[place], str(samples.rows[place]["output"]))
+        elif places and (record := samples.graders.get(judges_it.name)):
+            tasks = [judges_it.task(samples.predictions[place], samples.rows[place]) for place in places]
+            for place, verdict in zip(places, judge(record, tasks), strict=True):
+                found[place] = verdict.right
+    return found
+
+
+def _parts(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
+    """Return the right answers in percent of each dataset that was judged and has samples."""
     right: dict[str, list[bool]] = {}
-    for prediction, row in zip(samples.predictions, samples.rows, strict=True):
-        key = _key(row, judges)
-        if is_right := judges.get(key):
-            right.setdefault(key, []).append(is_right(prediction, str(row["output"])))
-    return Scored({key: 100.0 * sum(right[key]) / len(right[key]) for key in judges if key in right}, None, 0)
+    for is_right, row in zip(verdicts, samples.rows, strict=True):
+        if is_right is not None:
+            right.setdefault(_key(row, judges), []).append(is_right)
+    return {key: 100.0 * sum(right[key]) / len(right[key]) for key in judges if key in right}
 
 
 def _key(row: Mapping[str, Any], judges: _Judges) -> str:

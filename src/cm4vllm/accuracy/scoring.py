@@ -59,26 +59,19 @@ class Scorer:
 
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
     checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
-    the reference script. `lacks` are the metrics, by their labels, that cannot be scored, each with the reason;
-    `graders` name those that a metric, or a part of it, takes. Without `rouge` no sentences are split;
-    `special_tokens` says that an answer's are a part of its text.
+    the reference script. `graders` name those that each metric takes, by its label. Without `rouge` no sentences are
+    split; `special_tokens` says that an answer's are a part of its text.
     """
 
     compute: Callable[[Samples], Scored]
     quoted: bool
     source: str
     by_rouge: Callable[[Mapping[str, Any]], bool] = lambda row: True
-    lacks: Mapping[str, str] = field(default_factory=dict)
-    graders: Mapping[str, str] = field(default_factory=dict)
+    graders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rouge: bool = True
     special_tokens: bool = False
 
 
-#: Why programs of LiveCodeBench are not judged.
-_NO_TESTS = (
-    "LiveCodeBench's programs are judged by tests of a data set on Hugging Face (livecodebench/code_generation_lite), "
-    "which cm4vllm does not fetch yet"
-)
 #: The scorers by the name that the rules have for them.
 SCORERS = {
     "rouge": Scorer(compute=rouge_of_all, quoted=True, source="language/llama3.1-8b/evaluation.py"),
@@ -94,7 +87,7 @@ SCORERS = {
         quoted=False,
         by_rouge=lambda row: row[DATASET] == "OpenOrca",
         source="language/mixtral-8x7b/evaluate-accuracy.py",
-        graders={"mbxp": "mbxp"},
+        graders={"mbxp": ("mbxp",)},
     ),
     "deepseek-r1": Scorer(
         compute=parts_of_deepseek,
@@ -102,11 +95,7 @@ SCORERS = {
         rouge=False,
         by_rouge=lambda row: False,
         source="language/deepseek-r1/eval_accuracy.py",
-        lacks={
-            "exact_match": f"{_NO_TESTS}. GPQA, MMLU-Pro and AIME are scored, each by itself, and MATH-500 where its "
-            "grader can run"
-        },
-        graders={"math500": "math"},
+        graders={"math500": ("math",), "livecodebench": ("livecodebench",), "exact_match": ("math", "livecodebench")},
     ),
     "gpt-oss": Scorer(
         compute=parts_of_gpt_oss,
@@ -115,7 +104,7 @@ SCORERS = {
         by_rouge=lambda row: False,
         special_tokens=True,
         source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
-        lacks={"exact_match": f"{_NO_TESTS}. GPQA and AIME are scored, each by itself"},
+        graders={"livecodebench": ("livecodebench_v6",), "exact_match": ("livecodebench_v6",)},
     ),
 }
 
@@ -260,22 +249,33 @@ def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer)
     if scored.verified:
         version = metadata.version("rouge-score")
         words.append(f"the same to the last bit as rouge-score {version} on {scored.verified} samples drawn")
-    for label, name in scorer.graders.items():
-        if label in scored.values and (used := graders.get(name)):
-            commits = ", ".join(f"{repository} {commit[:8]}" for repository, commit in used.commits.items())
-            words.append(f"{label} by {used.script} ({commits})")
+    first_used_for = {
+        name: label
+        for label, names in reversed(list(scorer.graders.items()))
+        if label in scored.values
+        for name in names
+        if name in graders
+    }
+    for name, label in first_used_for.items():
+        commits = ", ".join(f"{repository} {commit[:8]}" for repository, commit in graders[name].commits.items())
+        words.append(f"{label} by {graders[name].script} ({commits})")
     return ", ".join(words)
 
 
-def graders_of(scorer: Scorer) -> tuple[str, ...]:
-    """Return the graders that a scorer uses and that can run on this machine."""
-    return tuple(name for name in scorer.graders.values() if not grader_lacks(name))
+def graders_of(scorer: Scorer, problems: str = "") -> tuple[str, ...]:
+    """Return the graders that a scorer uses and that can run on this machine; `problems` as in grader_lacks."""
+    names = dict.fromkeys(name for names in scorer.graders.values() for name in names)
+    return tuple(name for name in names if not grader_lacks(name, problems))
 
 
-def lacks_of(scorer: Scorer) -> dict[str, str]:
+def lacks_of(scorer: Scorer, problems: str = "") -> dict[str, str]:
     """Return the metrics, by their labels, that cannot be scored on this machine, each with the reason."""
-    found = {label: grader_lacks(name) for label, name in scorer.graders.items()}
-    return {**scorer.lacks, **{label: why for label, why in found.items() if why}}
+    lacks = {name: grader_lacks(name, problems) for names in scorer.graders.values() for name in names}
+    return {
+        label: "; ".join(dict.fromkeys(lacks[name] for name in names if lacks[name]))
+        for label, names in scorer.graders.items()
+        if any(lacks[name] for name in names)
+    }
 
 
 def require_tokenizer(settings: RunSettings) -> None:
@@ -314,8 +314,9 @@ def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, 
     """Return the metrics without a score, each with the reason."""
     scorer = scorer_of(terms)
     lacks = {
-        **dict.fromkeys((label for label, name in scorer.graders.items() if name not in ready), _NOT_READY),
-        **lacks_of(scorer),
+        label: "; ".join(dict.fromkeys(grader_lacks(name) or _NOT_READY for name in names if name not in ready))
+        for label, names in scorer.graders.items()
+        if not ready.keys() >= set(names)
     }
     return {
         target.metric: lacks.get(target.label, _NO_SAMPLES) for target in terms.targets if target.label not in values

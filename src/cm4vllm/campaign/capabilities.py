@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cm4vllm.accuracy.scoring import SCORERS, graders_of, lacks_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.rules import (
@@ -29,6 +31,7 @@ __all__ = [
     "require_scored",
     "runnable_benchmarks",
     "unscored",
+    "unscored_words",
 ]
 
 #: The rule by which a division asks for the compliance tests of a benchmark.
@@ -94,14 +97,25 @@ def require_runnable(
         )
 
 
-def unscored(benchmark: BenchmarkTerms) -> dict[str, str]:
-    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with the reason."""
-    return lacks_of(SCORERS[benchmark.scorer]) if benchmark.scorer in SCORERS else {}
+def unscored(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, str]:
+    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with the reason.
+
+    `problems` is the folder of tests that the user gives.
+    """
+    return lacks_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else {}
 
 
-def graders(benchmark: BenchmarkTerms) -> tuple[str, ...]:
-    """Return the graders by which a benchmark's answers are scored on this machine."""
-    return graders_of(SCORERS[benchmark.scorer]) if benchmark.scorer in SCORERS else ()
+def unscored_words(lacks: Mapping[str, str]) -> list[str]:
+    """Return a text for each reason, with the metrics that it holds for."""
+    labels: dict[str, list[str]] = {}
+    for label, why in lacks.items():
+        labels.setdefault(why, []).append(label)
+    return [f"{' and '.join(same)}: {why}" for why, same in labels.items()]
+
+
+def graders(benchmark: BenchmarkTerms, problems: str = "") -> tuple[str, ...]:
+    """Return the graders by which a benchmark's answers are scored on this machine; `problems` as in unscored."""
+    return graders_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else ()
 
 
 def needs_sentences(benchmark: BenchmarkTerms) -> bool:
@@ -109,13 +123,15 @@ def needs_sentences(benchmark: BenchmarkTerms) -> bool:
     return SCORERS[benchmark.scorer].rouge
 
 
-def require_scored(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution: ExecutionMode) -> None:
+def require_scored(
+    benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution: ExecutionMode, problems: str = ""
+) -> None:
     """Raise UsageError for a valid accuracy run of which a metric cannot be scored; a rehearsal goes on without it."""
-    lacks = unscored(benchmark)
+    lacks = unscored(benchmark, problems)
     if lacks and Mode.ACCURACY in modes and execution is ExecutionMode.VALID:
         raise UsageError(
             f"the accuracy of {benchmark.name} cannot be scored as a whole, which a valid run needs",
-            cause="; ".join(f"{label}: {why}" for label, why in lacks.items()),
+            cause="; ".join(unscored_words(lacks)),
             remedy="measure the performance alone, with --tags=run-mlperf,inference,_performance-only; or rehearse "
             "with --execution_mode=test, which shows that metric as not scored",
         )

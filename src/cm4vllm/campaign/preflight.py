@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.accuracy.graders.catalogue import grader
+from cm4vllm.accuracy.graders.problems import require_problem_files
 from cm4vllm.accuracy.sentences import check_given
 from cm4vllm.assets.datasets import Wanted, check_file
 from cm4vllm.assets.models import check_source
@@ -34,7 +36,8 @@ _SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
 _NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
 _PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
 _DATASETS = (_DATASET, _CALIBRATION, _PERFORMANCE, "CM_COMPLIANCE_DATASET_FILE")
-_FOLDERS = (_SOURCE, _NLTK, "CM_MLPERF_GRADER_SOURCE_DIR")
+_PROBLEMS = "CM_LIVECODEBENCH_DIR"
+_FOLDERS = (_SOURCE, _NLTK, _PROBLEMS, "CM_MLPERF_GRADER_SOURCE_DIR")
 _PATHS = (*_DATASETS, *_FOLDERS, _SYSTEM_FILE, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
@@ -79,6 +82,8 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
         open_source(Path(name))
     if (name := env.get(_NLTK)) and job.needs_sentence_model:
         check_given(Path(name))
+    for files in filter(None, (grader(name).problems for name in job.graders)):
+        require_problem_files(Path(job.settings.livecodebench_path), files)
     if job.settings.device and not job.settings.api_server:
         require_device(job.settings.device)
     require_usable(env)

@@ -17,6 +17,7 @@ from cm4vllm.campaign.capabilities import (
     require_runnable,
     require_scored,
     unscored,
+    unscored_words,
 )
 from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.live.address import Address
@@ -103,6 +104,7 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
     compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
+    livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
@@ -219,7 +221,7 @@ class Job:
     @property
     def graders(self) -> tuple[str, ...]:
         """The graders that judge the answers of accuracy runs, those that can run on this machine."""
-        return graders(self.benchmark) if Mode.ACCURACY in self.modes else ()
+        return graders(self.benchmark, self.settings.livecodebench_path) if Mode.ACCURACY in self.modes else ()
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return what the rules say of one of the job's runs."""
@@ -246,7 +248,7 @@ class Job:
         _one_rate(settings)
         word, found = settings.rerun.lower(), _sources(settings, benchmark)
         modes = _modes(settings, found, execution_mode)
-        require_scored(benchmark, modes, execution_mode)
+        require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
         return cls(
             settings=settings,
             round=round_,
@@ -273,7 +275,7 @@ class Job:
             notes=(
                 *_notes(settings),
                 *_weight_notes(settings, found),
-                *_unscored_notes(benchmark, modes),
+                *_unscored_notes(benchmark, modes, settings.livecodebench_path),
                 *_length_notes(benchmark, scenarios[0], modes, division),
             ),
         )
@@ -377,10 +379,10 @@ def _notes(settings: CampaignSettings) -> list[str]:
     return notes
 
 
-def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...]) -> list[str]:
+def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], problems: str) -> list[str]:
     if Mode.ACCURACY not in modes:
         return []
-    return [f"{benchmark.name}: {label} is not scored: {why}" for label, why in unscored(benchmark).items()]
+    return [f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems))]
 
 
 def _length_notes(

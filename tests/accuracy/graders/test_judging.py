@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from square_problems import write_problems
 
 from cm4vllm.accuracy.families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.graders import catalogue
@@ -145,7 +146,9 @@ def test_a_source_without_the_commit_is_refused(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(GRADERS))
 def test_a_grader_is_made_ready_and_judges_as_it_should(name, sources, tmp_path):
-    if why := grader_lacks(name):
+    problems = tmp_path / "tests"
+    write_problems(problems, GRADERS[name].problems)
+    if why := grader_lacks(name, str(problems)):
         pytest.skip(why)
-    record = provide(name, tmp_path, RECIPE, sources)
-    assert set(record.commits) == {origin.name for origin in grader(name).origins}
+    record = provide(name, tmp_path, RECIPE, sources, problems)
+    assert {origin.name for origin in grader(name).origins} <= set(record.commits)

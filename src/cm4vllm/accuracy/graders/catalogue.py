@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cm4vllm.accuracy.graders.sandbox import NODE_MODULES, Limits, sandbox_lacks
+from cm4vllm.accuracy.graders.problems import HOW_TO_FETCH
+from cm4vllm.accuracy.graders.sandbox import MIB, NODE_MODULES, Limits, sandbox_lacks
 from cm4vllm.common.errors import UsageError, nearest
 
 __all__ = ["GRADERS", "Grader", "Known", "Origin", "grader", "grader_lacks"]
@@ -41,7 +43,7 @@ class Grader:
 
     `tools` are the programs that it starts, by what it needs them for, `libraries` what programs under test load from
     the folders of NODE_MODULES. With `alone` each answer has a sandbox of its
-    own, so that none can change the verdict on another.
+    own, so that none can change the verdict on another. `problems` are the files of tests that the user gives.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Grader:
     libraries: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     alone: bool = False
+    problems: tuple[str, ...] = ()
 
 
 def _program(lang: str, body: str, test: str) -> dict[str, str]:
@@ -89,6 +92,80 @@ def _known_programs() -> tuple[Known, ...]:
 
 def _math(response: str, right: bool) -> Known:
     return Known({"response": response, "reference": "\\frac{1}{2}"}, right)
+
+
+#: A problem of this package in LiveCodeBench's format: its program reads a number, or is a method of a class.
+_DOUBLE = {
+    "question_title": "Double",
+    "question_content": "",
+    "platform": "atcoder",
+    "question_id": "double",
+    "contest_id": "own",
+    "contest_date": "2026-01-01T00:00:00",
+    "starter_code": "",
+    "difficulty": "easy",
+    "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+    "private_test_cases": json.dumps([{"input": "4", "output": "8", "testtype": "stdin"}]),
+    "metadata": "{}",
+}
+_DOUBLE_METHOD = {
+    **_DOUBLE,
+    "platform": "leetcode",
+    "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "functional"}]),
+    "private_test_cases": json.dumps([{"input": "4", "output": "8", "testtype": "functional"}]),
+    "metadata": json.dumps({"func_name": "double"}),
+}
+
+
+def _known_doubles() -> tuple[Known, ...]:
+    """Return right and wrong programs of both kinds that LiveCodeBench has; `n + 1` passes one test of two."""
+    forms = (
+        (_DOUBLE, "n = int(input())\nprint({})"),
+        (_DOUBLE_METHOD, "class Solution:\n    def double(self, n: int) -> int:\n        return {}"),
+    )
+    return tuple(
+        Known(
+            {
+                "question_id": "double",
+                "problem": json.dumps(row),
+                "response": f"This doubles it.\n```python\n{form.format(result)}\n```",
+            },
+            right=result == "2 * n",
+        )
+        for row, form in forms
+        for result in ("2 * n", "n + 1")
+    )
+
+
+def _livecodebench(name: str, script: str, releases: int, why: str) -> Grader:
+    """Return the grader of a reference's eval_accuracy.py, whose data set has the files of so many releases."""
+    return Grader(
+        name=name,
+        script=script,
+        inside=_INSIDE / "livecodebench.py",
+        requirements="requirements-reasoning.txt",
+        origins=(
+            Origin(
+                "inference",
+                _INFERENCE,
+                "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9",
+                (script,),
+                "the newest of the rounds",
+            ),
+            Origin(
+                "LiveCodeBench",
+                "https://github.com/LiveCodeBench/LiveCodeBench",
+                "b1e7cab44d610bbc2e10d36d270cd0c89c600492",
+                ("lcb_runner",),
+                why,
+            ),
+        ),
+        known=_known_doubles(),
+        # The script waits 1,200 s for the verdicts on all answers, and 60 s for each test of one.
+        limits=Limits(seconds=1200, memory_bytes=4096 * MIB),
+        alone=True,
+        problems=("test.jsonl", *(f"test{number}.jsonl" for number in range(2, releases + 1))),
+    )
 
 
 GRADERS = {
@@ -131,7 +208,7 @@ GRADERS = {
             name="math",
             script="language/deepseek-r1/eval_accuracy.py",
             inside=_INSIDE / "mathematics.py",
-            requirements="requirements-math.txt",
+            requirements="requirements-reasoning.txt",
             origins=(
                 Origin(
                     "inference",
@@ -150,6 +227,19 @@ GRADERS = {
             ),
             known=(_math(r"so \boxed{\dfrac{1}{2}}", right=True), _math(r"so \boxed{\frac{1}{3}}", right=False)),
         ),
+        _livecodebench(
+            "livecodebench",
+            "language/deepseek-r1/eval_accuracy.py",
+            1,
+            "the submodule's commit in mlcommons/inference; the script asks for release_v1",
+        ),
+        _livecodebench(
+            "livecodebench_v6",
+            "language/gpt-oss-120b/eval_accuracy.py",
+            6,
+            "that of deepseek-r1: .gitmodules gives no address for gpt-oss-120b's submodule, and its commit d1e5c665 "
+            "is not in this repository; the script asks for release_v6",
+        ),
     )
 }
 
@@ -161,11 +251,19 @@ def grader(name: str) -> Grader:
     return GRADERS[name]
 
 
-def grader_lacks(name: str) -> str:
-    """Return why a grader cannot run on this machine, empty where it can: the plan and the run ask here."""
+def grader_lacks(name: str, problems: str = "") -> str:
+    """Return why a grader cannot run on this machine, empty where it can: the plan and the run ask here.
+
+    `problems` is the folder with the files of tests, where the user gives one.
+    """
     if why := sandbox_lacks():
         return why
     one = grader(name)
+    if one.problems and not problems:
+        return (
+            f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(one.problems)} of its files are "
+            "read) and give --livecodebench_path=FOLDER"
+        )
     missing = {
         program: language
         for language, programs in one.tools.items()

@@ -15,10 +15,12 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.accuracy.graders.catalogue import Grader, grader
+from cm4vllm.accuracy.graders.problems import ProblemIndex, problem
 from cm4vllm.accuracy.graders.records import GraderRecord, Verdict
 from cm4vllm.accuracy.graders.sandbox import Held, Sandbox
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
 
 __all__ = ["judge", "require_known"]
 
@@ -34,9 +36,11 @@ def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int
     one = grader(record.name)
     workers = workers or len(os.sched_getaffinity(0))
     size = 1 if one.alone else -(-len(tasks) // workers) or 1
+    index = _index(record, tasks)
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        found = [verdict for part in pool.map(lambda part: _judged(record, one, part), parts) for verdict in part]
+        of_parts = pool.map(lambda part: _judged(record, one, part, index), parts)
+        found = [verdict for verdicts in of_parts for verdict in verdicts]
     if held := sum(verdict.held for verdict in found):
         say(f"{record.name}: the sandbox held {held} of {len(found)} answers, which count as wrong")
     return found
@@ -56,13 +60,29 @@ def require_known(record: GraderRecord) -> None:
             )
 
 
-def _judged(record: GraderRecord, one: Grader, tasks: Sequence[Mapping[str, str]]) -> list[Verdict]:
+def _index(record: GraderRecord, tasks: Sequence[Mapping[str, str]]) -> ProblemIndex | None:
+    """Return where the tests of the tasks lie, None where the tasks bring them."""
+    if not record.problems:
+        return None
+    index = read_record(Path(record.problems), ProblemIndex)
+    if unknown := sum("problem" not in task and task["question_id"] not in index.places for task in tasks):
+        files = ", ".join(index.files)
+        say(f"{record.name}: {unknown} of {len(tasks)} questions are not in {files}, and count as wrong")
+    return index
+
+
+def _judged(
+    record: GraderRecord, one: Grader, tasks: Sequence[Mapping[str, str]], index: ProblemIndex | None
+) -> list[Verdict]:
     """Return the verdicts on tasks that share a sandbox; after one that was held, the others get a new one."""
     found: list[Verdict] = []
     while len(found) < len(tasks):
-        with _sandbox(record, one).started([record.python, "-I", "/inside.py"]) as (process, held):
+        with _sandbox(record, one).started([record.python, "-I", "/inside.py", one.script]) as (process, held):
             while len(found) < len(tasks):
-                verdict = _answered(process, held, tasks[len(found)], one.limits.seconds + _START_S)
+                task = tasks[len(found)]
+                if index and "problem" not in task:  # megabytes of tests: read when they are used
+                    task = {**task, "problem": problem(index, task["question_id"])}
+                verdict = _answered(process, held, task, one.limits.seconds + _START_S)
                 found.append(verdict)
                 if verdict.held:
                     break

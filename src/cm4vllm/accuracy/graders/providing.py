@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_lacks
 from cm4vllm.accuracy.graders.judging import require_known
-from cm4vllm.accuracy.graders.records import GRADER_FILE, GraderRecord
+from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
+from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
 from cm4vllm.common.environments import checked, make_environment, pip
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space
@@ -20,16 +21,24 @@ __all__ = ["provide"]
 _SPACE_BYTES = 2**30
 
 
-def provide(name: str, folder: Path, recipe: Path, at_hand: Path | None = None) -> GraderRecord:
+def provide(
+    name: str, folder: Path, recipe: Path, at_hand: Path | None = None, problems: Path | None = None
+) -> GraderRecord:
     """Make a grader ready in `folder` and write its record there. `recipe` holds the files of requirements.
 
-    `at_hand` holds git directories named as the repositories are; what it lacks is fetched from its home. Raises
-    InstallError, also where answers with known verdicts are judged otherwise; SourceUnavailable, DiskFull.
+    `at_hand` holds git directories named as the repositories are; what it lacks is fetched from its home. `problems` is
+    the folder with the files of tests. Raises InstallError, also where answers with known verdicts are judged
+    otherwise; SourceUnavailable, DiskFull; UsageError and DatasetError for files of tests that are missing or are none.
     """
     one = grader(name)
-    if why := grader_lacks(name):
+    if why := grader_lacks(name, str(problems or "")):
         raise InstallError(f"the grader {name} cannot run on this machine", cause=why)
     require_space(folder, _SPACE_BYTES, f"the grader {name}")
+    index = None
+    if one.problems and problems:
+        with step(f"tests of {one.name}"):
+            index = index_problems(problems, one.problems)
+            write_record(folder / PROBLEMS_FILE, index)
     official = folder / "official"
     for origin in one.origins:
         _official(origin, official / origin.name, folder, at_hand)
@@ -40,7 +49,7 @@ def provide(name: str, folder: Path, recipe: Path, at_hand: Path | None = None) 
             pip(python, ["--no-deps", "-r", str(requirements)], folder / "pip.log"),
             f"what {one.script} needs cannot be installed",
         )
-    record = _record(one, official, python, requirements)
+    record = _record(one, official, python, requirements, folder / PROBLEMS_FILE, index)
     with step(f"answers with known verdicts for the grader {name}"):
         require_known(record)
     write_record(folder / GRADER_FILE, record)
@@ -61,12 +70,18 @@ def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) 
     extract(git, origin.commit, origin.paths, target, remedy=remedy)
 
 
-def _record(one: Grader, official: Path, python: Path, requirements: Path) -> GraderRecord:
+def _record(
+    one: Grader, official: Path, python: Path, requirements: Path, problems: Path, index: ProblemIndex | None
+) -> GraderRecord:
+    commits = {origin.name: origin.commit for origin in one.origins}
+    if index:
+        commits["code_generation_lite"] = hashlib.sha256(" ".join(index.files.values()).encode()).hexdigest()
     return GraderRecord(
         name=one.name,
         script=one.script,
         official=str(official),
         python=str(python),
-        commits={origin.name: origin.commit for origin in one.origins},
+        commits=commits,
         packages=f"sha256:{hashlib.sha256(requirements.read_bytes()).hexdigest()}",
+        problems=str(problems) if index else "",
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["GRADER_FILE", "GraderRecord", "Verdict"]
+__all__ = ["GRADER_FILE", "PROBLEMS_FILE", "GraderRecord", "Verdict"]
 
-#: The name of the record's file.
-GRADER_FILE = "grader.json"
+#: The names of the record's file, and of the index of tests beside it.
+GRADER_FILE, PROBLEMS_FILE = "grader.json", "problems.json"
 
 
 class GraderRecord(Record, frozen=True, kw_only=True):
-    """A grader: its official files lie in `official`, its Python is `python`, `commits` say of which repositories."""
+    """A grader: its official files lie in `official`, its Python is `python`, `commits` say of which repositories;
+    of a data set that the user gives it has a digest of the files.
+
+    `problems` is the file of a ProblemIndex, empty for a grader whose tasks bring their tests.
+    """
 
     name: str
     script: str
@@ -19,6 +23,7 @@ class GraderRecord(Record, frozen=True, kw_only=True):
     python: str
     commits: dict[str, str]
     packages: str
+    problems: str = ""
 
 
 class Verdict(Record, frozen=True, kw_only=True):

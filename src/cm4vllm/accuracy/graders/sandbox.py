@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cm4vllm.common.processes import run
 
-__all__ = ["NODE_MODULES", "PYTHON", "Held", "Limits", "Sandbox", "sandbox_lacks"]
+__all__ = ["MIB", "NODE_MODULES", "PYTHON", "Held", "Limits", "Sandbox", "sandbox_lacks"]
 
 _LIMITED = Path(__file__).with_name("inside") / "limited.py"
 #: Folders of the system that programs, compilers and libraries come from; read-only inside.
