@@ -30,7 +30,7 @@ from figures import arguments, figure, report
 #: Seconds from the start of the small job in which a fault is drawn; a process to kill is waited for.
 MOMENT_S = 10.0
 #: The samples of a run of the real job: its accuracy runs take some seconds, so that a fault can come within them.
-REAL_SAMPLES = 400
+REAL_SAMPLES = 200
 
 #: The columns of the table, which is printed in the form of docs/measurements.md.
 COLUMNS = ("seed", "fault", "at", "step under way", "process killed", "exit code", "attempts", "wrong")

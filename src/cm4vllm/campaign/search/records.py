@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from cm4vllm.common.records import Record
+from cm4vllm.loadgen.early_stopping import passes
 
 __all__ = ["SEARCH_FILE", "Boundary", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
 
@@ -122,11 +123,23 @@ class SearchRecord(Record, frozen=True, kw_only=True):
         """The result in one line."""
         above = f"; at {self.lowest_failing:g} a limit was missed" if self.lowest_failing else ""
         found = (
-            f"{self.rate:g} queries/s pass a full-length run"
+            f"{self.rate:g} queries/s pass {self._run_words}"
             if self.confirmed
-            else f"no full-length run passed, the probes point to {self.rate:g} queries/s"
+            else f"no {self._run_words.partition(' ')[2]} passed, the probes point to {self.rate:g} queries/s"
         )
         return (
             f"{found}{above}; {self.binding or 'no known limit'} binds, the boundary is "
             f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes"
         )
+
+    @property
+    def _run_words(self) -> str:
+        """What the runs are that decide: those of a rehearsal may be too short for LoadGen's early-stopping test."""
+        if not self.rehearsal:
+            return "a full-length run"
+        made = [one for one in self.probes if one.sure and one.rate == self.rate]
+        if not made:
+            return "a rehearsal's run"
+        queries = made[-1].queries
+        tested = all(passes(queries, one.over) for one in made[-1].limits)
+        return f"a rehearsal's run of {queries:,} queries" + ("" if tested else ", too few for LoadGen's test")
