@@ -27,7 +27,7 @@ def runs(round_name, name):
     benchmark, found = benchmark_terms(round_name, name), []
     for scenario in benchmark.scenarios:
         try:
-            require_runnable(round_terms(round_name), benchmark, (scenario,), Division.OPEN)
+            require_runnable(round_terms(round_name), benchmark, (scenario,))
         except UsageError:
             continue
         found.append(str(scenario))
@@ -52,18 +52,6 @@ def test_the_documented_table_is_what_can_be_run(page):
     assert table() in page.read_text(encoding="utf-8")
 
 
-def test_the_readme_names_the_divisions_that_run_and_those_that_are_refused():
-    benchmark, refused = benchmark_terms("v6.1", "llama3.1-8b"), []
-    for division in Division:
-        try:
-            require_runnable(round_terms("v6.1"), benchmark, benchmark.scenarios[:1], division)
-        except UsageError:
-            refused.append(division)
-    run = sorted(set(Division) - set(refused))
-    text = f"Divisions that run: {', '.join(run)}. Divisions that are refused: {', '.join(sorted(refused))}."
-    assert text in " ".join(README.read_text(encoding="utf-8").split())
-
-
 @pytest.mark.parametrize(
     ("round_name", "name", "words"),
     [("v4.1", "gptj-99", "beam search"), ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen")],
@@ -72,7 +60,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
     assert name not in runnable_benchmarks(round_name)
     benchmark = benchmark_terms(round_name, name)
     with pytest.raises(UsageError, match="cannot be run yet") as refused:
-        require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1], Division.OPEN)
+        require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1])
     assert words in refused.value.cause
 
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace as changed
 
 from cm4vllm.assets import catalogue as catalogue_module
 from cm4vllm.campaign import divisions
-from cm4vllm.campaign.capabilities import _NOT_KEPT
 from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware import records
+from cm4vllm.hardware.description import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
@@ -190,18 +190,65 @@ def test_a_quantised_model_is_compared_before_and_named_after():
     assert [name for name in names if name in order] == order
 
 
+ELSEWHERE = {"division": "network", "api_server": "http://198.51.100.7:8000"}
+NETWORK = "".join(f"{key}: '1'\n" for key in NETWORK_KEYS[1:] if key != "network_type") + "network_type: 100G Ethernet\n"
+MACHINE = "host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2\n"
+
+
 @pytest.mark.parametrize(
-    ("category", "model", "code"), [("", "llama3.1-8b", "QDL-NAME"), ("", "llama3.1-8b-edge", "DATACENTER")]
+    ("stated", "fields", "expected"),
+    [
+        # What its HTTP API does not tell of a server is refused, and nothing else.
+        (NETWORK + MACHINE + "accelerators_per_node: 0\n", {}, ["MODEL", "SPECULATION"]),
+        (NETWORK + MACHINE + "accelerator_memory_configuration: HBM3 ECC\n", {}, ["MODEL", "SPECULATION"]),
+        (NETWORK + MACHINE, {}, ["MODEL", "SPECULATION", "ECC"]),
+        (NETWORK, {}, ["MODEL", "SPECULATION", "ECC", "ECC", "NETWORKING"]),  # nothing of this machine counts
+        (MACHINE + "accelerators_per_node: 0\n", {}, ["MODEL", "SPECULATION", "FABRIC"]),
+        (
+            NETWORK.replace("100G Ethernet", "NVLink") + MACHINE + "accelerators_per_node: 0\n",
+            {},
+            ["MODEL", "SPECULATION", "FABRIC"],
+        ),
+        (NETWORK, {"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION", "SEPARATE"]),
+        (NETWORK, {"api_server": "http://198.51.100.7,http://[::1]"}, ["MODEL", "SPECULATION", "SEPARATE"]),
+        (NETWORK, {"api_server": ""}, ["SEPARATE"]),
+        (NETWORK, {"model": "llama3.1-8b-edge"}, ["MODEL", "SPECULATION", "DATACENTER"]),
+    ],
 )
-def test_the_network_division_is_refused_with_what_is_missing(category, model, code):
-    with pytest.raises(UsageError, match="the network division cannot be run yet") as refused:
-        Job.of(CampaignSettings(division="network", model=model, category=category))
-    assert f"rule {code}:" in refused.value.cause and "physically apart" in refused.value.cause
+def test_what_a_job_of_the_network_division_breaks_is_found(root, tmp_path, stated, fields, expected):
+    file = tmp_path / "system.yaml"
+    file.write_text(stated)
+    assert codes(root, {"CM_MLPERF_SYSTEM_FILE": str(file)}, **ELSEWHERE | fields) == expected
+
+
+def test_the_readme_names_the_rules_by_which_a_valid_run_of_the_network_division_is_refused():
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    assert "Divisions that run: open, closed; of the network division rehearsals alone: a valid run is refused " in text
+    assert "by its rules MODEL and SPECULATION" in text  # as the first jobs above, whose machines are described
+
+
+@pytest.mark.parametrize("execution_mode", ["test", "valid"])
+def test_a_server_beside_loadgen_is_refused_with_the_rule_even_in_a_rehearsal(root, execution_mode):
+    fields = {**OWN, **ELSEWHERE, "api_server": "http://localhost:8000", "execution_mode": execution_mode}
+    job = Job.of(CampaignSettings(**fields))
+    with pytest.raises(UsageError, match="of the network division") as refused:
+        require_division_rules(job, division_faults(job, {}, root))
+    assert "physically apart" in refused.value.cause and "another machine" in refused.value.remedy
+    assert ("FABRIC" in refused.value.cause) is (execution_mode == "valid")
+
+
+def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(root):
+    job = Job.of(CampaignSettings(**ELSEWHERE))
+    faults = division_faults(job, {}, root)
+    require_division_rules(job, faults)
+    (fabric,) = [note for note in fault_notes(job, faults) if "rule FABRIC" in note]
+    assert all(key in fabric for key in NETWORK_KEYS[1:])
+    assert job.tests == ("TEST06",)
 
 
 def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     every = {code for division in Division for category in Category for code in division_rules(division, category)}
-    assert every == {*divisions._CHECKS, *_NOT_KEPT, "LENGTHS", "TESTS"}
+    assert every == {*divisions._CHECKS, "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
     closed, network = (division_rules(one, Category.DATACENTER) for one in (Division.CLOSED, Division.NETWORK))
     assert set(closed) < set(network)  # which inherits all of it
     assert division_rules(Division.OPEN, Category.DATACENTER) == {}

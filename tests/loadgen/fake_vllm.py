@@ -52,7 +52,7 @@ def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list
 class Behaviour:
     """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes.
 
-    `metrics` gives the page at /metrics: there is none where it is empty. Each connection is accepted (with TLS: its
+    `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is accepted (with TLS: its
     handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for the usual one.
     """
 
@@ -64,6 +64,7 @@ class Behaviour:
     text: str = "w"
     metrics: Callable[[], str] = str
     unix: str = ""
+    host: str = "127.0.0.1"
     certificate: str = ""
     accept_s: float = 0.0
     raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
@@ -86,7 +87,7 @@ class FakeVllm:
     def endpoint(self) -> str:
         if self.behaviour.unix:
             return f"unix://{self.behaviour.unix}"
-        return f"http{'s' if self.behaviour.certificate else ''}://127.0.0.1:{self.port}"
+        return f"http{'s' if self.behaviour.certificate else ''}://{self.behaviour.host}:{self.port}"
 
     def __enter__(self) -> FakeVllm:
         started = threading.Event()
@@ -153,7 +154,7 @@ class FakeVllm:
 
     def _listener(self) -> socket.socket:
         if not self.behaviour.unix:
-            return socket.create_server(("127.0.0.1", self.port), backlog=2048)
+            return socket.create_server((self.behaviour.host, self.port), backlog=2048)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.behaviour.unix)
         listener.listen(128)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.inspection import report_checks
 from cm4vllm.results.output import as_objects, as_sarif, as_text, summary
@@ -80,6 +80,14 @@ def test_sarif_names_rules_levels_and_files_as_the_format_asks() -> None:
 def test_a_tree_without_a_submission_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SubmissionError, match="holds no submission"):
         report_checks(tmp_path)
+
+
+def test_a_tree_that_does_not_exist_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="absent does not exist"):
+        report_checks(tmp_path / "absent")
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(UsageError, match="a.txt is no folder"):
+        report_checks(tmp_path / "a.txt")
 
 
 def test_the_sarif_log_is_written_and_the_findings_kept_when_there_are_errors(tree: Path, tmp_path: Path) -> None:

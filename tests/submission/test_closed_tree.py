@@ -6,6 +6,7 @@ tokens; their least duration is written into the logs as in conftest.py. All els
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -20,11 +21,13 @@ from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
-from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name
+from cm4vllm.hardware.description import NETWORK_KEYS, SystemAsked, describe_system, folder_name
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.rules import Division, Mode, Scenario, terms
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.inspection import check_tree
+from cm4vllm.rules import Division, Mode, Scenario, over_network, terms
 from cm4vllm.submission.checker import run_checkers
 from cm4vllm.submission.tree import TreeAsked, build_tree
 from cm4vllm.submission.truncation import truncate_tree
@@ -66,9 +69,15 @@ def runs(parts: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: What a submitter states of the network, with an accelerator-free system on another machine.
+NETWORK = dict.fromkeys(NETWORK_KEYS[1:], "1") | {"network_type": "Ethernet", "nic_sut": "a card of 100 Gbit/s"}
+ELSEWHERE = {"here": False, "stated": {**NETWORK, "number_of_nodes": "1", "accelerators_per_node": "0"}}
+
+
 @pytest.fixture
-def closed(parts: ModuleType, tmp_path: Path, runs: Path) -> TreeAsked:
-    """Lay out a campaign in the closed division over the logs."""
+def closed(request: pytest.FixtureRequest, parts: ModuleType, tmp_path: Path, runs: Path) -> TreeAsked:
+    """Lay out a campaign in the closed division, or another one that has its rules, over the logs."""
+    division = getattr(request, "param", Division.CLOSED)
     out, model = tmp_path / "out", tmp_path / "model"
     model.mkdir()
     (model / "generation_config.json").write_text('{"eos_token_id": [128001, 128009]}')
@@ -77,12 +86,13 @@ def closed(parts: ModuleType, tmp_path: Path, runs: Path) -> TreeAsked:
         machine,
         SystemAsked(
             submitter=parts.SUBMITTER,
-            division="closed",
+            division=division,
             system_type="datacenter",
             vllm=parts.VLLM,
             packages={"torch": "2.13.0+cpu", "python": "3.11.7"},
             used=(),
             rehearsal=False,
+            **(ELSEWHERE if over_network(division) else {}),
         ),
     )
     write_json(out / "system" / "system.json", system)
@@ -91,25 +101,31 @@ def closed(parts: ModuleType, tmp_path: Path, runs: Path) -> TreeAsked:
     for scenario in SCENARIOS:
         for place in (*Mode, TEST):
             lay_out(
-                parts, runs / scenario / place, out / "runs" / folder_name(system) / BENCHMARK / scenario / place, model
+                parts,
+                runs / scenario / place,
+                out / "runs" / folder_name(system) / BENCHMARK / scenario / place,
+                model,
+                division,
             )
     return TreeAsked(
         out=out,
         submitter=parts.SUBMITTER,
         model=BENCHMARK,
-        division=Division.CLOSED,
+        division=division,
         command="cm run script",
         readmes={scenario: f"# {scenario}: measured\n" for scenario in SCENARIOS},
     )
 
 
-def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path) -> None:
+def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path, division: Division) -> None:
     """Make one run's folder of its logs: the record, and the scores or the verdict."""
     folder.mkdir(parents=True)
     scenario, place = Scenario(folder.parent.name), folder.name
     for log in logs.iterdir():
         if log.name == DETAIL_LOG and place != TEST:
-            write_text(folder / log.name, parts.SHORT.sub(r"\g<1>600000", log.read_text()))
+            text = parts.SHORT.sub(r"\g<1>600000", log.read_text())
+            named = text.replace('"PySUT"', '"Network SUT: node-1"') if over_network(division) else text
+            write_text(folder / log.name, named)
         else:
             os.link(log, folder / log.name)
     mode = Mode.PERFORMANCE if place == TEST else Mode(place)
@@ -121,6 +137,7 @@ def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path) -> None:
         record.settings,
         model=own,
         min_tokens=1,
+        network=over_network(division),
         user_conf=CONF.replace("= 500", "= 600000"),
         **({"compliance_test": TEST, "audit_config": audit_config(TEST)} if place == TEST else {}),
     )
@@ -134,10 +151,23 @@ def lay_out(parts: ModuleType, logs: Path, folder: Path, model: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("closed", [Division.NETWORK], indirect=True)
+def test_a_tree_of_the_network_division_says_how_its_machines_are_connected(closed):
+    tree = build_tree(closed)
+    page = (tree / "network" / closed.submitter / "documentation" / "network.md").read_text()
+    assert "| node node-1 " in page and "cards: 1 x a card of 100 Gbit/s" in page and "POST /v1/completions" in page
+    (system,) = tree.glob("network/*/systems/*.json")
+    stated = json.loads(system.read_text())
+    assert {key: stated[key] for key in NETWORK_KEYS} == {"is_network": "true", **NETWORK}
+    found = {one.code for one in check_tree(tree).findings if one.severity is Severity.ERROR}
+    assert found == {"ACCURACY-TARGET", "ACCURACY-LOG-SIZE", "ACCURACY-HASH"}
+
+
+@pytest.mark.parametrize("closed", [Division.CLOSED, Division.NETWORK], indirect=True)
 def test_the_official_checkers_refuse_its_accuracy_and_lengths_alone(closed, inference):
     tree = build_tree(closed)
     truncate_tree(tree)
-    assert sorted(path.name for path in tree.glob("closed/*/results/*/*/*/*") if path.is_dir()) == sorted(
+    assert sorted(path.name for path in tree.glob("*/*/results/*/*/*/*") if path.is_dir()) == sorted(
         ["TEST06", "accuracy", "performance"] * 2
     )
     for run in run_checkers(tree, closed.submitter, "v6.1", inference, tree.parent / "checker").runs:

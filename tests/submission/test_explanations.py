@@ -21,7 +21,6 @@ NOT_EXPLAINED = (
     "Not all checks",
     "caused exception",
     "\t",
-    "network mode",
     "equal issue",
     "disallowed model",
     "TTFT/TPOT latency limits missing",

@@ -6,6 +6,7 @@ them; a rehearsal goes on, names them, and makes no submission tree.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from cm4vllm.assets.identity import differences, is_from
 from cm4vllm.assets.transfer import digest_of
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
+from cm4vllm.hardware.description import NETWORK_KEYS
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.system_file import read_system_file
-from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, speculation
+from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options
+from cm4vllm.serving.site import base_urls
+from cm4vllm.submission.system import runs_here
 
 if TYPE_CHECKING:
     from cm4vllm.campaign.settings import Job
@@ -62,11 +66,16 @@ def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) ->
 
 
 def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
-    """Raise UsageError for a result that the rules of its division forbid; a rehearsal is none."""
-    if faults and not job.rehearsal:
-        remedies = dict.fromkeys([*(fault.remedy for fault in faults), "or give --division=open"])
+    """Raise UsageError for a result that the rules of its division forbid; a rehearsal is none.
+
+    What a rehearsal cannot stand in for is refused in one, too: a system that is none of the division's kind.
+    """
+    if job.rehearsal:
+        faults = tuple(fault for fault in faults if fault.rule.code in _OF_THE_SYSTEM)
+    if faults:
+        remedies = dict.fromkeys([*(fault.remedy for fault in faults if fault.remedy), "or give --division=open"])
         raise UsageError(
-            f"this job cannot give a result of the {job.division} division",
+            f"this job cannot give a {'rehearsal' if job.rehearsal else 'result'} of the {job.division} division",
             cause="\n".join(fault.words for fault in faults),
             remedy="\n".join(remedies),
         )
@@ -96,8 +105,17 @@ class _Facts:
         path = str(self.env.get(_SYSTEM_FILE) or "")
         return read_system_file(typed_path(path)).stated if path else {}
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the model is served on other machines, so that this one shows nothing of them."""
+        servers = self.job.settings.api_server
+        return bool(servers) and not any(runs_here(url) for url in base_urls(servers))
 
-#: What is against a rule and the remedy, for each fault.
+
+#: Why a rule that the machines of a system keep cannot be known from LoadGen's.
+_NOT_TOLD = "; vLLM's HTTP API, by which alone LoadGen's machine asks it, does not tell"
+
+#: What is against a rule and the remedy, for each fault; the remedy is empty where there is none in the division.
 _Found = Iterator[tuple[str, str]]
 
 
@@ -107,8 +125,9 @@ def _model(facts: _Facts) -> _Found:
     remedy = f"name the benchmark's model: _mlcommons.{own} among the tags; --quantize=SCHEME quantises it"
     if job.settings.api_server:
         yield (
-            "the server at --api_server was not started by cm4vllm: the files that it serves cannot be compared",
-            f"leave --api_server out; {remedy}",
+            "the server at --api_server was not started by cm4vllm: the files that it serves cannot be compared"
+            + (_NOT_TOLD if over_network(job.division) else ""),
+            "" if over_network(job.division) else f"leave --api_server out; {remedy}",
         )
     elif source == "tiny":
         yield "the model is the stand-in, a tiny model that is trained here", remedy
@@ -165,8 +184,11 @@ def _speculation(facts: _Facts) -> _Found:
     job = facts.job
     if job.settings.api_server:
         yield (
-            "the server at --api_server was not started by cm4vllm: whether it decodes speculatively is not known",
-            "leave --api_server out: a server that is started has no speculative decoding",
+            "the server at --api_server was not started by cm4vllm: whether it decodes speculatively is not known"
+            + (_NOT_TOLD if over_network(job.division) else ""),
+            ""
+            if over_network(job.division)
+            else "leave --api_server out: a server that is started has no speculative decoding",
         )
     try:
         given = speculative_options(shlex.split(str(facts.env.get(_EXTRA) or "")))
@@ -208,8 +230,8 @@ def _validation(facts: _Facts) -> _Found:
 
 
 def _ecc(facts: _Facts) -> _Found:
-    stated, memory = facts.stated, detect_memory(facts.root)
-    for where, has_ecc in (("host", memory.ecc), *_gpu_memory(facts)):
+    stated = facts.stated
+    for where, has_ecc in (("host", None), *_stated_accelerators(stated)) if facts.elsewhere else _memory_here(facts):
         key = _ECC_KEYS[where]
         if has_ecc is False:
             yield f"the memory of the {where} has no ECC, or it is off", "switch ECC on"
@@ -218,6 +240,17 @@ def _ecc(facts: _Facts) -> _Found:
                 f"whether the memory of the {where} has ECC is not known: it cannot be detected here",
                 f"state it in {key} of --system_file, for example: 12x 64 GB DDR5-4800 ECC",
             )
+
+
+def _memory_here(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
+    yield "host", detect_memory(facts.root).ecc
+    yield from _gpu_memory(facts)
+
+
+def _stated_accelerators(stated: Mapping[str, str]) -> Iterator[tuple[str, bool | None]]:
+    """Give the accelerators of machines that are only stated, unless there are none."""
+    if stated.get("accelerators_per_node") != "0":
+        yield "accelerators", None
 
 
 def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
@@ -234,7 +267,8 @@ def _states_ecc(text: str) -> bool:
 
 def _networking(facts: _Facts) -> _Found:
     stated = facts.stated
-    detected = [card for card in detect_network(facts.root) if card.kind != "virtual" and card.megabits]
+    cards = [] if facts.elsewhere else detect_network(facts.root)
+    detected = [card for card in cards if card.kind != "virtual" and card.megabits]
     counted = stated.get("host_network_card_count", "0").isdigit() and int(stated.get("host_network_card_count", "0"))
     if not detected and not (stated.get("host_networking") and counted):
         yield (
@@ -243,8 +277,39 @@ def _networking(facts: _Facts) -> _Found:
         )
 
 
+def _datacenter(facts: _Facts) -> _Found:
+    yield f"the job is of the category {facts.job.category}", "give --category=datacenter where the benchmark has it"
+
+
+def _separate(facts: _Facts) -> _Found:
+    """Give what shows that a server shares this machine; that addresses are those of one machine cannot be seen."""
+    servers = facts.job.settings.api_server
+    here = [url for url in base_urls(servers) if runs_here(url)] if servers else []
+    remedy = "start the server on another machine, and give its address with --api_server"
+    if not servers:
+        yield "the job starts the server on this machine, where LoadGen runs", remedy
+    elif here:
+        yield f"the server at {', '.join(here)} is on this machine, where LoadGen runs", remedy
+
+
+#: The interconnects that the division permits, as they may be spelled.
+_FABRICS = re.compile(r"ethernet|802\.11|wi-?fi|infiniband|3gpp", re.IGNORECASE)
+
+
+def _fabric(facts: _Facts) -> _Found:
+    stated = facts.stated
+    if missing := [key for key in NETWORK_KEYS if key != "is_network" and key not in stated]:
+        yield f"the network is not described: {', '.join(missing)}", f"state in --system_file: {', '.join(missing)}"
+    kind = stated.get("network_type", "")
+    if kind and not _FABRICS.search(kind):
+        yield f"network_type in --system_file is {kind}", "connect the machines by a fabric that the rule permits"
+
+
+#: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.
+_OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
 #: What can be checked before a run, by the code of its rule. The others hold by what a job does: it asks for the
-#: lengths that the rules state, and runs the tests that they ask for.
+#: lengths that the rules state, runs the tests that they ask for, asks the nodes for their names before each run, and
+#: draws how the machines are connected.
 _CHECKS: Mapping[str, Callable[[_Facts], _Found]] = {
     "MODEL": _model,
     "CALIBRATION": _calibration,
@@ -254,4 +319,7 @@ _CHECKS: Mapping[str, Callable[[_Facts], _Found]] = {
     "VALIDATION": _validation,
     "ECC": _ecc,
     "NETWORKING": _networking,
+    "DATACENTER": _datacenter,
+    "SEPARATE": _separate,
+    "FABRIC": _fabric,
 }

@@ -240,7 +240,7 @@ class Job:
             _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
         scenarios = _scenarios(settings, benchmark, category)
-        require_runnable(round_, benchmark, scenarios, division, category)
+        require_runnable(round_, benchmark, scenarios)
         for flag, most in _POSITIVE.items():
             _positive(flag, getattr(settings, flag), most)
         require_workers(settings.num_workers)

@@ -20,16 +20,19 @@ from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
 from cm4vllm.hardware.summary import modules
 from cm4vllm.hardware.units import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
+from cm4vllm.rules import Division, over_network
 
 __all__ = [
     "FREE_TEXT",
     "KEYS",
+    "NETWORK_KEYS",
     "NOT_STATED",
     "STATUS_NOT_STATED",
     "SystemAsked",
     "describe_system",
     "folder_name",
     "hints",
+    "keys_of",
     "not_stated",
     "stated_system",
 ]
@@ -76,6 +79,24 @@ KEYS = (
     "operating_system",
     "other_software_stack",
     "sw_notes",
+)
+
+#: Those of a system on other machines than LoadGen, in the network division (constants
+#: SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE): the first says so, the others are for its owner to state.
+NETWORK_KEYS = (
+    "is_network",
+    "network_type",
+    "network_media",
+    "network_rate",
+    "nic_loadgen",
+    "number_nic_loadgen",
+    "net_software_stack_loadgen",
+    "network_protocol",
+    "number_connections",
+    "nic_sut",
+    "number_nic_sut",
+    "net_software_stack_sut",
+    "network_topology",
 )
 
 #: Remarks: empty where there is nothing to remark.
@@ -145,9 +166,16 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     return stated_system(merged)
 
 
+def keys_of(division: str) -> tuple[str, ...]:
+    """Return the keys of a description in a division, which may be one that the rules do not know."""
+    return KEYS + (NETWORK_KEYS if division in list(Division) and over_network(Division(division)) else ())
+
+
 def stated_system(stated: Mapping[str, str]) -> dict[str, str]:
-    """Return the 35 keys with what is stated, and nothing else."""
-    return {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in KEYS}
+    """Return the keys of the division with what is stated, and nothing else."""
+    keys = keys_of(stated.get("division", ""))
+    found = {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in keys}
+    return found | ({"is_network": "true"} if "is_network" in keys else {})
 
 
 def hints(description: Mapping[str, str]) -> list[str]:
@@ -160,7 +188,7 @@ def not_stated(description: Mapping[str, str]) -> list[str]:
     open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
     return [
         key
-        for key in KEYS
+        for key in keys_of(description.get("division", ""))
         if key in open_status or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)
     ]
 

@@ -12,14 +12,15 @@ import yaml
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import opened
-from cm4vllm.hardware.description import KEYS, NOT_STATED
+from cm4vllm.hardware.description import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
 
 __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
 
 STATUSES = ("available", "preview", "rdi")
 
 #: Keys that the command line gives, and by which input.
-_FROM_FLAGS = {"submitter": "--submitter", "division": "--division", "system_type": "--category"}
+_FROM_FLAGS = {"submitter": "--submitter", "division": "--division", "system_type": "--category", "is_network": "--division"}
+_ANY = KEYS + NETWORK_KEYS
 _COUNTS = frozenset(
     {
         "number_of_nodes",
@@ -27,6 +28,9 @@ _COUNTS = frozenset(
         "host_processor_core_count",
         "host_network_card_count",
         "accelerators_per_node",
+        "number_nic_loadgen",
+        "number_nic_sut",
+        "number_connections",
     }
 )
 
@@ -48,6 +52,18 @@ _MEANINGS = {
     "accelerator_interconnect_topology": "for example: NVSwitch, fully connected",
     "accelerator_on-chip_memories": "for example: L2 50 MB",
     "cooling": "for example: air, liquid",
+    "network_type": "Ethernet, IEEE 802.11, InfiniBand or 3GPP",
+    "network_media": "for example: copper, optical fibre",
+    "network_rate": "for example: 100 Gbit/s",
+    "nic_loadgen": "the network card of LoadGen's machine",
+    "number_nic_loadgen": "a whole number",
+    "net_software_stack_loadgen": "its driver and network stack, for example: mlx5, Linux 6.12",
+    "network_protocol": "layers two to four and above, for example: Ethernet II, IPv4, TCP, HTTP/1.1",
+    "number_connections": "cables between LoadGen's machine and the nodes; a whole number",
+    "nic_sut": "the network card of each node",
+    "number_nic_sut": "a whole number",
+    "net_software_stack_sut": "as of LoadGen's machine",
+    "network_topology": "what lies between LoadGen's machine and the nodes, for example: one switch",
     "hw_notes": "remarks on the hardware; what was detected is added to them",
     "sw_notes": "remarks on the software",
 }
@@ -110,9 +126,9 @@ def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
             remedy="it lists keys: confirmed: [host_processor_core_count]",
         )
     for key in value:
-        if key not in KEYS:
+        if key not in _ANY:
             raise UsageError(
-                f"confirmed in the system file {path} names an unknown key {key}", remedy=nearest(key, KEYS)
+                f"confirmed in the system file {path} names an unknown key {key}", remedy=nearest(key, _ANY)
             )
     return tuple(value)
 
@@ -121,8 +137,8 @@ def _value(path: Path, key: str, value: Any) -> str:
     where = f"{key} in the system file {path}"
     if key in _FROM_FLAGS:
         raise UsageError(f"{where} is given by {_FROM_FLAGS[key]}", remedy="remove it from the file")
-    if key not in KEYS:
-        raise UsageError(f"unknown key {where}", remedy=nearest(key, set(KEYS) - set(_FROM_FLAGS)))
+    if key not in _ANY:
+        raise UsageError(f"unknown key {where}", remedy=nearest(key, set(_ANY) - set(_FROM_FLAGS)))
     if value is None or value == "":
         return ""
     if key in _COUNTS:
@@ -152,7 +168,7 @@ def _value(path: Path, key: str, value: Any) -> str:
 def template(description: Mapping[str, str]) -> str:
     """Return a system file to fill in: first what `description` does not state, then what it does, commented out."""
     asked, known = [], []
-    for key in KEYS:
+    for key in keys_of(description["division"]):
         if key in _FROM_FLAGS:
             continue
         meaning = f"  # {_MEANINGS[key]}" if key in _MEANINGS else ""

@@ -19,7 +19,18 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, OnAnswers, run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
-from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, audit, round_terms, terms, terms_of_test
+from cm4vllm.rules import (
+    Division,
+    ExecutionMode,
+    Mode,
+    Scenario,
+    Terms,
+    audit,
+    over_network,
+    round_terms,
+    terms,
+    terms_of_test,
+)
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
@@ -118,6 +129,7 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         num_workers=inputs.num_workers,
         compliance_test=inputs.compliance_test,
         audit_config=audit_config,
+        network=over_network(Division.parse(inputs.division)),
     )
 
 

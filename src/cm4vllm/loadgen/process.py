@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +42,7 @@ from cm4vllm.loadgen.texts import prompt_texts
 from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
 from cm4vllm.loadgen.wire import completion_body
 from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
+from cm4vllm.serving.node_names import network_name
 from cm4vllm.serving.records import Prompts
 
 __all__ = ["main"]
@@ -105,7 +106,7 @@ def _run(
         show_latencies=show_latencies,
         answers=keep,
     ) as system:
-        duration = _test(loadgen, test, folder, library, system)
+        duration = _test(loadgen, test, folder, library, system, _network_name(settings))
     system.times.write(folder)
     client = replace(system.record(), self_check=checked)
     if client.text is not None:
@@ -143,20 +144,43 @@ def _stops(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> list[tup
     return [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
 
 
-def _test(loadgen: Any, test: Any, folder: Path, library: SampleLibrary, system: SystemUnderTest) -> float:
-    """Run LoadGen's test to its end, on this thread; return its duration in s."""
+def _network_name(settings: RunSettings) -> Callable[[], str] | None:
+    """Return what asks the nodes of a system on other machines for its name, None for a system that is not."""
+    if not settings.network:
+        return None
+    ask = partial(network_name, settings.server)
+    ask()  # refused here, in words, and not in LoadGen
+    return ask
+
+
+def _test(
+    loadgen: Any,
+    test: Any,
+    folder: Path,
+    library: SampleLibrary,
+    system: SystemUnderTest,
+    name: Callable[[], str] | None,
+) -> float:
+    """Run LoadGen's test to its end, on this thread; return its duration in s.
+
+    With `name` LoadGen has a query dispatch library, and calls it for the name of the system.
+    """
     log = loadgen.LogSettings()
     log.log_output.outdir = str(folder)
     log.log_output.copy_summary_to_stdout = False
     log.enable_trace = False
-    sut = loadgen.ConstructSUT(system.issue, lambda: None)
+    sut = (
+        loadgen.ConstructQDL(system.issue, lambda: None, name)
+        if name
+        else loadgen.ConstructSUT(system.issue, lambda: None)
+    )
     qsl = loadgen.ConstructQSL(len(library), len(library), library.load, library.unload)
     begin = time.monotonic()
     # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
     loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / AUDIT_CONFIG))
     duration = time.monotonic() - begin
     loadgen.DestroyQSL(qsl)
-    loadgen.DestroySUT(sut)
+    (loadgen.DestroyQDL if name else loadgen.DestroySUT)(sut)
     return duration
 
 

@@ -49,6 +49,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     tests leave the `self_check` out.
     `compliance_test` names the compliance test whose run it is, and `audit_config` is the text of its audit.config;
     both are empty in the runs of a result.
+    With `network` the system is on other machines, and LoadGen gets its name from them, as the network division asks.
     """
 
     rehearsal: bool
@@ -68,6 +69,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     server: ServerRecord
     compliance_test: str = ""
     audit_config: str = ""
+    network: bool = False
 
     @property
     def title(self) -> str:

@@ -46,6 +46,7 @@ def run_settings(
     self_check: bool = True,
     compliance_test: str = "",
     audit_config: str = "",
+    network: bool = False,
 ) -> RunSettings:
     """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
 
@@ -95,6 +96,7 @@ def run_settings(
         server=server if terms.first_token else _at_full_speed(server),
         compliance_test=compliance_test,
         audit_config=audit_config,
+        network=network,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings

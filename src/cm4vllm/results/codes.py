@@ -18,9 +18,10 @@ allowed and worth knowing.
 
     cm run script --tags=check,mlperf,results --input=TREE [--out=json] [--sarif=FILE]
 
-prints every finding in TREE and ends with 0 where none is an error, with 60 where one is. What is found in a submission
-of 400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while the digests
-of all its files, and cm4vllm itself, are the same.
+prints every finding in TREE and ends with 0 where none is an error, with 60 where one is; 60 is
+also that of a folder without a submission, 20 that of a folder that does not exist. What is found in a submission of
+400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while the digests of
+all its files, and cm4vllm itself, are the same.
 
     cm run script --tags=check,mlperf,results --input=TREE --weights=FOLDER [--weights_of=SYSTEM/MODEL]
 

@@ -185,7 +185,7 @@ def _settings(log: DetailLog) -> Mapping[str, Any]:
         key.removeprefix("effective_"): value
         for key, value in log.values.items()
         if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))
-        or key == "requested_use_token_latencies"
+        or key in ("requested_use_token_latencies", "sut_name")
     }
     return MappingProxyType(values)
 

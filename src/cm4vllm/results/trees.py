@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm import rules
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.results.endpoints import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
@@ -29,7 +29,7 @@ _SCENARIOS = {name.lower(): name for name in (*Scenario, "MultiStream")}
 def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
     """Read all submissions of a tree; `root` holds the divisions, or is a division's or a submitter's folder.
 
-    Without `round_name` the seeds of the logs tell the round. Raises SubmissionError when there is no submission.
+    Without `round_name` the seeds of the logs tell the round. Raises what `submission_folders` does.
     """
     base, homes = submission_folders(root)
     return tuple(read_submission(base, home, round_name) for home in homes)
@@ -38,14 +38,19 @@ def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
 def submission_folders(root: Path) -> tuple[Path, list[Path]]:
     """Return the folder that holds the divisions, and the submitters' folders that `root` means.
 
-    Raises SubmissionError when there is no submission.
+    Raises UsageError when the folder does not exist, SubmissionError when there is no submission in it.
     """
+    if not root.is_dir():
+        raise UsageError(
+            f"{root} is no folder" if root.exists() else f"the folder {root} does not exist",
+            remedy="give the folder of a submission, which holds open/, closed/ or network/",
+        )
     base, homes = _homes(root.resolve())
     if not homes:
         raise SubmissionError(
             f"{root} holds no submission",
             cause=f"no <division>/<submitter>/results below it; divisions: {', '.join(Division)}",
-            remedy="give the folder that holds open/ or closed/",
+            remedy="give the folder that holds open/, closed/ or network/",
         )
     return base, homes
 

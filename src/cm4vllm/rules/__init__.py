@@ -3,7 +3,7 @@
 `terms()` is the lookup; the tables behind it are the files under data/, and no other package reads them.
 """
 
-from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, speculation
+from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, over_network, speculation
 from cm4vllm.rules.terms import (
     AccuracyTarget,
     Arrivals,
@@ -59,6 +59,7 @@ __all__ = [
     "benchmark_names",
     "benchmark_terms",
     "division_rules",
+    "over_network",
     "round_names",
     "round_terms",
     "speculation",

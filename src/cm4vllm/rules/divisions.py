@@ -9,7 +9,10 @@ from cm4vllm.rules.tables import DivisionRule, division_rule_entries, matching, 
 from cm4vllm.rules.terms import family_of
 from cm4vllm.rules.words import Category, Division, Scenario
 
-__all__ = ["DivisionRule", "Speculation", "division_rules", "speculation"]
+__all__ = ["DivisionRule", "Speculation", "division_rules", "over_network", "speculation"]
+
+#: The rule by which LoadGen gets the system's name from the machines that serve.
+_ASKS_NODES = "QDL-NAME"
 
 
 class Speculation(Record, frozen=True, kw_only=True):
@@ -28,6 +31,11 @@ def division_rules(division: Division, category: Category) -> dict[str, Division
         for rule in division_rule_entries()
         if division in rule.divisions and (not rule.categories or category in rule.categories)
     }
+
+
+def over_network(division: Division) -> bool:
+    """Say whether the systems of a division are machines apart from LoadGen's, which are asked for their names."""
+    return any(_ASKS_NODES in division_rules(division, category) for category in Category)
 
 
 def _document(source: str) -> str:

@@ -16,7 +16,7 @@ from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import json_of, opened
 from cm4vllm.common.records import read_record
-from cm4vllm.hardware.description import KEYS
+from cm4vllm.hardware.description import KEYS, NETWORK_KEYS
 from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
@@ -258,4 +258,4 @@ def _machine(out: Path) -> dict[str, str]:
 
 def machine_of(described: Mapping[str, Any]) -> dict[str, str]:
     """Return what a system's description says of the machine."""
-    return {key: str(described[key]) for key in KEYS if key in described and key not in _NOT_OF_THE_MACHINE}
+    return {key: str(described[key]) for key in KEYS + NETWORK_KEYS if key in described and key not in _NOT_OF_THE_MACHINE}

@@ -31,6 +31,8 @@ _MEANINGS = tuple(
         (r"not hash value", "ACCURACY-HASH"),
         (r"is not truncated|Max expected file size", "ACCURACY-LOG-SIZE"),
         (r"[Cc]ompliance|TEST0\d", "COMPLIANCE"),
+        (r"invalid sut name", "NETWORK-NAME"),
+        (r"incorrect network mode", "NETWORK-SYSTEM"),
         (r"required scenarios|can not be inferred", "SCENARIO-REQUIRED"),
         (r"unknown scenarios|ignoring scenario", "SCENARIO-UNKNOWN"),
         (r"invalid model", "MODEL-MAPPED CLOSED-MAPPED"),

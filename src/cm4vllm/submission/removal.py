@@ -13,6 +13,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.changes import changed_tree
 from cm4vllm.submission.layouts import LAYOUTS, TreeLayout
+from cm4vllm.submission.networks import NETWORK_PAGE
 from cm4vllm.submission.overview import SUBMITTER_PAGE, capsules, result_folders, write_overview
 from cm4vllm.submission.pages import without_scenario, without_section
 from cm4vllm.submission.sources import remove_unnamed_programs
@@ -70,6 +71,8 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
     for model in gone:
         shutil.rmtree(home / layout.program / model, ignore_errors=True)
         _change(writer, home / layout.calibration, partial(without_section, heading=model))
+    for system in {one[0] for one in chosen} - {one[0] for one in left}:
+        _change(writer, home / NETWORK_PAGE, partial(without_section, heading=system))
     _unmapped(writer, home / "model_mapping.json", gone)
     remove_unnamed_programs(home / layout.program)
     write_overview(writer, home, layout)

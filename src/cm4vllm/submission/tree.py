@@ -11,7 +11,8 @@ from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import json_of, write_json, write_text
 from cm4vllm.common.progress import warn
-from cm4vllm.hardware.description import KEYS, folder_name
+from cm4vllm.hardware.description import folder_name, keys_of
+from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
@@ -22,6 +23,7 @@ from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
 from cm4vllm.submission.layouts import TreeLayout, layout_named
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.merging import require_same_submission
+from cm4vllm.submission.networks import NETWORK_PAGE, NETWORK_TITLE, network_page
 from cm4vllm.submission.overview import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
 from cm4vllm.submission.pages import heading_of
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
@@ -189,6 +191,10 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version
             write_text(layout.settings_of(*place) / file, scrubbed(content, private))
     calibration = scrubbed(calibration_page(one.settings.model, run.notice), private)
     writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
+    if run.settings.network:
+        name = read_detail_log(one.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
+        page = scrubbed(network_page(one.description, name, run), private)
+        writer.section(home / NETWORK_PAGE, NETWORK_TITLE, one.system, page)
     command = published_command(asked.command, hosts=servers_of(asked.out))
     program = home / layout.program / asked.model
     writer.section(
@@ -232,10 +238,11 @@ def _system(out: Path) -> dict[str, str]:
         system = json_of(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_DESCRIBE) from error
-    missing = [key for key in KEYS if not isinstance(system, dict) or not isinstance(system.get(key), str)]
+    keys = keys_of(str(system.get("division", ""))) if isinstance(system, dict) else keys_of("")
+    missing = [key for key in keys if not isinstance(system, dict) or not isinstance(system.get(key), str)]
     if missing:
         raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy=_DESCRIBE)
-    return {key: system[key] for key in KEYS}
+    return {key: system[key] for key in keys}
 
 
 def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:

@@ -1,0 +1,64 @@
+"""Systems on other machines than LoadGen: which divisions have them, how they are described, and what name they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm.hardware.description import NETWORK_KEYS, NOT_STATED
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.model import Submission
+from cm4vllm.rules import Division, over_network
+from cm4vllm.serving.node_names import NETWORK_SUT
+
+__all__: list[str] = []
+
+_IS_NETWORK = NETWORK_KEYS[0]
+
+
+@check(
+    "NETWORK-SYSTEM",
+    "systems of the network division are described as such, with every field of the network; those of the closed "
+    "division are none",
+    source="tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE",
+    remedy="state the network in systems/<system>.json, or submit to the open division",
+    stage=Stage.TREE,
+)
+def described(submission: Submission) -> Iterator[Fault]:
+    for system in submission.systems:
+        stated = system.description
+        if not stated:
+            continue
+        wanted = submission.division in list(Division) and over_network(Division(submission.division))
+        if submission.division != Division.OPEN and _is_network(stated.get(_IS_NETWORK)) is not wanted:
+            yield Fault(
+                f"the system description does not fit the {submission.division} division",
+                system.file,
+                _IS_NETWORK,
+                str(stated.get(_IS_NETWORK, "")),
+                "true" if wanted else "nothing",
+            )
+        # The official checkers ask for the fields wherever the first one says anything, were it "false".
+        asked = NETWORK_KEYS[1:] if stated.get(_IS_NETWORK) else ()
+        if missing := [key for key in asked if str(stated.get(key, "")).strip() in ("", NOT_STATED)]:
+            yield Fault("the network is not described", system.file, ", ".join(missing), "nothing", "a value")
+
+
+@check(
+    "NETWORK-NAME",
+    f'a system on other machines than LoadGen names itself "{NETWORK_SUT}" to it',
+    source='inference_policies/inference_rules.adoc, "QDL Constraints"; constants '
+    "NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME",
+    remedy="measure again with a query dispatch library that asks each node for its name",
+    stage=Stage.TREE,
+)
+def named(submission: Submission) -> Iterator[Fault]:
+    networks = {one.name for one in submission.systems if _is_network(one.description.get(_IS_NETWORK))}
+    for result, part in measured(submission):
+        name = str(part.settings.get("sut_name", ""))
+        if result.system in networks and NETWORK_SUT not in name:
+            yield Fault("the system names itself otherwise", part.log, "sut_name", name, f"{NETWORK_SUT}: ...")
+
+
+def _is_network(value: object) -> bool:
+    return str(value).lower() == "true"
