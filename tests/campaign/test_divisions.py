@@ -191,7 +191,9 @@ def test_a_quantised_model_is_compared_before_and_named_after():
 
 
 ELSEWHERE = {"division": "network", "api_server": "http://198.51.100.7:8000"}
-NETWORK = "".join(f"{key}: '1'\n" for key in NETWORK_KEYS[1:] if key != "network_type") + "network_type: 100G Ethernet\n"
+NETWORK = (
+    "".join(f"{key}: '1'\n" for key in NETWORK_KEYS[1:] if key != "network_type") + "network_type: 100G Ethernet\n"
+)
 MACHINE = "host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2\n"
 
 

@@ -63,7 +63,6 @@ def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
         {"max_test_duration": 0.0},
         {"submitter": "Red Hat"},
         {"submitter": "../up"},
-        {"division": "network"},
         {"num_workers": 0},
         {"replicas": 0},
         {"max_in_flight": 0},

@@ -24,7 +24,7 @@ def change(
     good_tree.make(base, neural_magic)
     file = base / "systems" / f"{good_tree.SYSTEM}.json"
     stated = json.loads(file.read_text())
-    logs = [path for path in base.glob("results/*/*/*/*/**/mlperf_log_detail.txt")]
+    logs = list(base.glob("results/*/*/*/*/**/mlperf_log_detail.txt"))
     names = {path: path.read_text() for path in logs}
     assert all(text.count(PYSUT) == 1 for text in names.values())
 

@@ -55,11 +55,7 @@ def require_round(round_: RoundTerms) -> None:
         )
 
 
-def require_runnable(
-    round_: RoundTerms,
-    benchmark: BenchmarkTerms,
-    scenarios: tuple[Scenario, ...],
-) -> None:
+def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...]) -> None:
     """Raise UsageError for what the rules have in a round that can be run, and this version cannot run."""
     if missing := _missing(benchmark):
         raise UsageError(

@@ -19,7 +19,12 @@ __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
 STATUSES = ("available", "preview", "rdi")
 
 #: Keys that the command line gives, and by which input.
-_FROM_FLAGS = {"submitter": "--submitter", "division": "--division", "system_type": "--category", "is_network": "--division"}
+_FROM_FLAGS = {
+    "submitter": "--submitter",
+    "division": "--division",
+    "system_type": "--category",
+    "is_network": "--division",
+}
 _ANY = KEYS + NETWORK_KEYS
 _COUNTS = frozenset(
     {

@@ -13,7 +13,8 @@ from cm4vllm.serving.site import sites_of
 
 __all__ = ["NETWORK_SUT", "network_name", "node_names"]
 
-#: What LoadGen's name of a system on other machines must contain (constants NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME).
+#: What LoadGen's name of a system on other machines must contain (constants of the official checker,
+#: NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME).
 NETWORK_SUT = "Network SUT"
 
 

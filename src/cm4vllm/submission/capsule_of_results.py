@@ -258,4 +258,6 @@ def _machine(out: Path) -> dict[str, str]:
 
 def machine_of(described: Mapping[str, Any]) -> dict[str, str]:
     """Return what a system's description says of the machine."""
-    return {key: str(described[key]) for key in KEYS + NETWORK_KEYS if key in described and key not in _NOT_OF_THE_MACHINE}
+    return {
+        key: str(described[key]) for key in KEYS + NETWORK_KEYS if key in described and key not in _NOT_OF_THE_MACHINE
+    }

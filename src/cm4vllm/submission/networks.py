@@ -33,8 +33,8 @@ def network_page(described: Mapping[str, str], sut_name: str, run: RunRecord) ->
             *diagram,
             "```",
             "",
-            "The lines and boxes are as the submitter states them in the system description; the nodes' names are those "
-            "that they gave when LoadGen asked the query dispatch library for the system's name.",
+            "The lines and boxes are as the submitter states them in the system description; the nodes' names are "
+            "those that they gave when LoadGen asked the query dispatch library for the system's name.",
             "",
             "### What is sent",
             "",

@@ -98,9 +98,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     )
     description = describe_system(facts, asked)
     if left_out := [key for key in stated if key not in description]:
-        say(
-            f"system description: left out, because only one of the network division has them: {', '.join(left_out)}"
-        )
+        say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
     for hint in hints(description):
         say(f"system description: please check: {hint}")
     write_record(folder / MACHINE_FILE, facts)

@@ -1,4 +1,4 @@
-"""Systems on other machines than LoadGen: which divisions have them, how they are described, and what name they give."""
+"""Systems on other machines than LoadGen: which divisions have them, their description, and the name that they give."""
 
 from __future__ import annotations
 
