@@ -344,7 +344,7 @@ REFUSED = [
     ("_vllm", {"model": "llama9"}, "unknown model"),
     ("_vllm,_r4.1", {}, "round v4.1"),
     ("_vllm", {"division": "closed", "execution_mode": "valid"}, "rule MODEL"),
-    ("_vllm", {"division": "network"}, "rule QDL-NAME"),
+    ("_vllm", {"division": "network"}, "rule SEPARATE"),
     ("_vllm", {"scenario": "Ofline"}, "Ofline"),
     ("_vllm,_find-performance", {"scenario": "Offline"}, "finds no rate in this job"),
     ("_vllm", {"search": "max-num-sequences:1..8"}, "names no option of vLLM that can be searched"),
