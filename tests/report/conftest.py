@@ -21,6 +21,7 @@ from metrics_peer import Peer
 from cm4vllm import REHEARSAL_NOTICE, __version__
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
@@ -417,6 +418,58 @@ def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def out(real_runs: Path, tmp_path: Path) -> Path:
     """A copy of the rehearsal's folder that a test may change."""
     return Path(shutil.copytree(real_runs, tmp_path / "test"))
+
+
+def probe(number: int, rate: float, ttft: float | None, tpot: float) -> ProbeRecord:
+    limits = [
+        LimitRecord(name=name, limit_ms=limit, over=0, within=1, low=0.9, high=1, p99_ms=p99)
+        for name, limit, p99 in (("TTFT", 2000.0, ttft), ("TPOT", 100.0, tpot))
+    ]
+    passes = ttft is not None and ttft < 2000 and tpot < 100
+    return ProbeRecord(
+        number=number,
+        rate=rate,
+        planned_s=10,
+        took_s=12,
+        warm_up_s=1,
+        queries=100,
+        limits=limits,
+        verdict=Verdict.PASSES if passes else Verdict.FAILS,
+        ended_early=False,
+    )
+
+
+@pytest.fixture
+def searched(out: Path) -> Path:
+    probes = [
+        probe(1, 4.0, 300.0, 40.0),
+        probe(2, 16.0, 9000.0, 70.0),
+        probe(3, 8.0, 1500.0, 55.0),
+        probe(4, 32.0, None, 300.0),
+    ]
+    write_record(
+        out / "search" / "Server" / SEARCH_FILE,
+        SearchRecord(
+            scenario="Server",
+            benchmark="llama3.1-8b",
+            rate=8.0,
+            confirmed=True,
+            lowest_failing=16.0,
+            low=8.0,
+            high=16.0,
+            binding="TTFT",
+            cause="",
+            boundary=Boundary.SMOOTH,
+            precision=0.03,
+            start=4.0,
+            start_source="the test",
+            stopped="near enough",
+            cost_s=48.0,
+            rehearsal=True,
+            probes=probes,
+        ),
+    )
+    return out
 
 
 @pytest.fixture

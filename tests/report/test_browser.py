@@ -22,14 +22,44 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed (Debian: apt-get install chromium)")
 CSS = (Path(summary.__file__).parent / "templates" / "summary.css").read_text(encoding="utf-8")
 
-#: Reads the widths in a frame of the page, which itself runs no script.
+#: Reads in a frame of the page, which itself runs no script, what is too wide, and where words of pictures are crossed.
 FRAME = """<!DOCTYPE html><title>-</title>
 <iframe src="page.html" style="width:{width}px;height:4000px;border:0"></iframe>
 <script>addEventListener("load", () => {{
   const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
   const wide = [...page.querySelectorAll("body *")].filter(
     one => !one.closest(".wide, pre, svg, .notice") && one.getBoundingClientRect().right > root.clientWidth + 1);
-  document.title = JSON.stringify([root.scrollWidth, root.clientWidth, wide.map(one => one.outerHTML.slice(0, 90))]);
+  const broken = [...page.querySelectorAll(".whole")].filter(one => {{
+    const words = page.createRange();
+    words.selectNodeContents(one);
+    return words.getClientRects().length > 1 && (one.closest("pre") || one.textContent.length < 25);
+  }});
+  const crossed = [], letters = one => {{ // without the space above and below them
+    const {{x, y, width, height}} = one.getBBox();
+    return [one.textContent, {{left: x, right: x + width, top: y + height / 4, bottom: y + 3 * height / 4}}];
+  }};
+  for (const picture of page.querySelectorAll("svg.picture")) {{
+    const texts = [...picture.querySelectorAll("text")].map(letters);
+    texts.forEach(([words, a], at) => texts.slice(at + 1).forEach(([other, b]) => {{
+      const meet = a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      if (meet) crossed.push(words + " / " + other);
+    }}));
+    const labels = [...picture.querySelectorAll("text.label")].map(letters);
+    for (const curve of picture.querySelectorAll("polyline, line, circle")) {{
+      const length = curve.getTotalLength();
+      for (const [words, box] of labels) {{
+        for (let at = 0; at <= length; at += 1) {{
+          const {{x, y}} = curve.getPointAtLength(at);
+          if (box.left < x && x < box.right && box.top < y && y < box.bottom) {{
+            crossed.push(words + " / " + curve.outerHTML.slice(0, 60));
+            break;
+          }}
+        }}
+      }}
+    }}
+  }}
+  document.title = JSON.stringify([root.scrollWidth, root.clientWidth,
+    ...[wide, broken].map(found => found.map(one => one.outerHTML.slice(0, 90))), crossed]);
 }})</script>"""
 
 
@@ -59,20 +89,25 @@ def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def page(measured_runs: Path, tmp_path: Path) -> Path:
+def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
+    """A page with all pictures, that of a search among them."""
+    out = Path(shutil.copytree(measured_runs, tmp_path / "measured"))
+    shutil.copytree(searched / "search", out / "search")
     path = tmp_path / "page.html"
-    path.write_text(summary_html(measured_runs), encoding="utf-8")
+    path.write_text(summary_html(out), encoding="utf-8")
     return path
 
 
 @needs_chromium
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_screen(page: Path, tmp_path: Path, width: int) -> None:
+def test_nothing_is_wider_than_the_screen_and_no_words_are_broken_or_crossed(
+    page: Path, tmp_path: Path, width: int
+) -> None:
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(width=width))
     done = chromium(tmp_path, "--window-size=1400,4200", "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
     title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title and title[1].startswith(f"[{width},{width},[]]"), title and title[1]
+    assert title and json.loads(unescape(title[1])) == [width, width, [], [], []]
     assert "CONSOLE" not in done.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from cm4vllm.hardware.gpu_samples import GpuSample, GpusSample
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
-from cm4vllm.report.drawing import Axis
+from cm4vllm.report.drawing import WIDTH, Axis, Canvas
 from cm4vllm.report.model import load
 from cm4vllm.report.pictures import pictures
 from cm4vllm.report.sample_pictures import _length_bins
@@ -189,3 +189,17 @@ def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> No
     assert all(50 <= axis.at(value) <= 400 for value in values)
     assert 1 <= len(axis.ticks()) <= 12
     assert axis.edges(4)[0] == pytest.approx(axis.low) and axis.edges(4)[-1] == pytest.approx(axis.high)
+
+
+def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> None:
+    words = "limit 20,000 ms"
+    length = 8.4 * len(words)
+    for values in combinations_with_replacement(range(0, 101, 2), 2):
+        canvas = Canvas.over([0, 100], [1], rows=2)
+        canvas.marks([(value, "mark-p99", words) for value in values])
+        lines, texts = ([one.attributes for one in canvas.shapes if one.tag == tag] for tag in ("line", "text"))
+        for text in texts:
+            left = text["x"] - length if text["class"].endswith(" end") else text["x"]
+            assert left >= 0 and left + length <= WIDTH and text["y"] < canvas.y.end, values
+            through = [one["x1"] for one in lines if one["y1"] < text["y"] and left < one["x1"] < left + length]
+            assert through == [], values

@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations, product
+from typing import NamedTuple
 
 __all__ = ["HEIGHT", "WIDTH", "Axis", "Canvas", "Picture", "Shape", "Table"]
 
 #: The box of a picture in units of its own; it is drawn as wide as there is room.
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 50, 22, 36
+
+#: A row of words above the plot, and the width of a letter at the font size of a phone.
+_ROW, _LETTER = 16, 8.4
 
 #: From this ratio of the ends on, values above zero stand on a logarithmic axis.
 _LOG_FROM = 30
@@ -109,12 +114,14 @@ class Canvas:
     x: Axis
     y: Axis
     shapes: list[Shape] = field(default_factory=list)
+    rows_used: int = 0
 
     @classmethod
-    def over(cls, xs: Sequence[float], ys: Sequence[float], *, from_zero: bool = False) -> Canvas:
-        """Return one whose axes hold these values; y begins at zero."""
+    def over(cls, xs: Sequence[float], ys: Sequence[float], *, from_zero: bool = False, rows: int = 0) -> Canvas:
+        """Return one whose axes hold these values; y begins at zero. `rows` of words have room above the plot."""
         return cls(
-            Axis.over(xs, _LEFT, WIDTH - _RIGHT, zero=from_zero), Axis.over(ys, HEIGHT - _BOTTOM, _TOP, zero=True)
+            Axis.over(xs, _LEFT, WIDTH - _RIGHT, zero=from_zero),
+            Axis.over(ys, HEIGHT - _BOTTOM, _TOP + _ROW * rows, zero=True),
         )
 
     def axes(self, x_unit: str, y_unit: str) -> None:
@@ -165,22 +172,32 @@ class Canvas:
         for px, py in points:
             self._add("circle", kind, cx=self.x.at(px), cy=self.y.at(py), r=3.5)
 
-    def mark(self, value: float, kind: str, words: str, *, row: int = 0) -> None:
-        """Draw an upright line at a value of x, with words beside its upper end, in rows that do not overlap."""
-        x = self.x.at(value)
-        self._add("line", kind, x1=x, x2=x, y1=_TOP - 2, y2=self.y.begin)
-        side = "end" if x > (self.x.begin + self.x.end) / 2 else ""
-        self._text(words, x - 4 if side else x + 4, _TOP + 20 + 14 * row, f"label {kind} {side}".strip())
+    def marks(self, found: Sequence[tuple[float, str, str]]) -> None:
+        """Draw an upright line at each value of x (value, class, words), its words beside its upper end.
+
+        Each has a row of its own above the plot, so that its words cross neither a curve nor the words of another.
+        """
+        for label, leftwards in _arranged([_Label(self.x.at(value), kind, words) for value, kind, words in found]):
+            y = self._next_row()
+            self._add("line", label.kind, x1=label.x, x2=label.x, y1=y - 10, y2=self.y.begin)
+            x, side = (label.x - 4, " end") if leftwards else (label.x + 4, "")
+            self._text(label.words, x, y, f"label {label.kind}{side}")
 
     def level(self, value: float, kind: str, words: str) -> None:
-        """Draw a line across at a value of y, with words above its right end."""
-        y = self.y.at(value)
-        self._add("line", kind, x1=self.x.begin, x2=self.x.end, y1=y, y2=y)
-        self._text(words, self.x.end, y - 4, f"label {kind} end")
+        """Draw a line across at a value of y; its words have a row above the plot, with a piece of that line."""
+        at, y = self.y.at(value), self._next_row()
+        self._add("line", kind, x1=self.x.begin, x2=self.x.end, y1=at, y2=at)
+        self._text(words, self.x.end, y, f"label {kind} end")
+        self._add("line", kind, x1=self.x.end + 5, x2=self.x.end + 27, y1=y - 4, y2=y - 4)
+
+    def _next_row(self) -> float:
+        """Return the base line of the next row of words above the plot."""
+        self.rows_used += 1
+        return float(_TOP + _ROW * self.rows_used - 6)
 
     def right_percent(self) -> Axis:
         """Draw a second axis at the right, from 0 to 100 %, and return it."""
-        axis = Axis(0, 100, self.y.begin, _TOP + 4)
+        axis = Axis(0, 100, self.y.begin, self.y.end + 4)
         for value in (0, 50, 100):
             self._text(f"{value} %", self.x.end + 4, axis.at(value) + 4, "tick")
         return axis
@@ -190,6 +207,40 @@ class Canvas:
 
     def _text(self, text: str, x: float, y: float, kind: str) -> None:
         self.shapes.append(Shape("text", {"class": kind, "x": _plain(x), "y": _plain(y)}, text))
+
+
+class _Label(NamedTuple):
+    """The words of an upright line at `x`."""
+
+    x: float
+    kind: str
+    words: str
+
+    def span(self, *, leftwards: bool) -> tuple[float, float]:
+        """Return where the words begin and end."""
+        length = 4 + _LETTER * len(self.words)
+        return (self.x - length, self.x) if leftwards else (self.x, self.x + length)
+
+
+def _arranged(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
+    """Return the labels from above to below, each with whether its words stand to the left of its line.
+
+    The line of an upper label passes the rows below it, and stands in no words there.
+    """
+    tried = [
+        list(zip(order, sides, strict=True))
+        for order in permutations(labels)
+        for sides in product(*((one.x > WIDTH / 2, one.x <= WIDTH / 2) for one in order))
+    ]
+    return next(filter(_is_clear, tried), tried[0])
+
+
+def _is_clear(arranged: Sequence[tuple[_Label, bool]]) -> bool:
+    spans = [label.span(leftwards=leftwards) for label, leftwards in arranged]
+    inside = all(begin >= 0 and end <= WIDTH for begin, end in spans)
+    return inside and not any(
+        begin < label.x < end for at, (label, _) in enumerate(arranged) for begin, end in spans[at + 1 :]
+    )
 
 
 def bar_rows(

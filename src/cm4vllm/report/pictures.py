@@ -6,23 +6,29 @@ server at regular times. What was not recorded has no picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.accuracy.records import Score
 from cm4vllm.loadgen.sample_times import client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
 from cm4vllm.report.wording import ms, number, percent
 from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
+from cm4vllm.rules import AccuracyTarget
+from cm4vllm.serving.metrics import ServerMetrics, Timing
 
 __all__ = ["Rows", "pictures"]
 
 #: Percentiles in a picture's table, and the names that LoadGen's figures have for them.
 _PERCENTILES = ((50, "p50"), (90, "p90"), (95, "p95"), (97, "p97"), (99, "p99"), (99.9, "p99.9"))
+
+#: Height of a score in its picture.
+_SCORE_ROW = 34
 
 Values = npt.NDArray[np.float64]
 
@@ -40,6 +46,7 @@ def pictures(result: Result) -> list[Picture]:
         found += timelines.timelines(part, rows)
         if rows is not None and len(rows):
             found += sample_pictures(part, rows)
+    found += _phases(result)
     found += _ends(result)
     if result.accuracy is not None:
         found += _accuracy(result.accuracy)
@@ -65,7 +72,9 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     x = Axis.over([value for value in span if value > 0] or span, 0, 1)
     edges = x.edges(BINS)
     counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0].tolist() if values is not None else []
-    canvas = Canvas.over(span, [max(counts, default=1)])
+    marks = [(p99.value, "mark-p99", f"p99 {ms(p99.value)} ms")] if p99 is not None else []
+    marks += [(limit, "mark-limit", f"limit {number(limit)} ms")] if limit else []
+    canvas = Canvas.over(span, [max(counts, default=1)], rows=len(marks))
     canvas.x = Axis(x.low, x.high, canvas.x.begin, canvas.x.end, x.logarithmic)
     canvas.axes(f"{name}, ms{' (logarithmic)' if x.logarithmic else ''}", "samples" if counts else "")
     tables = [_percentiles(part, key, logged, values)]
@@ -84,10 +93,7 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
         known += [(one.value, share) for share, words in _PERCENTILES for w, one in logged if w == words]
         known += [(part.figures[f"{key}_max"].value, 100.0)] if f"{key}_max" in part.figures else []
         canvas.line(known, "line-2", scale=right)
-    if p99 is not None:
-        canvas.mark(p99.value, "mark-p99", f"p99 {ms(p99.value)} ms")
-    if limit:
-        canvas.mark(limit, "mark-limit", f"limit {number(limit)} ms", row=1)
+    canvas.marks(marks)
     median = part.figures.get(f"{key}_p50")
     said = [f"{what} {ms(one.value)} ms" for what, one in (("median", median), ("p99", p99)) if one]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
@@ -130,85 +136,77 @@ def _bins(edges: Sequence[float], counts: Sequence[int], total: Sequence[float],
     )
 
 
+def _phases(result: Result) -> Iterator[Picture]:
+    """Give how long a request was in each phase in the server, run by run."""
+    drawn = {"queue": "bar-3", "prefill": "bar-2", "decode": "bar-1"}
+    found = [(str(run.settings.mode), _timings(run.server_metrics, drawn)) for run in result.runs if run.server_metrics]
+    timed = [(mode, timings) for mode, timings in found if timings]
+    if not timed:
+        return
+    total = {mode: sum(timing.mean_ms for timing in timings.values()) for mode, timings in timed}
+    said = {mode: {name: f"{name} {ms(one.mean_ms)} ms" for name, one in timings.items()} for mode, timings in timed}
+    bars = [
+        (mode, [(one.mean_ms, drawn[name], said[mode][name]) for name, one in timings.items()], f"{ms(total[mode])} ms")
+        for mode, timings in timed
+    ]
+    shapes, height = bar_rows(bars, max(total.values()))
+    yield Picture(
+        "Time of a request in the server",
+        "mean of a request: " + "; ".join(f"{mode}: {', '.join(parts.values())}" for mode, parts in said.items()),
+        shapes,
+        (_phase_table(timed),),
+        f"{_records(result)}: server_metrics",
+        tuple((kind, name) for name, kind in drawn.items()),
+        height=height,
+    )
+
+
+def _timings(metrics: ServerMetrics, names: Iterable[str]) -> dict[str, Timing]:
+    found = {name: getattr(metrics, name) for name in names}
+    return {name: timing for name, timing in found.items() if timing is not None}
+
+
+def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
+    rows = tuple(
+        (
+            f"{mode}: {name}",
+            number(one.requests),
+            ms(one.mean_ms),
+            "" if one.p99_at_most_ms is None else ms(one.p99_at_most_ms),
+        )
+        for mode, timings in timed
+        for name, one in timings.items()
+    )
+    return Table(("phase", "requests", "mean, ms", "p99 at most, ms"), rows)
+
+
 def _ends(result: Result) -> Iterator[Picture]:
-    """Give why answers ended, and how long requests were in each phase, run by run."""
-    runs = [(run.settings.mode, run) for run in result.runs]
-    ended = [(mode, run.client.finish_reasons) for mode, run in runs if run.client.finish_reasons is not None]
-    files = ", ".join(f"{result.folder}/{mode}/run.json" for mode, _ in runs)
-    phases = [(mode, run.server_metrics) for mode, run in runs if run.server_metrics is not None]
-    timed = [
+    """Give why answers ended, run by run."""
+    ended = [(str(run.settings.mode), reasons) for run in result.runs if (reasons := run.client.finish_reasons)]
+    if not ended:
+        return
+    bars = [
         (
             mode,
-            [
-                (name, timing, kind)
-                for name, timing, kind in (
-                    ("queue", s.queue, "bar-3"),
-                    ("prefill", s.prefill, "bar-2"),
-                    ("decode", s.decode, "bar-1"),
-                )
-                if timing is not None
-            ],
+            [(r.stop, "bar-1", f"stop: {number(r.stop)}"), (r.length, "bar-2", f"length: {number(r.length)}")],
+            f"{number(r.stop)} stop, {number(r.length)} length",
         )
-        for mode, s in phases
+        for mode, r in ended
     ]
-    if any(parts for _, parts in timed):
-        bars = [
-            (
-                str(mode),
-                [(t.mean_ms, kind, f"{name} {ms(t.mean_ms)} ms") for name, t, kind in parts],
-                f"{ms(sum(t.mean_ms for _, t, _ in parts))} ms",
-            )
-            for mode, parts in timed
-            if parts
-        ]
-        shapes, height = bar_rows(bars, max(sum(length for length, _, _ in parts) for _, parts, _ in bars))
-        table = tuple(
-            (
-                f"{mode}: {name}",
-                number(t.requests),
-                ms(t.mean_ms),
-                "" if t.p99_at_most_ms is None else ms(t.p99_at_most_ms),
-            )
-            for mode, parts in timed
-            for name, t, _ in parts
-        )
-        words = "; ".join(
-            f"{mode}: " + ", ".join(f"{name} {ms(t.mean_ms)} ms" for name, t, _ in parts)
-            for mode, parts in timed
-            if parts
-        )
-        yield Picture(
-            "Time of a request in the server",
-            f"mean of a request: {words}",
-            shapes,
-            (Table(("phase", "requests", "mean, ms", "p99 at most, ms"), table),),
-            f"{files}: server_metrics",
-            (("bar-3", "queue"), ("bar-2", "prefill"), ("bar-1", "decode")),
-            height=height,
-        )
-    if ended:
-        bars = [
-            (
-                str(mode),
-                [(r.stop, "bar-1", f"stop: {number(r.stop)}"), (r.length, "bar-2", f"length: {number(r.length)}")],
-                f"{number(r.stop)} stop, {number(r.length)} length",
-            )
-            for mode, r in ended
-        ]
-        shapes, height = bar_rows(bars, max(r.stop + r.length for _, r in ended))
-        yield Picture(
-            "Why answers ended",
-            "; ".join(f"{name}: {words}" for name, _, words in bars),
-            shapes,
-            (
-                Table(
-                    ("run", "stop", "length"), tuple((str(mode), number(r.stop), number(r.length)) for mode, r in ended)
-                ),
-            ),
-            f"{files}: client.finish_reasons",
-            (("bar-1", "by a token (stop)"), ("bar-2", "at the greatest length")),
-            height=height,
-        )
+    shapes, height = bar_rows(bars, max(r.stop + r.length for _, r in ended))
+    yield Picture(
+        "Why answers ended",
+        "; ".join(f"{mode}: {words}" for mode, _, words in bars),
+        shapes,
+        (Table(("run", "stop", "length"), tuple((mode, number(r.stop), number(r.length)) for mode, r in ended)),),
+        f"{_records(result)}: client.finish_reasons",
+        (("bar-1", "by a token (stop)"), ("bar-2", "at the greatest length")),
+        height=height,
+    )
+
+
+def _records(result: Result) -> str:
+    return ", ".join(f"{result.folder}/{run.settings.mode}/run.json" for run in result.runs)
 
 
 def _accuracy(part: Accuracy) -> Iterator[Picture]:
@@ -223,51 +221,9 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
     ]
     if not judged:
         return
-    axis = Axis.over(
-        [
-            0.0,
-            100.0,
-            *(
-                100 * (bound or 0) / target.reference
-                for score, target in judged
-                for bound in (score.value, score.upper)
-            ),
-        ],
-        8,
-        432,
-        zero=True,
-    )
-    shapes: list[Shape] = []
-    for place, (score, target) in enumerate(judged):
-        top = 8 + 34 * place
-        low, high = (None if bound is None else 100 * bound / target.reference for bound in (score.lower, score.upper))
-        end = axis.at(100 * score.value / target.reference)
-        inner = axis.at(low or 0), axis.at(high if high is not None else axis.high)
-        shapes += [
-            Shape("text", {"class": "label", "x": 8, "y": top + 9}, score.metric),
-            Shape(
-                "text",
-                {"class": "label end", "x": 432, "y": top + 9},
-                f"{number(score.value)}: {percent(score.value / target.reference)} of the reference",
-            ),
-            Shape(
-                "rect",
-                {"class": "zone", "x": inner[0], "y": top + 12, "width": round(inner[1] - inner[0], 1), "height": 13},
-            ),
-            Shape(
-                "rect",
-                {
-                    "class": "bar-1" if score.met else "bar-bad",
-                    "x": 8,
-                    "y": top + 15,
-                    "width": round(max(end - 8, 1.5), 1),
-                    "height": 7,
-                },
-            ),
-            Shape(
-                "line", {"class": "mark-p99", "x1": axis.at(100), "x2": axis.at(100), "y1": top + 11, "y2": top + 26}
-            ),
-        ]
+    parts = [_part(end or 0.0, target) for score, target in judged for end in (score.value, score.upper)]
+    axis = Axis.over([0.0, 100.0, *parts], 8, 432, zero=True)
+    shapes = [shape for row, pair in enumerate(judged) for shape in _score(axis, 8 + _SCORE_ROW * row, *pair)]
     rows = tuple(
         (
             score.metric,
@@ -287,5 +243,26 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
         (Table(("metric", "score", "reference", "at least", "at most", "met"), rows),),
         f"{part.log.rpartition('/')[0]}/accuracy.json: scores; reference: {judged[0][1].source}",
         (("zone", "allowed"), ("mark-p99", "the reference")),
-        height=12 + 34 * len(judged),
+        height=12 + _SCORE_ROW * len(judged),
     )
+
+
+def _score(axis: Axis, top: int, score: Score, target: AccuracyTarget) -> Iterator[Shape]:
+    """Give the shapes of a score: its words, the range that is allowed, its bar, and where the reference's is."""
+    low = axis.at(_part(score.lower or 0, target))
+    high = axis.at(_part(score.upper, target) if score.upper is not None else axis.high)
+    words = f"{number(score.value)}: {percent(score.value / target.reference)} of the reference"
+    width = round(max(axis.at(_part(score.value, target)) - axis.begin, 1.5), 1)
+    zone: dict[str, str | float] = {"x": low, "y": top + 12, "width": round(high - low, 1), "height": 13}
+    bar: dict[str, str | float] = {"x": axis.begin, "y": top + 15, "width": width, "height": 7}
+    whole = axis.at(100)
+    yield Shape("text", {"class": "label", "x": axis.begin, "y": top + 9}, score.metric)
+    yield Shape("text", {"class": "label end", "x": axis.end, "y": top + 9}, words)
+    yield Shape("rect", {"class": "zone", **zone})
+    yield Shape("rect", {"class": "bar-1" if score.met else "bar-bad", **bar})
+    yield Shape("line", {"class": "mark-p99", "x1": whole, "x2": whole, "y1": top + 12, "y2": top + 26})
+
+
+def _part(value: float, target: AccuracyTarget) -> float:
+    """Return a value in percent of the reference's."""
+    return 100 * value / target.reference

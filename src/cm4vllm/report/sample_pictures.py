@@ -41,7 +41,7 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     low, high = int(values.min()), int(values.max())
     canvas, edges = _length_bins(low, high)
     counts = np.histogram(values, edges)[0].tolist()
-    canvas.y = Canvas.over(edges, [max(counts)]).y
+    canvas.y = Canvas.over(edges, [max(counts)], rows=1).y
     canvas.axes(f"tokens{' (logarithmic)' if canvas.x.logarithmic else ''}", "samples")
     ends = [(max(0, math.ceil(left)), math.ceil(right) - 1) for left, right in pairwise(edges)]
     canvas.bars(
@@ -55,7 +55,7 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     total = (np.cumsum(counts) * 100 / len(values)).tolist()
     canvas.line(zip(edges, [0.0, *total], strict=True), "line-2", scale=canvas.right_percent())
     median = float(np.median(values))
-    canvas.mark(median, "mark-p99", f"median {short(median)}")
+    canvas.marks([(median, "mark-p99", f"median {short(median)}")])
     words = f"{title}: {number(low)} to {number(high)} tokens, median {short(median)}"
     if limit:
         words += f"; at most {number(limit)} were asked for"

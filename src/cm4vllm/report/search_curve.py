@@ -58,7 +58,7 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
     names = list(dict.fromkeys(limit.name for _, limit in points))
     shares = [100 * (limit.p99_ms or 0.0) / limit.limit_ms for _, limit in points]
     rates = [probe.rate for probe, _ in points]
-    canvas = Canvas.over([*rates, record.rate], [110.0, min(max(shares), MOST)])
+    canvas = Canvas.over([*rates, record.rate], [110.0, min(max(shares), MOST)], rows=2)
     canvas.y = Axis(0, canvas.y.high, canvas.y.begin, canvas.y.end)
     canvas.axes("queries/s", "p99, % of its limit" + (f"; above {MOST:g} at the edge" if max(shares) > MOST else ""))
     canvas.level(100, "mark-limit", "limit")
@@ -69,7 +69,7 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
         canvas.line(ordered, f"line-{place}")
         canvas.dots(ordered, f"bar-{place}")
     if record.rate:
-        canvas.mark(record.rate, "mark-p99", f"found: {qps(record.rate)}")
+        canvas.marks([(record.rate, "mark-p99", f"found: {qps(record.rate)}")])
     rows = tuple(
         (
             qps(probe.rate),

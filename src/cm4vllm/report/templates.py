@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import jinja2
+from markupsafe import Markup, escape
 
 __all__ = ["environment", "page_template"]
+
+#: A flag in a sentence, with its value.
+_FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")
 
 
 def environment(*, autoescape: bool = True) -> jinja2.Environment:
     """Return what reads templates of this package."""
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("cm4vllm.report"),
         undefined=jinja2.StrictUndefined,
         autoescape=autoescape,  # noqa: S701  Markdown escapes by its own filters
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters |= {"flags": _flags, "whole_words": _whole_words}
+    return found
+
+
+def _flags(text: object) -> Markup:
+    """Keep each command-line flag of a sentence on one line: a browser would break it after a hyphen."""
+    return _whole(_FLAG, str(escape(text)))
+
+
+def _whole_words(text: object) -> Markup:
+    """Keep each word of a command on one line."""
+    return _whole(re.compile(r"\S+"), str(escape(text)))
+
+
+def _whole(words: re.Pattern[str], html: str) -> Markup:
+    return Markup(words.sub(r'<span class="whole">\g<0></span>', html))  # noqa: S704  what comes here is escaped
 
 
 @cache

@@ -66,13 +66,17 @@ def _over_time(
     series: Sequence[tuple[str, str, Floats, Floats]],
     write: Callable[[float], str],
     *,
-    top: float = 0.0,
-) -> tuple[Canvas, Picture]:
-    """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line."""
+    level: tuple[float, str, str] | None = None,
+) -> Picture:
+    """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line.
+
+    `level` is a value that they are seen against, with the class and the words of its line.
+    """
     canvas = Canvas.over(
         [0.0, *(float(at[-1]) for _, _, at, _ in series)],
-        [top, 1e-9, *(float(values.max()) for _, _, _, values in series)],
+        [level[0] if level else 0.0, 1e-9, *(float(values.max()) for _, _, _, values in series)],
         from_zero=True,
+        rows=1 if level else 0,
     )
     canvas.axes("time, s", unit)
     tables = []
@@ -90,13 +94,10 @@ def _over_time(
                 ),
             )
         )
+    if level:
+        canvas.level(*level)
     legend = tuple((kind, name) for name, kind, _, _ in series) if len(series) > 1 else ()
-    return canvas, Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
-
-
-def _with(canvas: Canvas, picture: Picture) -> Picture:
-    """Return the picture with what was drawn on its canvas since."""
-    return Picture(picture.title, picture.words, tuple(canvas.shapes), picture.tables, picture.source, picture.legend)
+    return Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
 
 
 def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) -> Picture:
@@ -108,18 +109,15 @@ def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) ->
         f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else ""
     )
     where = source + (f": generation_tokens; mean: {mean.source}" if mean else "")
-    canvas, picture = _over_time(
+    return _over_time(
         "Tokens per second",
         words,
         where,
         "tokens/s",
         [("tokens/s", "line-1", at[1:], rates)],
         rate,
-        top=mean.value if mean else 0.0,
+        level=(mean.value, "mark-p99", f"LoadGen: {rate(mean.value)}") if mean else None,
     )
-    if mean:
-        canvas.level(mean.value, "mark-p99", f"LoadGen: {rate(mean.value)}")
-    return _with(canvas, picture)
 
 
 def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
@@ -134,7 +132,7 @@ def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
         "requests",
         [("running", "line-1", at, running), ("waiting", "line-2", at, waiting)],
         rate,
-    )[1]
+    )
 
 
 def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
@@ -149,7 +147,7 @@ def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
         "% of the KV cache",
         [("in use", "line-1", at, used)],
         lambda value: percent(value / 100),
-    )[1]
+    )
 
 
 def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) -> Iterator[Picture]:
@@ -175,7 +173,7 @@ def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) ->
                 "% of the time",
                 series,
                 lambda value: percent(value / 100),
-            )[1],
+            ),
             names,
             load,
             "mean, %",
@@ -190,9 +188,7 @@ def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) ->
         if tokens is not None:
             words += f"; {rate(tokens.value / mean)} tokens per joule of the GPUs alone"
         yield _of_each(
-            _over_time("Power of the GPUs", words, f"{source}: power_w", "W", [("power", "line-1", at, drawn)], rate)[
-                1
-            ],
+            _over_time("Power of the GPUs", words, f"{source}: power_w", "W", [("power", "line-1", at, drawn)], rate),
             names,
             power,
             "mean, W",
@@ -223,10 +219,8 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
     limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)
     near = float(limit) if limit is not None and limit < 3 * ttft.max() else 0.0
     words = f"TTFT of the samples issued in each part of the run: mean and greatest; {ms(float(ttft.max()))} ms at most"
-    canvas, picture = _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, top=near)
-    if near:
-        canvas.level(near, "mark-limit", f"limit {number(near)} ms")
-    return _with(canvas, picture)
+    level = (near, "mark-limit", f"limit {number(near)} ms") if near else None
+    return _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, level=level)
 
 
 def _open(rows: Rows, source: str) -> Picture:
@@ -236,7 +230,7 @@ def _open(rows: Rows, source: str) -> Picture:
     order = np.lexsort((-change, times))
     open_ = np.cumsum(change[order])
     words = f"Requests that were open, as the client saw them: up to {number(int(open_.max()))}"
-    return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)[1]
+    return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)
 
 
 def _answered(rows: Rows, source: str) -> Picture:
@@ -245,4 +239,4 @@ def _answered(rows: Rows, source: str) -> Picture:
     most = float(ends[int(0.99 * (len(ends) - 1))])
     words = f"Samples answered over the run: 99 % after {most:,.1f} s, all after {ends[-1]:,.1f} s"
     at, done = np.concatenate([[0.0], ends]), np.arange(len(ends) + 1, dtype=float)
-    return _over_time("Samples answered", words, source, "samples", [("answered", "line-1", at, done)], rate)[1]
+    return _over_time("Samples answered", words, source, "samples", [("answered", "line-1", at, done)], rate)
