@@ -28,7 +28,7 @@ FRAME = """<!DOCTYPE html><title>-</title>
 <script>addEventListener("load", () => {{
   const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
   const wide = [...page.querySelectorAll("body *")].filter(
-    one => !one.closest(".wide, pre, svg, .notice") && one.getBoundingClientRect().right > root.clientWidth + 1);
+    one => !one.closest("{scrolls} svg, .notice") && one.getBoundingClientRect().right > root.clientWidth + 1);
   const broken = [...page.querySelectorAll(".whole")].filter(one => {{
     const words = page.createRange();
     words.selectNodeContents(one);
@@ -98,13 +98,20 @@ def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
     return path
 
 
+#: The width of what is printed on A4, 210 mm without its margins, in the browser's 96 pixels of an inch.
+A4_PIXELS = int((210 - 2 * 12) / 25.4 * 96)
+
+
 @needs_chromium
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_screen_and_no_words_are_broken_or_crossed(
-    page: Path, tmp_path: Path, width: int
+@pytest.mark.parametrize(("width", "printed"), [(360, False), (1280, False), (A4_PIXELS, True)])
+def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_crossed(
+    page: Path, tmp_path: Path, width: int, printed: bool
 ) -> None:
+    if printed:  # as on the screen; nothing scrolls on paper
+        assert "@page { size: A4; margin: 13mm 12mm; }" in CSS
+        page.write_text(page.read_text(encoding="utf-8").replace("@media print", "@media screen"), encoding="utf-8")
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(width=width))
+    frame.write_text(FRAME.format(width=width, scrolls="" if printed else ".wide, pre,"))
     done = chromium(tmp_path, "--window-size=1400,4200", "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title and json.loads(unescape(title[1])) == [width, width, [], [], []]

@@ -21,7 +21,7 @@ from cm4vllm.report.place import place, places_of
 from cm4vllm.report.summary import MAX_BYTES, render, summary_html
 from cm4vllm.report.table import final_table
 from cm4vllm.report.wording import ms, number, rate, when
-from cm4vllm.results.index import Index, row_of
+from cm4vllm.results.index import Index, read_index, row_of
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
@@ -159,35 +159,58 @@ def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Pa
         assert row in page.text
 
 
-def traced(page: Page, root: Path) -> int:
+def traced(page: Page, *roots: Path) -> int:
     """Take each figure of a page back to its file and field, and return how many there are."""
-    figures = [
-        (float(a["value"] or ""), a["data-unit"], *(a["title"] or "").split(": ", 1))
-        for tag, a in page.elements
-        if tag == "data"
-    ]
-    for value, unit, file, field in figures:
-        if file.endswith("accuracy.json"):
-            scores = msgspec.json.decode((root / file).read_bytes())["scores"]
-            assert value == next(s["value"] for s in scores if s["label"] == field.removeprefix("scores."))
-            continue
-        keys = field.split(", ")
-        logged = [
-            entry["value"]
-            for line in (root / file).read_text().splitlines()
-            for entry in [msgspec.json.decode(line.removeprefix(":::MLLOG "))]
-            if entry["key"] in keys
-        ]
-        if unit == "samples":
-            assert value in (logged[0], logged[0] * logged[-1])
-        else:
-            assert value == pytest.approx(logged[0] / {"ms": 1e6}.get(unit or "", 1), rel=1e-12), field
+    figures = [(float(a["value"] or ""), a["data-unit"], a["title"] or "") for tag, a in page.elements if tag == "data"]
+    for value, unit, source in figures:
+        found = [read_back(one, unit or "", value, roots) for one in source.removeprefix("mean of ").split(" and ")]
+        assert value == pytest.approx(sum(found) / len(found), rel=1e-12), source
     return len(figures)
+
+
+def read_back(source: str, unit: str, value: float, roots: tuple[Path, ...]) -> float:
+    """Return what a file has in a field, in a unit; of two that stand for the same, the one that the page has."""
+    file, _, field = source.partition(": ")
+    field, _, divisor = field.partition(", divided by ")
+    path = next(root / file for root in roots if (root / file).is_file())
+    if file.endswith("accuracy.json"):
+        scores = msgspec.json.decode(path.read_bytes())["scores"]
+        return float(next(s["value"] for s in scores if s["label"] == field.removeprefix("scores.")))
+    keys = field.split(", ")
+    entries = [msgspec.json.decode(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    logged = [entry["value"] for entry in entries if entry["key"] in keys]
+    if unit == "samples" and value == logged[0] * logged[-1]:
+        return value
+    return float(logged[0]) / {"ms": 1e6}.get(unit, 1) / float(divisor.partition(" ")[0] or 1)
 
 
 def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs: Path, page: Page, published: Path) -> None:
     assert traced(page, real_runs) >= 20
     assert traced(Page(summary_html(published)), published) >= 20
+
+
+def test_each_place_is_computed_from_the_logs_of_published_results(
+    published: Path, neural_magic: Path, tmp_path: Path
+) -> None:
+    report = load(published)
+    own = row_of(report.submission, report.results[1])
+    real = read_index(neural_magic.parents[1], tmp_path).rows
+    rows = [
+        replace(row, model=own.model, benchmark=own.benchmark, scenario=own.scenario, system=f"system {at}")
+        for at, row in enumerate(real)
+        if row.unit == own.unit and row.accelerators
+    ]
+    rows += [replace(row, round="v5.0") for row in rows[:3]]
+    given = dataclasses.replace(report, places=tuple(places_of(report.submission, Index(tuple(rows), 1, 0))))
+    page = Page(render(given))
+    root = neural_magic.parents[1]
+    assert traced(page, published, root) >= traced(Page(summary_html(published)), published) + 6
+    titles = [str(a["title"]) for tag, a in page.elements if tag == "data" and "per accelerator" in str(a["data-unit"])]
+    assert any(title.startswith("mean of ") for title in titles) and any(
+        "divided by 4 acc" in title for title in titles
+    )
+    with pytest.raises(AssertionError):
+        traced(Page(render(given).replace("divided by 4 accelerators", "divided by 5 accelerators")), published, root)
 
 
 def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
@@ -420,7 +443,7 @@ def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs
     shown = render(given)
     test_it_is_well_formed_and_accessible(Page(shown))
     assert shown.count("<td>place 2 of 2</td>") == 2 and "&lt;other&gt;</td>" in shown
-    assert f'title="{own.file}: {own.field}, divided by 4 accelerator"' in shown
+    assert f'title="{own.file}: {own.field}, divided by 4 accelerators"' in shown
     assert "Not compared, of the same benchmark and scenario: 1 of v4.1 (it is this result)." in shown
     assert summary_record(given).places[0].standings[0].among_all.place == 2
     rehearsed = render(dataclasses.replace(report, places=tuple(places_of(report.submission, index))))

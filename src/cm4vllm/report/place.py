@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from cm4vllm.common.records import Record
-from cm4vllm.report.wording import rate
+from cm4vllm.report.wording import number, rate
 from cm4vllm.results.index import Index, IndexRow, row_of
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.opening import open_results
@@ -20,14 +19,19 @@ Of = Callable[[IndexRow], float | None]
 
 #: What a rate is divided by, and how.
 _BASES: dict[str, Of] = {"accelerator": lambda row: row.per_accelerator, "W": lambda row: row.per_watt}
+_DIVISORS: dict[str, Callable[[IndexRow], str]] = {
+    "accelerator": lambda row: f"{row.accelerators} accelerator{'' if row.accelerators == 1 else 's'}",
+    "W": lambda row: f"{number(row.power_w or 0.0)} W",
+}
 
 
 class Rank(NamedTuple):
-    """A place among so many, the result itself counted, and the median of the others."""
+    """A place among so many, the result itself counted; the median of the others, and what it was read from."""
 
     place: int
     of: int
     median: float
+    source: str
 
     @property
     def words(self) -> str:
@@ -38,16 +42,19 @@ class Standing(Record, frozen=True, kw_only=True):
     """The place of a rate per `per` (accelerator, W) in a round: among all, and among those on the same accelerator.
 
     `best` is the published result with the highest rate; `flagged` counts those in which the checks find an error.
+    `source` and `best_source` are file and field of the rate, and by what it was divided.
     """
 
     round: str
     per: str
     unit: str
     value: float
+    source: str
     among_all: Rank
     among_like: Rank | None
     best: float
     best_of: str
+    best_source: str
     flagged: int
 
 
@@ -141,31 +148,40 @@ def _standings(own: IndexRow, same: Sequence[IndexRow]) -> Iterator[Standing]:
     for round_ in sorted({_round(row) for row in same}):
         for per, of in _BASES.items():
             mine = of(own)
-            rows = {id(row): (row, rate) for row in same if _round(row) == round_ and (rate := of(row)) is not None}
+            rows = [(row, rate) for row in same if _round(row) == round_ and (rate := of(row)) is not None]
             if mine is None or not rows:
                 continue
-            best, most = max(rows.values(), key=lambda found: found[1])
+            best, most = max(rows, key=lambda found: found[1])
+            like = [one for one in rows if own.accelerator and one[0].accelerator == own.accelerator]
             yield Standing(
                 round=round_,
                 per=per,
                 unit=own.unit,
                 value=mine,
-                among_all=_rank(mine, (rate for _, rate in rows.values())),
-                among_like=_rank_like(own, mine, rows.values()),
+                source=_source(own, per),
+                among_all=_rank(mine, rows, per),
+                among_like=_rank(mine, like, per) if like else None,
                 best=most,
                 best_of=f"{best.submitter}, {best.system}",
-                flagged=sum(row.errors > 0 for row, _ in rows.values()),
+                best_source=_source(best, per),
+                flagged=sum(row.errors > 0 for row, _ in rows),
             )
 
 
-def _rank_like(own: IndexRow, mine: float, rows: Iterable[tuple[IndexRow, float]]) -> Rank | None:
-    like = [rate for row, rate in rows if own.accelerator and row.accelerator == own.accelerator]
-    return _rank(mine, like) if like else None
+def _rank(mine: float, others: Sequence[tuple[IndexRow, float]], per: str) -> Rank:
+    ordered = sorted(others, key=lambda found: found[1])
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    source = " and ".join(_source(row, per) for row, _ in middle)
+    return Rank(
+        1 + sum(rate > mine for _, rate in others),
+        len(others) + 1,
+        sum(rate for _, rate in middle) / len(middle),
+        f"mean of {source}" if len(middle) > 1 else source,
+    )
 
 
-def _rank(mine: float, others: Iterable[float]) -> Rank:
-    found = list(others)
-    return Rank(1 + sum(one > mine for one in found), len(found) + 1, median(found))
+def _source(row: IndexRow, per: str) -> str:
+    return f"{row.file}: {row.field}, divided by {_DIVISORS[per](row)}"
 
 
 def _round(row: IndexRow) -> str:

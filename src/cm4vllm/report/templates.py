@@ -12,6 +12,8 @@ __all__ = ["environment", "page_template"]
 
 #: A flag in a sentence, with its value.
 _FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")
+#: A word that a browser would break within.
+_WORD = re.compile(r"[^\s/?-]*[/?-]\S*")
 
 
 def environment(*, autoescape: bool = True) -> jinja2.Environment:
@@ -34,7 +36,7 @@ def _flags(text: object) -> Markup:
 
 def _whole_words(text: object) -> Markup:
     """Keep each word of a command on one line."""
-    return _whole(re.compile(r"\S+"), str(escape(text)))
+    return _whole(_WORD, str(escape(text)))
 
 
 def _whole(words: re.Pattern[str], html: str) -> Markup:
