@@ -21,7 +21,8 @@ export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Installs what a file pins: pip refuses a package whose bytes have another hash, and one that the file does not list.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes
+# Without --use-pep517 pip warns of rouge-score, which is published as source without a pyproject.toml.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --use-pep517
 # The same packages fit Python 3.11 to 3.14 on x86-64 and aarch64; the hashes are those of all their files.
 LOCK := $(VENV)/tools/bin/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
 AUDIT = $(BIN)/python tests/audit.py $(VENV)/tools/bin/pip-audit requirements-test.txt

@@ -10,6 +10,12 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0}
 
 
+def values(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.serving.presets import presets
+
+    return {"return": 0, "values": {"preset": [preset.name for preset in presets()]}}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import LaunchSettings, act

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.inspection import report_checks
@@ -98,3 +99,14 @@ def test_the_sarif_log_is_written_and_the_findings_kept_when_there_are_errors(tr
     assert isinstance(found, list) and found[0]["severity"] == "error"
     results = json.loads((tmp_path / "findings.sarif").read_text())["runs"][0]["results"]
     assert len(results) == len(found)
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_errors_of_a_rehearsals_tree_are_said_to_be_expected(tree: Path, rehearsal: bool) -> None:
+    next(tree.glob("open/*/results/*/*/*/performance/run_1/mlperf_log_detail.txt")).unlink()
+    scenario = next(path for path in tree.glob("open/*/results/*/*/*") if path.is_dir())
+    for page in (scenario / "README.md", tree / "open" / "README.md"):  # the second one is of no result
+        page.write_text(REHEARSAL_NOTICE if rehearsal or page.parent != scenario else "a result")
+    with pytest.raises(SubmissionError) as refused:
+        report_checks(tree)
+    assert ("the tree is a rehearsal's" in str(refused.value)) is rehearsal

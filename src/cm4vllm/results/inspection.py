@@ -114,10 +114,19 @@ def report_checks(
     if checked.errors:
         raise SubmissionError(
             f"{checked.errors} {'error' if checked.errors == 1 else 'errors'} in {root}",
+            cause=_rehearsal_words(root),
             remedy="correct what the findings name; docs/checks.md describes every code",
             state=state,
         )
     return state
+
+
+def _rehearsal_words(root: Path) -> str:
+    """Return what to expect of a tree that calls itself a rehearsal; nothing for other trees."""
+    pages = list(root.rglob("results/*/*/*/README.md"))
+    if pages and all(cm4vllm.REHEARSAL_NOTICE in page.read_text(encoding="utf-8", errors="replace") for page in pages):
+        return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
+    return ""
 
 
 def _heading(checked: CheckedTree) -> str:

@@ -27,6 +27,20 @@ CASES = [
     (f"{TAGS}run-mlperf,inference,_dum", ["--tags=run-mlperf,inference,_dummy", "--tags=run-mlperf,inference,_dummy."]),
     (f"{TAGS}run-mlperf,inference,_vllm --offl", ["--offline_target_qps="]),
     (f"{TAGS}run-mlperf,inference,_vllm --execution_mode=", ["--execution_mode=test", "--execution_mode=valid"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --division=", ["--division=closed", "--division=open"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --model=gpt", ["--model=gpt-oss-120b"]),
+    (f"{TAGS}run-mlperf,inference,_vllm,_r5.1 --model=gpt", []),  # the round has no such benchmark
+    (
+        f"{TAGS}run-mlperf,inference,_vllm --model=llama3.1-8b-edge --scenario=",
+        ["--scenario=Offline", "--scenario=SingleStream"],
+    ),
+    (
+        f"{TAGS}run-mlperf,inference,_vllm --published=v4.1-neuralmagic-llama2-70b-fp8-4x",
+        ["--published=v4.1-neuralmagic-llama2-70b-fp8-4xh100"],
+    ),
+    (f"{TAGS}check,mlperf,results --results_round=v6", ["--results_round=v6.0", "--results_round=v6.1"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --preset=cp", ["--preset=cpu"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --no_such=1 --model=gpt", ["--model=gpt-oss-120b"]),
     (f"{TAGS}run-mlperf,inference,_vllm --pla", ["--plan"]),
     (f"{TAGS}no-such-tag,", []),
     ("ls run script --tags", ["--tags="]),  # the shell calls it for `cm` alone
@@ -89,6 +103,7 @@ def test_bash_completes_what_follows_the_last_word_break(home, tmp_path):
 
     assert reply(f"{TAGS}advise,vll") == ["advise,vllm-fit"]
     assert reply(f"{TAGS}run-mlperf,inference --execution_mode=v") == ["valid "]
+    assert reply(f"{TAGS}run-mlperf,inference --model=llama3.1-8b-e") == ["llama3.1-8b-edge "]
     assert reply(f"{TAGS}run-mlperf,inference --offl") == ["--offline_target_qps="]
     assert reply("cm run script --tags=no-such,") == [""]
 

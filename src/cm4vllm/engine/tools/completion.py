@@ -2,7 +2,8 @@
 
 `python -m cm4vllm.engine.tools.completion bash` (or zsh) prints what the shell evaluates; at each TAB the shell calls
 this module again with the line typed so far. It reads what the engine keeps in the CM home: cmind's index, and metas
-that were read before. It starts no script, and prints nothing where the home cannot be read.
+that were read before. Where a flag's values are not in the meta, it asks the hook `values` of the recipe, as --help
+does. It starts no script, and prints nothing where the home cannot be read.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def candidates(line: str, home: str) -> list[str]:
     tags = next((word.removeprefix("--tags=") for word in words if word.startswith("--tags=")), "")
     if not tags:
         return ["--tags="] if "--tags=".startswith(last) else []
-    return sorted(_flags(last, _meant(_script_tags(tags), indexed), home))
+    given = dict(word[2:].partition("=")[::2] for word in words[3:] if word.startswith("--") and "=" in word)
+    return sorted(_flags(last, given, _meant(_script_tags(tags), indexed), home))
 
 
 def _tags(word: str, indexed: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
@@ -95,8 +97,11 @@ def _variations(script: Mapping[str, Any], home: str) -> Iterator[str]:
             yield f"_{name.removesuffix('#')}"
 
 
-def _flags(word: str, scripts: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
-    """Yield the flags of the script that the tags mean, or the values of the flag that is typed."""
+def _flags(word: str, given: Mapping[str, str], scripts: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
+    """Yield the flags of the script that the tags mean, or the values of the flag that is typed.
+
+    `given` are the flags before it with their values.
+    """
     own: dict[str, Any] = {}
     if len(scripts) == 1:
         meta = _meta(scripts[0], home)
@@ -107,10 +112,27 @@ def _flags(word: str, scripts: Sequence[Mapping[str, Any]], home: str) -> Iterat
         entry = own.get(flag)
         kind = entry if isinstance(entry, dict) else {}
         values = kind.get("choices") or (("yes", "no") if kind.get("type") == "switch" else ())
+        if not values and kind.get("type") == "text":
+            values = _asked(kind.get("same_as") or flag, given, scripts[0], home)
         yield from (f"--{flag}={value} " for value in values if str(value).startswith(begun))
     elif not word or word.startswith("-"):
         listed = (*(f"--{name}=" for name in own), "--tags=", *_GENERAL)
         yield from (name if name.endswith(("=", ".")) else f"{name} " for name in listed if name.startswith(word))
+
+
+def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home: str) -> Sequence[str]:
+    """Return the values of a flag that the recipe's hook gives; none where it gives none."""
+    from cm4vllm.engine.format.meta import load_script
+    from cm4vllm.engine.format.meta_store import KeptMetas
+    from cm4vllm.engine.tools.input_values import input_values
+
+    read, folder = KeptMetas(os.path.join(home, "cm4vllm-metas")).read, script["path"]
+    values = input_values(
+        load_script(folder, "", read),
+        {**given, "tags": given["tags"].split(",")},
+        lambda alias: load_script(os.path.join(os.path.dirname(folder), alias), "", read),
+    )
+    return values.get(flag, ())
 
 
 def _script_tags(typed: str) -> set[str]:

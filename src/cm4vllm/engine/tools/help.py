@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -14,11 +13,9 @@ from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
-from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
-from cm4vllm.engine.run.hooks import Hooks
-from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
 from cm4vllm.engine.tools.find import asked_scripts
+from cm4vllm.engine.tools.input_values import input_values
 
 __all__ = ["command_lines", "describe", "inputs_of", "script_help", "variations_of"]
 
@@ -61,27 +58,10 @@ def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the values that inputs take, where only code can say: the hook `values` of who describes the input.
-
-    It gets the environment of the script as it is asked for, so that a variation may decide about them.
-    """
-    request = Request.of({"tags": i.get("tags") or list(script.tags), "artifact": script.uid}, "")
-    try:
-        env = Scope.of(Task.of(script, request)).env
-    except CmError:
-        env = {}  # variations that this script does not have: its page is shown anyway
-    found: dict[str, list[str]] = {}
-    for alias in dict.fromkeys(
-        str(entry.get("of") or script.alias)
-        for entry in script.input_description.values()
-        if isinstance(entry, Mapping)
-    ):
-        teller = script if alias == script.alias else catalogue.script(str(script.path.with_name(alias)), script.repo)
-        if has_hook(code_of(teller), "values"):
-            with suppress(CmError):  # what cannot be known is left out of a page
-                answer = Hooks(teller).call("values", {"env": {**env}})
-                found |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
-    return found
+    """Return the values that inputs take, where only code can say, for the script with the tags asked for."""
+    return input_values(
+        script, {"tags": i.get("tags")}, lambda alias: catalogue.script(str(script.path.with_name(alias)), script.repo)
+    )
 
 
 def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
