@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cm4vllm.campaign.ledger import read_ledger
-from fault_injection.trial import FAULTS, REAL_FAULTS, SMALL_JOB, Fault, JobKind, Trial, clock_library
+from fault_injection.catalogue import FAULTS, REAL_FAULTS, SMALL_JOB
+from fault_injection.trial import Fault, JobKind, Trial, clock_library
 from figures import arguments, figure, report
 
 #: Seconds from the start of the small job in which a fault is drawn; a process to kill is waited for.

@@ -12,18 +12,16 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cm4vllm.campaign.ledger import LEDGER_FILE, State, is_under_way, read_ledger
+from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.records import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
@@ -31,7 +29,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE
 
-__all__ = ["FAULTS", "JOB_S", "REAL_FAULTS", "Fault", "JobKind", "Trial", "clock_library"]
+__all__ = ["END_S", "JOB_S", "LOOK_S", "MARK", "Fault", "JobKind", "Trial", "clock_library"]
 
 #: Seconds that a job on the fast server may take, and that processes may take to end.
 JOB_S, END_S = 240.0, 20.0
@@ -43,8 +41,6 @@ LOOK_S = 0.05
 UNKNOWN_S = 10.0
 #: The bytes of the small file system: what the job wants free before it begins, and a little more.
 DISK_BYTES = 536 * 2**20
-#: Seconds by which the clock is set.
-CLOCK_S = 3600
 #: By how much LoadGen's rate and the one by the monotonic clock may differ: LoadGen counts from its first query.
 RATE_APART = 0.5
 _CLOCK_FILE, _FAULT_FILE = "clock", "fault"
@@ -296,98 +292,3 @@ def clock_library() -> Path | None:
         subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(aside), str(source), "-ldl"], check=True)
         aside.rename(library)
     return library
-
-
-# --- what happens ----------------------------------------------------------------------------------------------------
-
-
-def _kill(which: str, signum: signal.Signals, trial: Trial) -> None:
-    """Send a signal to a process of the job, as soon as there is one; to none where the job ends before."""
-    words = {"cm": trial.kind.cm, "server": trial.kind.server}.get(which, which)
-    while not (found := trial.processes(words)) and trial.processes(trial.kind.cm):
-        time.sleep(LOOK_S)
-    trial.note_memory()
-    for pid in found[:1]:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signum)
-            trial.hit = words
-
-
-def _second_run(trial: Trial) -> None:
-    is_first_at_work = is_under_way(trial.out)
-    second = trial.start()
-    if second.wait(trial.kind.longest_s) != 20 and is_first_at_work:
-        trial.wrong.append(f"a second run in the folder ended with {second.returncode}, not 20")
-
-
-def _vanish(trial: Trial) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree(trial.folder / "results")
-
-
-def _fill(trial: Trial) -> None:
-    with contextlib.suppress(OSError), (trial.folder / "results" / "filler").open("wb") as file:
-        while True:
-            file.write(bytes(2**16))
-
-
-def _hang(trial: Trial) -> None:
-    """Hang until the job has given up a step that asks the server, or has ended."""
-    trial.says("hang")
-    deadline = time.monotonic() + trial.kind.longest_s
-    while trial.processes(trial.kind.cm) and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if any(str(state.last.state) == "failed" for state in read_ledger(trial.out).states.values()):
-                break
-        time.sleep(0.2)
-    trial.says("")
-
-
-def _set_clock(seconds: float, trial: Trial) -> None:
-    trial.set_clock(seconds)
-
-
-def _killed(which: str) -> Fault:
-    return Fault(partial(_kill, which, signal.SIGKILL))
-
-
-#: What happens to the small job on the fast server, by its name.
-FAULTS: Mapping[str, Fault] = {
-    "kill -9 of cm": _killed("cm"),
-    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
-    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
-    "kill -9 of the server": _killed("server"),
-    "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143, -signal.SIGTERM)),
-    "two runs in one folder": Fault(_second_run, codes=(0,)),
-    "results folder vanishes": Fault(_vanish, loses=True),
-    "server hangs": Fault(_hang),
-    "server ten times slower": Fault(lambda trial: trial.says("slow"), codes=(0,)),
-    "server answers rubbish": Fault(lambda trial: trial.says("rubbish")),
-    "disk full": Fault(_fill, codes=(0, 40), with_disk=True),
-    "clock set forward": Fault(partial(_set_clock, CLOCK_S), codes=(0,), with_clock=True),
-    "clock set back": Fault(partial(_set_clock, -CLOCK_S), codes=(0,), with_clock=True),
-    "terminal closed": Fault(Trial.close_terminal, codes=(0, 129, -signal.SIGHUP), on_terminal=True),
-    "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
-}
-#: What happens to the real job.
-REAL_FAULTS: Mapping[str, Fault] = {
-    "kill -9 of the server": _killed("server"),
-    "kill -9 of vLLM's engine": _killed("VLLM::EngineCore"),
-    "kill -9 of its supervisor": _killed("cm4vllm.serving.supervisor"),
-    "kill -9 of cm": _killed("cm"),
-    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
-    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
-}
-
-#: The small job, and its settings: few requests in flight, so that it takes some seconds.
-SMALL_JOB = JobKind(
-    argv=lambda folder: [
-        sys.executable,
-        str(Path(__file__).with_name("job.py")),
-        str(folder),
-        "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=2",
-    ],
-    runs=frozenset({"Offline/accuracy", "Offline/performance"}),
-    cm="job.py",
-    server="rehearsal/start.py",
-)

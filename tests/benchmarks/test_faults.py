@@ -9,7 +9,8 @@ import pytest
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import STATUS_FILE
-from fault_injection.trial import MARK, REAL_FAULTS, Trial
+from fault_injection.catalogue import REAL_FAULTS
+from fault_injection.trial import MARK, Trial
 from faults import REAL_JOB
 
 RUN, STEP = "Offline/accuracy", "Offline accuracy"
@@ -73,6 +74,15 @@ def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
     assert server.wait(5) == -9
     assert supervisor.poll() is None
     assert trial.hit == REAL_JOB.server
+    assert trial.wrong == []
+
+
+def test_an_engine_that_outlives_its_server_is_found(trial, started, monkeypatch):
+    monkeypatch.setattr("fault_injection.catalogue.END_S", 0.2)
+    started("VLLM::EngineCore")
+    started("-m vllm.entrypoints.cli.main serve model")
+    REAL_FAULTS["kill -9 of the server"].happen(trial)
+    assert trial.wrong == ["1 processes of the killed server went on for 0 s"]
 
 
 def test_a_process_that_never_comes_is_recorded_as_none(trial):
