@@ -130,9 +130,9 @@ SPACE = Space.parse("max-num-seqs:32..256,max-num-batched-tokens:512..2048")
 SETTINGS_S, MINUTES, START_S = 200.0, 60.0, (30.0, 90.0)
 
 
-def settings_systems(count: int) -> Iterator[tuple[Paged, LatencyLimits | None, int]]:
+def settings_systems(count: int, first: int = 1) -> Iterator[tuple[Paged, LatencyLimits | None, int]]:
     """Give `count` systems, the limits of every other one, and their seeds."""
-    for seed in range(1, count + 1):
+    for seed in range(first, first + count):
         draw = random.Random(1000 + seed)  # noqa: S311 - a simulation
         system = Paged(
             draw.uniform(0.01, 0.03),
@@ -153,7 +153,13 @@ def true_score(system: Paged, limits: LatencyLimits | None, seed: int) -> float:
     tokens, answers = tokens_per_s(system, SETTINGS_S, seed=seed, noise=9000)
     if limits is None:
         return tokens
-    return edge(Case("settings", system, limits, FullLength(SETTINGS_S, seed)), 0, answers / 2.5, answers * 1.3)
+    case = Case("settings", system, limits, FullLength(SETTINGS_S, seed))
+    low, high = answers / 2.5, answers * 1.3
+    while not valid(case, low, 0):  # a limit of TPOT may bind far below the rate of samples that come at once
+        low, high = low / 2, low
+        if low < answers / 100:
+            return 0.0
+    return edge(case, 0, low, high)
 
 
 def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> tuple[float, float, float, float]:
@@ -174,10 +180,10 @@ def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> 
     return chosen / max(scores), chosen / scores[0], said, cost
 
 
-def settings_main(count: int) -> list[Figure]:
+def settings_main(count: int, first: int) -> list[Figure]:
     """Print each outcome of the search over server settings; return its figures."""
     made = []
-    for system, limits, seed in settings_systems(count):
+    for system, limits, seed in settings_systems(count, first):
         made.append(one := settings_outcome(system, limits, seed))
         print(
             f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one[0]:.3f} of the best"
@@ -201,7 +207,7 @@ def main() -> int:
     parser.add_argument("--settings", type=int, default=0, help="systems of the search over server settings alone")
     options = parser.parse_args()
     if options.settings:
-        return report(settings_main(options.settings), options.json)
+        return report(settings_main(options.settings, options.first), options.json)
     kinds: dict[str, list[Outcome]] = {}
     for case in cases(options.rounds, options.first):
         kinds.setdefault(case.kind, []).append(one := outcome(case))

@@ -5,16 +5,19 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.keeping import found as found_before
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_digest, ranked, table
 from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
+from cm4vllm.campaign.search.simulation import SimulatedProber, offline_rate
 from cm4vllm.campaign.search.space import Space, shown
-from cm4vllm.campaign.search.systems import Paged
+from cm4vllm.campaign.search.systems import Batching, Paged
 from cm4vllm.campaign.steps import Product, Step
-from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.errors import InvalidResult, ServerUnsuitable, UsageError
 from cm4vllm.common.records import write_record
+from cm4vllm.rules import LatencyLimits
 
 SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
 SYSTEM = Paged(0.03, 0.0001, 2e-5, 30_000, batched=512, sequences=32, prompt_least=50, prompt_most=250, noise=0.05)
@@ -153,6 +156,55 @@ def test_after_an_interruption_nothing_is_measured_again_and_the_same_is_found(f
     assert [(one.number, one.round) for one in again.evaluations[:6]] == [(one.number, one.round) for one in half]
     whole = {(one.number, one.round): one for one in found.evaluations}
     assert searched(kept=whole)[1].measured == 0
+
+
+# --- a paced scenario ------------------------------------------------------------------------------------------------
+
+TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="a test")
+#: TPOT alone binds, far below the rate at which samples are answered that come at once.
+BOUND = Batching(step_s=0.02, each_s=0.0002, prefill_s=0.0, sequences=512)
+
+
+def test_brackets_from_below_and_from_far_above_close_around_the_same_rate():
+    found = []
+    for start in (25.0, 100.0):
+        prober = SimulatedProber(BOUND, TIGHT, FullLength(60.0, 3))
+        found.append(one := bracket(prober, start, TIGHT, 200.0))
+        assert one.low <= one.rate <= one.high <= 1.2 * one.low
+        assert prober.clock_s <= 1.25 * 200.0
+    assert found[0].rate == pytest.approx(found[1].rate, rel=0.02)
+    assert offline_rate(BOUND) > 2 * found[0].rate, "the limit of TPOT binds far below what the server can do"
+
+
+def test_a_rate_that_never_passes_or_answers_that_never_come_are_said():
+    full, slow = FullLength(60.0, 3), Batching(step_s=0.05)
+    found = bracket(SimulatedProber(slow, TIGHT, full), 5.0, TIGHT, 60.0)
+    assert (found.low, found.rate) == (None, found.high)
+    with pytest.raises(InvalidResult, match="no query was counted"):
+        bracket(SimulatedProber(Batching(shortest=900, longest=999), TIGHT, full), 5.0, TIGHT, 4.0)
+
+
+def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_them_and_not_by_tokens():
+    system = Paged(0.012, 0.0002, 1e-5, 30_000, batched=2048, prompt_least=50, prompt_most=900, noise=0.05)
+    bench = SimulatedBench(system, TIGHT, FullLength(60.0, 3))
+    found = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 20))
+    assert found.best.options == {"max-num-seqs": 64} or not found.best.options
+    rate = found.best.scenarios[0]
+    assert rate.low <= rate.value <= rate.high
+    trial = found.evaluations[0].scenarios[0]
+    assert (trial.low, trial.high) == (None, None)
+    assert sum(one.took_s for one in found.evaluations) <= 60 * 20
+
+
+def test_settings_that_keep_the_limits_at_no_rate_are_not_chosen():
+    slow = Paged(step_s=0.05, blocks=30_000, noise=0.05)
+    with pytest.raises(ServerUnsuitable, match="no server settings") as error:
+        halve(
+            Space.parse("max-num-seqs:8..64").candidates({}),
+            SimulatedBench(slow, TIGHT, FullLength(60.0, 3)),
+            HalvingPlan(60 * 20),
+        )
+    assert "no rate was found at which a candidate keeps the limits" in error.value.cause
 
 
 # --- what it leaves --------------------------------------------------------------------------------------------------

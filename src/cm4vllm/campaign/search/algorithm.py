@@ -21,7 +21,7 @@ from cm4vllm.campaign.targets import SEARCH_RUNS
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
 
-__all__ = ["STEP_DOWN", "Found", "Prober", "SearchPlan", "approach", "queueing_estimate", "search"]
+__all__ = ["STEP_DOWN", "Found", "Prober", "SearchPlan", "queueing_estimate", "search"]
 
 #: The largest step from one probe's rate to the next, as a factor. Where the probes point nowhere it is the first step,
 #: whose logarithm doubles.
@@ -65,8 +65,7 @@ class Prober(Protocol):
 class SearchPlan:
     """How much is spent: seconds of each probe, of all probes together, and of all together with the full-length runs.
 
-    The last is `runs` times a full-length run, and at least `budget_s`. Probes are `stretched` where they would have
-    too few queries to decide. No rate above `most` is probed.
+    The last is `runs` times a full-length run, and at least `budget_s`.
     """
 
     limits: LatencyLimits
@@ -74,8 +73,6 @@ class SearchPlan:
     approach_s: float = 255.0
     runs: float = SEARCH_RUNS
     budget_s: float = 0.0
-    stretched: bool = True
-    most: float = math.inf
 
     @property
     def limits_ms(self) -> dict[str, float]:
@@ -129,11 +126,6 @@ def search(
     return _Search(prober, plan, seen).run(_rounded(start))
 
 
-def approach(prober: Prober, start: float, plan: SearchPlan) -> float:
-    """Return the rate to which probes from the rate `start` on point. Raises InvalidResult where none can pass."""
-    return _Search(prober, plan, lambda probe: None).approach(_rounded(start))
-
-
 class _Search:
     """A search under way: the full-length runs of the highest rate that passed and of the lowest that did not."""
 
@@ -176,7 +168,7 @@ class _Search:
                 up = max(-math.log(_FURTHEST), min(math.log(_FURTHEST), math.log(projected / rate)))
             if abs(up) < _FAR:
                 lengths.pop(0)
-            rate = _rounded(min(rate * math.exp(up), self._plan.most))
+            rate = _rounded(rate * math.exp(up))
         return rate
 
     def _next(self, rate: float) -> float:
@@ -226,8 +218,6 @@ class _Search:
 
     def _length(self, rate: float, seconds: float) -> float:
         """Return how long a probe of at least so many seconds must be to say something."""
-        if not self._plan.stretched:
-            return seconds
         longest = _LONGEST_PART * self._prober.full.duration(rate)
         return max(seconds, min(max(_LEAST_QUERIES / rate, _ANSWERS_LONG * self._answer_s), longest))
 

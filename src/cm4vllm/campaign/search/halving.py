@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cm4vllm.campaign.search.settings_records import Evaluation
+from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation
 from cm4vllm.campaign.search.space import Candidate
 from cm4vllm.common.errors import ServerUnsuitable
 
@@ -24,8 +24,8 @@ __all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]
 
 #: Of so many candidates one goes on, measured so many times as long.
 KEPT, LONGER = 3, 3.0
-#: The round of so many candidates is the last one. And the number of the trial that says what a start takes.
-LAST, _TRIAL = 4, -1
+#: The round of so many candidates is the last one.
+LAST = 4
 #: The part of the budget that is planned with: a start or a measurement may take longer than those before.
 _PLANNED = 0.92
 
@@ -49,7 +49,7 @@ class HalvingPlan:
 
     budget_s: float
     least_s: float = 10.0
-    most_s: float = 300.0
+    most_s: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Halving:
 
     def run(self) -> Chosen:
         # The first start says what a start takes: as short a measurement as can be, which is compared with none.
-        first = self._take(0, _TRIAL, self.plan.least_s)
+        first = self._take(0, TRIAL, self.plan.least_s)
         numbers = self._first_field()
         if len(numbers) == 1 < len(self.candidates):
             return self._chosen("its time was not enough for another candidate")
@@ -180,7 +180,11 @@ class _Halving:
 
     def _chosen(self, stopped: str) -> Chosen:
         """Choose among the candidates of the last round in which more than one was measured."""
-        rounds = [[one for one in done.values() if one.score is not None] for _, done in sorted(self.by_round.items())]
+        rounds = [
+            [one for one in done.values() if one.score is not None and one.kept_limits]
+            for round_, done in sorted(self.by_round.items())
+            if round_ != TRIAL or len(self.by_round) == 1
+        ]
         whole = [done for done in rounds if len(done) > 1] or [done for done in rounds if done]
         if not whole:
             raise self._none()
@@ -197,9 +201,11 @@ class _Halving:
 
     def _none(self) -> ServerUnsuitable:
         said = dict.fromkeys(one.failure for one in self.made if one.failure)
+        bounds = any(not one.kept_limits for one in self.made)
         return ServerUnsuitable(
             "no server settings of --search can be measured",
-            cause="\n".join(said) or "the time was not enough for one measurement",
+            cause="\n".join([*said, *(["no rate was found at which a candidate keeps the limits"] if bounds else [])])
+            or "the time was not enough for one measurement",
             remedy="leave --search out and see whether the server starts; then give other ranges, or more minutes",
         )
 

@@ -1,10 +1,10 @@
 """Candidates of server settings measured on real servers: each is started, and asked by short LoadGen runs.
 
 Offline counts in tokens/s that the server itself generated after a third of the time, when its batch is full. A
-scenario whose queries come at their own times counts in the queries/s to which a few probes point, as at the begin of
-the search for a rate, from the rate on that the candidate reaches where the samples come at once, and not far above it:
-the share of queries within the limits at one common rate would be 0 or 1 for most candidates. One whose queries follow
-each other counts in answers/s.
+scenario whose queries come at their own times counts in the highest queries/s whose probes keep the limits: the share
+of queries within them at one common rate would be 0 or 1 for most candidates. The first start says where the probes of
+all begin: at the rate at which samples are answered that come at once. One whose queries follow each other counts in
+answers/s.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.search.algorithm import SearchPlan, approach, queueing_estimate
+from cm4vllm.campaign.search.bracketing import Bracket, bracket
 from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
-from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, Evaluation, Score, geometric_mean
+from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.campaign.search.space import Candidate, shown, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
@@ -38,25 +38,17 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.rules import LatencyLimits
 from cm4vllm.serving.launch import LaunchSettings, launch
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason, stop
 
-__all__ = ["EXTRA", "RATE_PART", "ServerBench", "short_plan"]
+__all__ = ["EXTRA", "ServerBench", "first_rate", "paced_score"]
 
 #: The environment key of further options for `vllm serve`.
 EXTRA = "CM_VLLM_SERVER_EXTRA_ARGS"
 #: What drops a candidate: its server does not start, ends, or cannot be measured. Any other error ends the search.
 _DROPPED = (ServerDied, ServerNotReady, ServerStuck, ServerUnsuitable, ModelError, RunFailed, InvalidResult, UsageError)
-#: The parts of its time that the probes of a paced scenario get, after that for the rate which they start from.
-RATE_PART, _PARTS = 0.3, (0.3, 0.4)
-#: A probe that ends after this part of it is not begun.
-_MOST_OF = 1.01
-#: The highest rate that is probed, over the rate where the samples come at once: a short measurement of that includes
-#: the time in which the batch fills, and so says less.
-_ABOVE = 1.2
 #: The part of the time after which tokens are counted, and how often the server's counter is read at least.
 _WARM, _LEAST_LOOKS = 1 / 3, 3
 #: Samples of the first run, in datasets, and of each further one by the rate known: it is ended before they are spent.
@@ -87,12 +79,16 @@ class ServerBench:
         #: The answers/s of each scenario whose samples come at once: the last ones, and those of this candidate.
         self._rates: dict[str, float] = {}
         self._now: dict[str, float] = {}
+        self._known: list[Evaluation] = []
         self.serving: int | None = None
 
     def left_over(self, number: int, round_: int) -> Evaluation | None:
         """Return the evaluation that an earlier command made."""
         path = self._place(number, round_) / EVALUATION_FILE
-        return read_record(path, Evaluation) if path.exists() else None
+        if not path.exists():
+            return None
+        self._known.append(made := read_record(path, Evaluation))
+        return made
 
     def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         """Measure a candidate, and leave the evaluation in its folder. Raises the errors that no candidate causes."""
@@ -102,7 +98,7 @@ class ServerBench:
         try:
             self._now = {}
             start_s = self._serve(number, candidate)
-            scores = [self._score(run, place, seconds) for run in self._runs]
+            scores = [self._score(run, (number, round_), place, seconds) for run in self._runs]
         except _DROPPED as error:
             failure = "; ".join(filter(None, (error.what, error.cause)))
             warn(f"server settings: {shown(candidate)} is dropped: {failure}")
@@ -120,6 +116,7 @@ class ServerBench:
             folder=place.relative_to(self._folder).as_posix(),
         )
         write_record(place / EVALUATION_FILE, made)
+        self._known.append(made)
         return made
 
     def close(self) -> None:
@@ -145,31 +142,36 @@ class ServerBench:
 
     # --- one scenario ------------------------------------------------------------------------------------------------
 
-    def _score(self, inputs: RunInputs, place: Path, seconds: float) -> Score:
+    def _score(self, inputs: RunInputs, asked: tuple[int, int], place: Path, seconds: float) -> Score:
         inputs = replace(inputs, server_record=self._server_path, user_conf="", target_qps=self._rate(inputs))
         terms = settings_of(inputs).terms
         folder = place / inputs.scenario
         if terms.paced:
-            return Score(scenario=inputs.scenario, value=self._paced(inputs, folder, seconds), unit="queries/s")
+            return self._paced(inputs, asked, folder, seconds)
         tokens, answers = self._rate_of(inputs, folder, seconds)
         if terms.one_by_one:
             return Score(scenario=inputs.scenario, value=answers, unit="answers/s")
         return Score(scenario=inputs.scenario, value=tokens, unit="tokens/s")
 
-    def _paced(self, inputs: RunInputs, folder: Path, seconds: float) -> float:
-        """Return the rate to which a few probes point."""
+    def _paced(self, inputs: RunInputs, asked: tuple[int, int], folder: Path, seconds: float) -> Score:
+        """Return the highest rate that keeps the limits, as far as the probes tell."""
         settings = settings_of(inputs)
         limits = settings.terms.limits
         if limits is None:
             raise UsageError(f"the {inputs.scenario} scenario has no latency limits: settings cannot be compared in it")
-        capacity = self._capacity(folder.with_name("rate"), RATE_PART * seconds)
+        start, begin = first_rate(self._known, asked[0], inputs.scenario), time.monotonic()
+        if start is None:
+            start = self._capacity(folder.with_name("rate"), seconds)
+            if asked[1] == TRIAL:
+                return Score(scenario=inputs.scenario, value=start, unit="queries/s")
+            seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
         prober = LoadGenProber(
             settings,
             writable_folder(folder),
             lambda rate: full_length_settings(inputs, rate),
             pythonpath=inputs.pythonpath,
         )
-        return approach(prober, queueing_estimate(capacity, limits), short_plan(limits, seconds, capacity))
+        return paced_score(inputs.scenario, bracket(prober, start, limits, seconds))
 
     def _capacity(self, folder: Path, seconds: float) -> float:
         """Return the answers/s of a server that has always enough to do: as just measured, or measured now."""
@@ -211,18 +213,21 @@ class ServerBench:
         return self._rates.get(inputs.scenario, 1.0)
 
 
-def short_plan(limits: LatencyLimits, seconds: float, capacity: float) -> SearchPlan:
-    """Return the plan of the probes that point to the rate of a paced scenario, within their part of `seconds`.
+def first_rate(known: Sequence[Evaluation], number: int, scenario: str) -> float | None:
+    """Return the rate that the probes of a candidate begin with in a paced scenario; None where nothing is known.
 
-    `capacity` is the rate where the samples come at once.
+    It is what the candidate came to before, else the highest rate of any: most candidates fail there at once, and what
+    passes is worth more probes.
     """
-    return SearchPlan(
-        limits,
-        probes_s=tuple(part * seconds for part in _PARTS),
-        approach_s=_MOST_OF * sum(_PARTS) * seconds,
-        stretched=False,
-        most=_ABOVE * capacity,
-    )
+    measured = [one for one in known if one.round != TRIAL and one.scenarios] or known
+    of = [(one.number, score) for one in measured for score in one.scenarios if score.scenario == scenario]
+    own = [score.value for other, score in of if other == number]
+    return own[-1] if own else max((score.value for _, score in of), default=None)
+
+
+def paced_score(scenario: str, found: Bracket) -> Score:
+    """Return what a candidate counts with in a paced scenario."""
+    return Score(scenario=scenario, value=found.rate, unit="queries/s", low=found.low, high=found.high)
 
 
 def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:

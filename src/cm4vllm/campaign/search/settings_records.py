@@ -12,6 +12,7 @@ __all__ = [
     "EVALUATION_FILE",
     "SETTINGS_FILE",
     "STEP",
+    "TRIAL",
     "Evaluation",
     "Score",
     "SettingsRecord",
@@ -22,14 +23,22 @@ __all__ = [
 SETTINGS_FILE, EVALUATION_FILE = "settings.json", "evaluation.json"
 #: The step of a job, whose evaluations are entries of the ledger, too; and the environment key of what it chose.
 STEP, CHOSEN = "server settings search", "CM_VLLM_SEARCHED_OPTIONS"
+#: The number of the round that only says what a start takes, and where probes begin.
+TRIAL = -1
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """What a server did in one scenario, in `unit`: the more the better."""
+    """What a server did in one scenario, in `unit`: the more the better.
+
+    Of a rate that was searched for, `low` is the highest probed rate that passed and `high` the lowest one above it
+    that failed, each None where there was none.
+    """
 
     scenario: str
     value: float
     unit: str
+    low: float | None = None
+    high: float | None = None
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
@@ -50,6 +59,11 @@ class Evaluation(Record, frozen=True, kw_only=True):
     score: float | None = None
     failure: str = ""
     folder: str = ""
+
+    @property
+    def kept_limits(self) -> bool:
+        """Whether it passed at some rate in each scenario whose rate was searched for: else `value` is only a bound."""
+        return all(one.low is not None or one.high is None for one in self.scenarios)
 
     @property
     def overhead_s(self) -> float:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cm4vllm.campaign.search.algorithm import approach, queueing_estimate
+from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.server_bench import RATE_PART, short_plan
-from cm4vllm.campaign.search.settings_records import Evaluation, Score, geometric_mean
+from cm4vllm.campaign.search.server_bench import first_rate, paced_score
+from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.campaign.search.simulation import SimulatedProber
 from cm4vllm.campaign.search.space import Candidate
 from cm4vllm.campaign.search.systems import Paged
@@ -70,9 +70,12 @@ class SimulatedBench:
     kept: Mapping[tuple[int, int], Evaluation] = field(default_factory=dict)
     serving: int | None = None
     measured: int = 0
+    known: list[Evaluation] = field(default_factory=list)
 
     def left_over(self, number: int, round_: int) -> Evaluation | None:
-        return self.kept.get((number, round_))
+        if made := self.kept.get((number, round_)):
+            self.known.append(made)
+        return made
 
     def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         self.measured += 1
@@ -83,21 +86,24 @@ class SimulatedBench:
             failure, self.serving = "no room for the KV cache", None
         else:
             try:
-                score, measuring_s = self._score(self._another(system, number, round_), seconds)
+                score, measuring_s = self._score(self._another(system, number, round_), (number, round_), seconds)
                 scores, took = [score], start_s + self.beside_s + measuring_s
             except InvalidResult as error:
                 failure = error.what
-        return Evaluation(
-            number=number,
-            round=round_,
-            options=dict(candidate),
-            seconds=seconds,
-            took_s=took,
-            start_s=start_s,
-            scenarios=scores,
-            score=geometric_mean(scores) if scores else None,
-            failure=failure,
+        self.known.append(
+            made := Evaluation(
+                number=number,
+                round=round_,
+                options=dict(candidate),
+                seconds=seconds,
+                took_s=took,
+                start_s=start_s,
+                scenarios=scores,
+                score=geometric_mean(scores) if scores else None,
+                failure=failure,
+            )
         )
+        return made
 
     def _another(self, system: Paged, number: int, round_: int) -> Paged:
         """Return the system as it is at this measurement."""
@@ -107,13 +113,18 @@ class SimulatedBench:
             system, step_s=system.step_s * factor, each_s=system.each_s * factor, token_s=system.token_s * factor
         )
 
-    def _score(self, system: Paged, seconds: float) -> tuple[Score, float]:
+    def _score(self, system: Paged, asked: tuple[int, int], seconds: float) -> tuple[Score, float]:
         noise = 7000 + self.measured
         if self.limits is None:
             tokens, _ = tokens_per_s(system, seconds, seed=self.full.seed, noise=noise)
             return Score(scenario="Offline", value=tokens, unit="tokens/s"), seconds
-        _, capacity = tokens_per_s(system, RATE_PART * seconds, seed=self.full.seed, noise=noise)
+        start, spent = first_rate(self.known, asked[0], "Server"), 0.0
+        if start is None:
+            spent = seconds if asked[1] == TRIAL else seconds / 2
+            _, start = tokens_per_s(system, spent, seed=self.full.seed, noise=noise)
+            if not start:
+                raise InvalidResult(f"no answer within {spent:.0f} s")
+            if asked[1] == TRIAL:
+                return Score(scenario="Server", value=start, unit="queries/s"), spent
         prober = SimulatedProber(system, self.limits, self.full)
-        start = queueing_estimate(capacity, self.limits)
-        found = approach(prober, start, short_plan(self.limits, seconds, capacity))
-        return Score(scenario="Server", value=found, unit="queries/s"), RATE_PART * seconds + prober.clock_s
+        return paced_score("Server", bracket(prober, start, self.limits, seconds - spent)), spent + prober.clock_s
