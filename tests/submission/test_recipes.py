@@ -162,7 +162,9 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
     checked = sha256_of_tree(tree)
     assert read_record(results / "checker.json", CheckerRecord).tree_sha256 == checked
 
-    job = SimpleNamespace(out=results, modes=tuple(Mode), rehearsal=True)
+    job = SimpleNamespace(
+        out=results, modes=tuple(Mode), rehearsal=True, no_tree="", settings=SimpleNamespace(published_results="")
+    )
     assert module._report(job, SimpleNamespace(failure=None, env={"CM_SUT_NAME": system_folder(results)})).checker
     assert "submission_checker" in capsys.readouterr().out
     assert sha256_of_tree(tree) == checked
