@@ -442,7 +442,7 @@ def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs
     given = dataclasses.replace(report, places=(place(mine, mine.results[0], index),))
     shown = render(given)
     test_it_is_well_formed_and_accessible(Page(shown))
-    assert shown.count("<td>place 2 of 2</td>") == 2 and "&lt;other&gt;</td>" in shown
+    assert shown.count(">place 2 of 2</td>") == 2 and "&lt;other&gt;</span></td>" in shown
     assert f'title="{own.file}: {own.field}, divided by 4 accelerators"' in shown
     assert "Not compared, of the same benchmark and scenario: 1 of v4.1 (it is this result)." in shown
     assert summary_record(given).places[0].standings[0].among_all.place == 2
