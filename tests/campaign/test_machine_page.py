@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 
 import pytest
 from cmind.cli import parse
 
 from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign import machine_page
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.machine_page import Device, MachineSettings, Missing, benchmark_rows, report_machine
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
+from cm4vllm.hardware.nvml import nvidia_gpus
+from cm4vllm.hardware.recording import Replay
 from cm4vllm.rules import round_names
 from cm4vllm.serving.fit.layout import GIB
 
@@ -79,6 +84,22 @@ def test_the_page_fits_100_columns_and_names_what_is_missing(tmp_path, capsys, m
     assert "  compiler: no C compiler on PATH\n      install gcc\n" in page
     assert len(found["benchmarks"]) == len(runnable_benchmarks("v6.1")) * len(found["devices"])
     assert all(one["remedy"] for one in found["missing"])
+
+
+def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_each(tmp_path, capsys, monkeypatch):
+    recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
+    gpus = [*nvidia_gpus(Replay(json.loads(recording.read_text()))) * 2]
+    gib = gpus[0].memory_bytes / GIB
+    monkeypatch.setattr(machine_page, "detect_gpus", lambda: gpus)
+    monkeypatch.setattr(machine_page, "require_device", lambda name: None)
+    found = report_machine(MachineSettings(), tmp_path, [])
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= 100
+    assert "GPU: 8x NVIDIA H100 80GB HBM3" in page
+    assert f"cuda, 8 x {gib:.1f} GiB" in page
+    (row,) = (one for one in found["benchmarks"] if (one["benchmark"], one["device"]) == ("llama2-70b-99.9", "cuda"))
+    assert f"of {gib:.1f} GiB on each of 8 GPUs, tensor 4 x pipeline 1 x data 2" in row["why"]
+    assert "--device=cuda --tp_size=4 --dp_size=2 --plan" in " ".join(page.replace("\\", "").split())
 
 
 def test_a_round_that_does_not_exist_is_refused(tmp_path):

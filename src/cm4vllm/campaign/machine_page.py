@@ -153,7 +153,7 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
         model=model,
         precision=entry.precision,
         fits=fit is not None,
-        why=why if fit is None else f"{fit.used_bytes / GIB:.1f} GiB of {_room(device)}, {_layout(fit, device)}",
+        why=why if fit is None else f"{_used(fit, device)}, {_layout(fit, device)}",
         command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
         weight_bytes=weights,
         gate=" ".join(sources(benchmark.name, name=entry.hub).model_notes),
@@ -181,6 +181,13 @@ def _room(device: Device) -> str:
     if not device.gpus:
         return f"{device.memory_bytes / GIB:.1f} GiB free"
     return f"{device.gpus} x {device.memory_bytes / GIB:.1f} GiB"
+
+
+def _used(fit: Fit, device: Device) -> str:
+    used = f"{fit.used_bytes / GIB:.1f}"
+    if not device.gpus:
+        return f"{used} GiB of {_room(device)}"
+    return f"{used} of {device.memory_bytes / GIB:.1f} GiB on each of {device.gpus} GPUs"
 
 
 def _layout(fit: Fit, device: Device) -> str:
