@@ -3,6 +3,7 @@
 import fcntl
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from cm4vllm.campaign.targets import target_of
 from cm4vllm.campaign.values import Values
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.serving.records import ServerRecord
 
 
@@ -235,6 +236,17 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     assert [one.value for one in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
     assert "lowered to 98.52" in targets[1].source
+
+
+def test_why_a_run_is_repeated_is_said_once_to_the_user(tmp_path, monkeypatch, capsys):
+    job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid", scenario="Offline"))
+    steps = {step.name: step for step in schedule(job)}
+    values = Values(job, steps)
+    short = SimpleNamespace(duration=Seconds(271.5), min_duration=Seconds(600.0))
+    monkeypatch.setattr("cm4vllm.campaign.values.read_performance", lambda folder: short)
+    repeated = [step.condition for name, step in steps.items() if name.startswith("Offline performance again")]
+    assert [values.holds(condition) for condition in repeated] == [True, True]
+    assert capsys.readouterr().out.count("Offline performance ended after 271.5 s") == 1
 
 
 def test_a_rate_is_searched_for_or_given(tmp_path):

@@ -35,6 +35,7 @@ class Values:
         self.env = common_inputs(job)
         self.good: set[str] = set()
         self._steps = steps
+        self._said: set[str] = set()
 
     def inputs(self, step: Step) -> dict[str, str]:
         """Return a step's inputs with every value filled in."""
@@ -95,7 +96,7 @@ class Values:
         result = read_performance(self._folder(name))
         if result.duration >= result.min_duration:
             return False
-        say(
+        self._say_once(
             f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
             "server was faster than in the run before. It is repeated, sized by the rate just measured"
         )
@@ -106,11 +107,17 @@ class Values:
         result = read_performance(self._folder(name))
         if result.valid or result.duration < result.min_duration:
             return False
-        say(
+        self._say_once(
             f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
             "the next lower rate that the search can distinguish from it"
         )
         return True
+
+    def _say_once(self, text: str) -> None:
+        """Tell the user why steps are taken; all the steps of a repeated run ask for the same condition."""
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
 
     def has_no_earlier_result(self, place: str) -> bool:
         return self._earlier_target(place) is None
