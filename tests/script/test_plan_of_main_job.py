@@ -249,7 +249,7 @@ def test_the_settings_that_are_found_are_those_of_the_server_and_recorded(tmp_pa
     request = asked(tmp_path, "_vllm", {"search": "max-num-seqs:64..256"}, files)
     (node,) = [node for node in planned(tmp_path, request) if node.name == "server settings search"]
     assert "takes 1,800 s, at most" in node.notes[0]
-    assert node.notes[-1].startswith("the server as it is and up to 3 other settings")
+    assert node.notes[-1].startswith("3 candidates, and the server as it is where it is none of them")
     done = executed(monkeypatch, request)
     (server,) = [env for tags, env in done if tags.startswith("run,vllm-server")]
     assert server["CM_VLLM_SERVER_EXTRA_ARGS"] == "--max-num-seqs=128"

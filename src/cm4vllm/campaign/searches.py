@@ -35,8 +35,8 @@ def settings_search(job: Job, space: Space) -> Step:
             "CM_VLLM_SERVER_MODEL_NAME": "",
         },
         notes=(
-            f"the server as it is and up to {space.size} other settings: {start}; the best third is measured three "
-            "times as long, and so on",
+            f"{space.size} candidates, and the server as it is where it is none of them: {start}; the "
+            "best third is measured three times as long, and so on",
         ),
     )
 

@@ -78,8 +78,9 @@ def _words(record: _Record) -> str:
     untried = f"; for {number(record.untried)} the time was not enough" if record.untried else ""
     return (
         f"--search={record.search} tried {number(record.candidates - record.untried)} of {number(record.candidates)} "
-        f"candidates beside the server as it is, with {number(record.starts)} starts in {rate(record.cost_s / 60)} of "
-        f"{rate(record.minutes)} minutes{untried}. All runs have {record.words or 'the server as it is'}{gain}."
+        f"candidates, and the server as it is where it is none of them, with {number(record.starts)} starts in "
+        f"{rate(record.cost_s / 60)} of {rate(record.minutes)} minutes{untried}. "
+        f"All runs have {record.words or 'the server as it is'}{gain}."
     )
 
 

@@ -60,7 +60,8 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     bench = ServerBench(folder, settings, env, runs, at_once)
     noted = _Noted(inputs.results_dir)
     say(
-        f"search over server settings: {len(candidates) - 1} candidates and the server as it is, "
+        f"search over server settings: {space.size} candidates, "
+        f"{'and' if len(candidates) > space.size else 'one of which is'} the server as it is, "
         f"{inputs.minutes:g} minutes at most"
     )
     try:
@@ -74,7 +75,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
             found = halve(candidates, bench, HalvingPlan(60 * inputs.minutes), seen)
     finally:
         bench.close()
-    record = _record(found, inputs, str(env.get(EXTRA) or ""), len(candidates) - 1)
+    record = _record(found, inputs, str(env.get(EXTRA) or ""), space.size)
     write_record(folder / SETTINGS_FILE, record)
     say_text(table(record))
     say(f"search over server settings: {record.summary}")

@@ -74,7 +74,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 class SettingsRecord(Record, frozen=True, kw_only=True):
     """A search over server settings that ended.
 
-    `search` is what --search said, `candidates` the number of them beside the server as it is, `untried` those for
+    `search` is what --search said, `candidates` their number as the plan counts them, `untried` those for
     which the time was not enough. `chosen` are the options of the best one, empty for the server as it is, `words` the
     same for `vllm serve`, and `extra_args` with what the user gave. `gain` is its score over that of the server as it
     is, measured for equally long; None where that one could not be measured. `starts` counts those of the server.
