@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import msgspec
+
 from cm4vllm.common.records import write_record
 from cm4vllm.report.server_settings import SETTINGS_PATH, tried_settings
 
@@ -21,5 +23,23 @@ def test_the_table_has_what_was_tried_with_the_reason_of_what_was_dropped(tmp_pa
     assert tried.rows[-1][-1] == "dropped: the server of x did not start; CUDA out of memory"
     assert "3 of 3 candidates" in tried.words
     assert "1.168 times as much" in tried.words
+    assert "compare with each other alone" in tried.words
+
+
+def test_a_rate_has_the_bracket_that_its_probes_measured(tmp_path):
+    found = record()
+    best = next(one for one in found.evaluations if one.options == found.chosen and one.score is not None)
+    paced = [msgspec.structs.replace(one, unit="queries/s", low=110.0, high=121.5) for one in best.scenarios]
+    later = msgspec.structs.replace(best, round=best.round + 1, scenarios=paced)
+    path = tmp_path / SETTINGS_PATH
+    path.parent.mkdir(parents=True)
+    write_record(path, msgspec.structs.replace(found, evaluations=[*found.evaluations, later]))
+    value = tried_settings(tmp_path).rows[0][4]
+    assert value.endswith(" queries/s (110.00 to 121.50)")
+
+
+def test_a_file_that_is_no_record_is_left_out(tmp_path):
+    path = tmp_path / SETTINGS_PATH
+    path.parent.mkdir(parents=True)
     path.write_text("{}")
     assert tried_settings(tmp_path) is None

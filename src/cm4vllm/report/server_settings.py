@@ -22,6 +22,8 @@ class _Score(msgspec.Struct, frozen=True):
     scenario: str
     value: float
     unit: str
+    low: float | None = None
+    high: float | None = None
 
 
 class _Evaluation(msgspec.Struct, frozen=True):
@@ -80,12 +82,21 @@ def _words(record: _Record) -> str:
         f"--search={record.search} tried {number(record.candidates - record.untried)} of {number(record.candidates)} "
         f"candidates, and the server as it is where it is none of them, with {number(record.starts)} starts in "
         f"{rate(record.cost_s / 60)} of {rate(record.minutes)} minutes{untried}. "
-        f"All runs have {record.words or 'the server as it is'}{gain}."
+        f"All runs have {record.words or 'the server as it is'}{gain}. Values of short measurements compare with each "
+        "other alone, in the same round; how far they are from those of full-length runs was not measured."
     )
 
 
+def _value(score: _Score) -> str:
+    """Return a value with the bracket of a rate that was searched for: it passed at `low`, and failed at `high`."""
+    bracket = ""
+    if score.low is not None and score.high is not None:
+        bracket = f" ({rate(score.low)} to {rate(score.high)})"
+    return f"{rate(score.value)} {score.unit}{bracket}"
+
+
 def _row(record: _Record, one: _Evaluation) -> tuple[str, ...]:
-    scores = {score.scenario: f"{rate(score.value)} {score.unit}" for score in one.scenarios}
+    scores = {score.scenario: _value(score) for score in one.scenarios}
     options = " ".join(f"--{name}={value}" for name, value in one.options.items()) or "as without the search"
     state = "chosen" if one.options == record.chosen and one.score is not None else ""
     return (
