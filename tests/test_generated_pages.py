@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import structure_picture
 from cm4vllm.engine.tools.reference import recipes_page
 from cm4vllm.rules.page import benchmarks_page
 
@@ -28,12 +29,17 @@ def matrix_page() -> str:
         ("benchmarks.md", benchmarks_page(), "python -m cm4vllm.rules.page > docs/benchmarks.md"),
         ("matrix.md", matrix_page(), "python benchmarks/matrix.py --list --page=docs/matrix.md"),
         (
+            "pictures/structure.svg",
+            structure_picture.picture(),
+            "python tests/structure_picture.py > docs/pictures/structure.svg",
+        ),
+        (
             "recipes.md",
             recipes_page(str(ROOT / "script")),
             "python -m cm4vllm.engine.tools.reference script > docs/recipes.md",
         ),
     ],
-    ids=["benchmarks", "matrix", "recipes"],
+    ids=["benchmarks", "matrix", "structure", "recipes"],
 )
 def test_a_generated_page_is_of_this_version(name, text, command):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"write it again: {command}"
