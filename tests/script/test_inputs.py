@@ -155,6 +155,7 @@ OTHERS = {
     "only",
     "quick",
     "rounds",
+    "first",
     "settings",
     "vllm",
     "endpoints",
