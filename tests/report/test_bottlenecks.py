@@ -9,27 +9,33 @@ import pytest
 from msgspec.structs import replace as changed
 from simulated_server import SimulatedServer
 
-from cm4vllm.loadgen.records import ProcessRecord, Spread
+from cm4vllm.loadgen.records import MachineLoad, ProcessRecord, Spread
 from cm4vllm.report.bottlenecks import Cause, Why, why
-from cm4vllm.report.model import load
+from cm4vllm.report.model import load as load_results
 from cm4vllm.results.model import Figure, Figures, Performance, Source
 from cm4vllm.serving.metrics import ServerMetrics
 
 
 @pytest.fixture(scope="session")
 def offline(real_runs: Path) -> Performance:
-    return load(real_runs).results[0].performance
+    return load_results(real_runs).results[0].performance
 
 
 @pytest.fixture(scope="session")
 def paced(real_runs: Path) -> Performance:
-    return load(real_runs).results[1].performance
+    return load_results(real_runs).results[1].performance
 
 
 def explained(
-    part: Performance, server: SimulatedServer, metrics: ServerMetrics, *, http_ms: float = 0.0, **client: object
+    part: Performance,
+    server: SimulatedServer,
+    metrics: ServerMetrics,
+    *,
+    http_ms: float = 0.0,
+    load: MachineLoad | None = None,
+    **client: object,
 ) -> Why | None:
-    """Give what is said of a run of this server; `http_ms` pass outside of its engine."""
+    """Give what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
     run = part.run
     argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
     settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)
@@ -47,7 +53,9 @@ def explained(
         replace(
             part,
             figures=Figures(figures.values()),
-            run=changed(run, settings=settings, server_metrics=metrics, client=changed(run.client, **client)),
+            run=changed(
+                run, settings=settings, server_metrics=metrics, client=changed(run.client, **client), machine_load=load
+            ),
         )
     )
 
@@ -132,6 +140,29 @@ def test_a_client_without_headroom_is_named_before_all_else(offline: Performance
     check = changed(offline.run.client.self_check, capacity_qps=1.0)
     found = explained(offline, server, server.run(), self_check=check)
     assert found.cause is Cause.CLIENT and "--num_workers" in found.option
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "own_s", "stolen_s", "bound"),
+    [
+        (1281.64, 293.17, 2.67, True),  # of a full-length run beside three others
+        (1270.0, 900.0, 0.0, True),
+        (900.0, 600.0, 380.0, True),  # a hypervisor's other machines
+        (1281.64, 1200.0, 0.0, False),
+        (1000.0, 293.17, 0.0, False),  # processors were idle
+        (1281.64, None, 0.0, False),
+    ],
+)
+def test_other_work_that_takes_the_processors_is_named_before_the_server(
+    offline: Performance, paced: Performance, busy_s: float, own_s: float | None, stolen_s: float, bound: bool
+) -> None:
+    taken = MachineLoad(processors=2, wall_s=642.404, busy_s=busy_s, own_s=own_s, stolen_s=stolen_s)
+    server = SimulatedServer(sequences=32)
+    found = explained(offline, server, server.run(), load=taken)
+    assert (found.cause is Cause.HOST) is bound
+    assert ("end the other processes" in found.option) is bound
+    light = SimulatedServer()
+    assert explained(paced, light, light.run(qps=5), load=taken).cause is Cause.LOAD
 
 
 def test_nothing_is_said_without_enough_evidence(offline: Performance, paced: Performance) -> None:

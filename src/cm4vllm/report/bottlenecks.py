@@ -29,6 +29,8 @@ MOST_DECODING = 0.7
 FULL, PREEMPTED = 0.95, 0.01
 #: The part of the sequences that a server allows from which on they count as all at work.
 NEARLY = 0.95
+#: The parts of the processors from which on none is idle, and from which on what others take of them binds.
+BUSY, TAKEN = 0.95, 0.25
 #: The engine does not explain a mean TTFT that is this many times its own queue and prefill, and as many ms more.
 UNEXPLAINED, UNEXPLAINED_MS = 2.0, 50.0
 
@@ -121,7 +123,7 @@ def why(part: Performance) -> Why | None:
     if seen is None:
         return None
     source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
-    found = _client(seen) or _kv_cache(seen)
+    found = _client(seen) or _machine(seen) or _kv_cache(seen)
     if found is None:
         found = _JUDGES[seen.run.settings.terms.arrivals](seen)
     if found is None:
@@ -160,6 +162,25 @@ def _client(seen: _Seen) -> _Found | None:
         "The client may have bound this run, not the server.",
         "more client processes (--num_workers), or a host of its own for the client",
         (f"the client can carry {times(room)} the load of this run; {HEADROOM} are needed", *used),
+    )
+
+
+def _machine(seen: _Seen) -> _Found | None:
+    """Say that other work took the processors; not where the limits of a paced run left room for it."""
+    load = seen.run.machine_load
+    if load is None or load.own is None or load.others is None or load.busy + load.stolen < BUSY:
+        return None
+    if load.others + load.stolen < TAKEN or min((one.headroom or 0.0 for one in seen.latencies), default=0.0) >= MOST:
+        return None
+    return (
+        Cause.HOST,
+        "Other work on this machine bound this run: no processor was idle, and server and client had a part of them.",
+        "a machine of its own: end the other processes, or take one that is not shared",
+        (
+            f"of {number(load.processors)} processors server and client used {percent(load.own)}, other processes "
+            f"{percent(load.others)}, and the hypervisor gave {percent(load.stolen)} to other machines",
+            *seen.phases,
+        ),
     )
 
 
