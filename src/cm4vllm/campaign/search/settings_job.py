@@ -65,11 +65,10 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
         f"{inputs.minutes:g} minutes at most"
     )
     try:
-        with step("search over server settings") as progress:
+        with step("search over server settings"):
 
             def seen(evaluation: Evaluation) -> None:
                 noted.add(evaluation)
-                progress.update(words(evaluation))
                 say(f"server settings: {words(evaluation)}")
 
             found = halve(candidates, bench, HalvingPlan(60 * inputs.minutes), seen)
