@@ -100,7 +100,7 @@ def test_the_plan_shows_the_advisors_layout_beside_the_published_one_and_why_the
     advised = next(note for note in notes if note.startswith("fit advisor"))
     assert "4 x 80 GiB" in advised and "tensor 2 x data 2, 133 sequences each" in advised
     own = next(note for note in notes if note.startswith("published: tensor 4, at most 1,024 sequences"))
-    assert "371 requests of full length, or 1,024 of 743 tokens" in own
+    assert "371 requests of full length, or 1,024 requests of 743 tokens" in own
     assert {LAYOUTS_DIFFER, SEQUENCES_DIFFER} <= set(notes)
 
 

@@ -26,6 +26,8 @@ def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
     fields = {"model": "gpt-oss-120b", "round": "v6.0"}
     assert [note for note in job(**fields).notes if "exact_match: LiveCodeBench's tests are not given" in note]
     assert job(**fields, modes="performance", execution_mode="valid").notes == ()
+    assert job(livecodebench_path="tests").notes[0].startswith("--livecodebench_path=tests: ignored")
+    assert not any("ignored" in note for note in job(**fields, livecodebench_path="tests").notes)
     with pytest.raises(UsageError, match="cannot be scored as a whole"):
         job(**fields, execution_mode="valid")
 

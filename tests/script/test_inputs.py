@@ -18,6 +18,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.run.request import ENGINE_FLAGS
+from cm4vllm.rules import Category, Division, ExecutionMode
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [load_script(str(path.parent), "cm4vllm") for path in sorted((ROOT / "script").glob("*/_cm.yaml"))]
@@ -123,7 +124,8 @@ def same(default: Any, text: str, kind: str) -> bool:
 @pytest.mark.parametrize("flag", [flag for flag, entry in MAIN.input_description.items() if entry.get("choices")])
 def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, flag):
     key = MAIN.input_mapping[flag]
-    base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"}
+    # The network division takes servers on other machines alone; none is asked here.
+    base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://192.0.2.1:1"}
     with pytest.raises(CmError) as caught:
         prepared({**base, key: "nonsense"})
     assert caught.value.exit_code == 20
@@ -133,6 +135,12 @@ def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, fl
             prepared({**base, key: value})
         except CmError as error:
             assert value not in error.what or flag == "device", error
+
+
+def test_all_values_that_the_rules_have_are_listed():
+    wanted = {"division": Division, "category": Category, "execution_mode": ExecutionMode}
+    listed = {flag: MAIN.input_description[flag]["choices"] for flag in wanted}
+    assert listed == {flag: [str(one) for one in kind] for flag, kind in wanted.items()}
 
 
 def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():

@@ -12,7 +12,7 @@ from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.submission.capsule import CapsuleFigure, as_yaml, read_capsule, write_capsule
+from cm4vllm.submission.capsule import Capsule, CapsuleFigure, as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.capsule_of_results import capsule_of_results
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
 from cm4vllm.submission.comparison import Judgement, compare, environment, judge, report
@@ -226,6 +226,26 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
     assert refused.value.remedy.endswith("DATASET_PATH=... HF_TOKEN=...")
     with pytest.raises(UsageError, match="cannot be run again"):
         replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot read the capsule"),
+        ("\0", "is not a capsule"),
+        ("round: [", "is not a capsule"),
+        ("round: v6.1", "of this version"),
+        ("schema: {schema}\nround: 6", "is not a capsule"),
+    ],
+    ids=["missing", "binary", "cut", "of another version", "without its fields"],
+)
+def test_a_damaged_capsule_is_refused_with_what_to_do(text, words, tmp_path):
+    path = tmp_path / "rerun.yaml"
+    if text is not None:
+        path.write_text(text.format(schema=Capsule.SCHEMA))
+    with pytest.raises(UsageError, match=words) as refused:
+        read_capsule(path)
+    assert refused.value.cause and refused.value.remedy
 
 
 def test_what_differs_here_is_known_before_the_run(results):

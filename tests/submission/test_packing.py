@@ -65,8 +65,10 @@ def test_it_holds_the_divisions_and_nothing_of_the_machine(tree, tmp_path):
 def test_what_cannot_be_packed_is_refused(tree, tmp_path, monkeypatch):
     with pytest.raises(SubmissionError, match="no submission in"):
         pack(tmp_path / "none", tmp_path / "one.tar.gz")
-    with pytest.raises(UsageError, match="somebody to encrypt for"):
+    with pytest.raises(UsageError, match="--encrypt=gpg is given without --recipient"):
         pack(tree, tmp_path / "one.tar.gz", program="gpg")
+    with pytest.raises(UsageError, match="--recipient=age1x is given without --encrypt"):
+        pack(tree, tmp_path / "one.tar.gz", recipients=("age1x",))
     with monkeypatch.context() as without, pytest.raises(NotFoundError, match="age not found"):
         without.setenv("PATH", "")
         pack(tree, tmp_path / "one.tar.gz", program="age", recipients=("age1x",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cm4vllm.accuracy.graders.catalogue import grader
 from cm4vllm.accuracy.scoring import SCORERS, graders_of, lacks_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.rules import (
@@ -26,6 +27,7 @@ __all__ = [
     "compliance_tests",
     "graders",
     "needs_sentences",
+    "reads_problems",
     "require_round",
     "require_runnable",
     "require_scored",
@@ -89,6 +91,11 @@ def unscored_words(lacks: Mapping[str, str]) -> list[str]:
 def graders(benchmark: BenchmarkTerms, problems: str = "") -> tuple[str, ...]:
     """Return the graders by which a benchmark's answers are scored on this machine; `problems` as in unscored."""
     return graders_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else ()
+
+
+def reads_problems(benchmark: BenchmarkTerms) -> bool:
+    """Say whether answers of a benchmark are judged by tests that the user gives."""
+    return any(grader(name).problems for names in SCORERS[benchmark.scorer].graders.values() for name in names)
 
 
 def needs_sentences(benchmark: BenchmarkTerms) -> bool:

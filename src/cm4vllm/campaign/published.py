@@ -170,9 +170,14 @@ def published_page() -> str:
 _INTRODUCTION = """\
 `--published=NAME` sets benchmark, round, model, rates, the release of vLLM and the server's options as they were
 published. Your own flags override them, and so does a model among the tags: with `_dummy` the benchmark's model is
-rehearsed with random weights. A value that is the default (`_r6.1`, `--model=llama3.1-8b`) cannot be
-distinguished from one that is not given. With `--api_server` the release and the options of the server are left out: it
-has them already. The plan and the run say what was published. No number below was measured here.
+rehearsed with random weights. A flag with its default value (`_r6.1`, `--model=llama3.1-8b`) overrides nothing, because
+it cannot be distinguished from one that is not given. With `--api_server` the release and the options of the server are
+left out: that server runs already. The plan and the run show what was published. This project measured no number below.
+
+Each section has the settings (flags of the same name, but for `extra`, `--extra_args`, and `kv_cache_gib`,
+`--kv_cache_space`), the published figures, and in what a run of cm4vllm differs. Two of its lines compare layouts: that
+which the fit advisor ([models.md](models.md#what-fits)) suggests for these GPUs, and the published one. In both,
+"tensor 2 x data 2" is two replicas of two GPUs each.
 """.splitlines()
 
 
@@ -229,8 +234,8 @@ def _differences(run: PublishedRun) -> Iterator[str]:
     if run.vllm and not _can_be_measured(run.vllm):
         oldest = ".".join(map(str, OLDEST_RELEASE))
         yield (
-            f"vLLM {run.vllm} does not return the ids of its tokens and cannot be measured; the default release "
-            f"serves, or the nearest one that can be: --vllm_version={oldest}"
+            f"vLLM {run.vllm} does not return token ids, and cannot be measured for that reason: the default release "
+            f"is taken instead; the oldest one that can be measured is --vllm_version={oldest}"
         )
 
 

@@ -14,14 +14,13 @@ from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked,
 __all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]
 
 LAYOUTS_DIFFER = (
-    f"why the layouts differ: the advisor takes the smallest group of GPUs whose cache holds {ENOUGH_REQUESTS} "
-    "requests of full length, and makes replicas of it, since GPUs of one group wait for each other; a larger group "
-    "leaves each GPU more memory for the cache, and shortens the time of a token"
+    f"why the layouts differ: the advisor takes the smallest group of GPUs whose KV cache holds {ENOUGH_REQUESTS} "
+    "requests of full length, and makes replicas of that group, because the GPUs of one group wait for each other. A "
+    "larger group leaves each GPU more memory for the cache, and shortens the time of a token"
 )
 SEQUENCES_DIFFER = (
-    "why the sequences differ: the advisor counts requests of full length, which always fit; --max-num-seqs is an "
-    "upper limit, and shorter requests leave room for more. vLLM takes back (preempts) those for which the "
-    "cache has no room"
+    "why the sequences differ: the advisor counts requests of full length, which always fit. --max-num-seqs is an upper "
+    "limit: shorter requests leave room for more, and vLLM preempts those for which the cache has no room"
 )
 
 #: A quantisation that the server makes when it starts, in place of the checkpoint's own precision.
@@ -40,12 +39,12 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
         return
     asked = _asked(settings, gpu, gpus)
     if isinstance(asked, str):
-        yield f"the fit advisor is not asked: {asked}"
+        yield f"no advice on the layout: {asked}"
         return
     try:
         advised = advise(asked)
     except ModelError as error:
-        yield f"the fit advisor sees no room for it: {error.what}"
+        yield f"by the fit advisor's calculation it does not fit: {error.what}"
         return
     yield (
         f"fit advisor, for {gpus} x {asked.memory_bytes / GIB:g} GiB and requests of up to "
@@ -90,13 +89,13 @@ def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
     try:
         own = advise(replace(asked, tensor_parallel=tensor, pipeline_parallel=pipeline))
     except ModelError as error:
-        yield f"the advisor sees no room for the published layout: {error.what}"
+        yield f"by the advisor's calculation the published layout does not fit: {error.what}"
         return
     limit = f", at most {sequences:,} sequences each" if sequences else ", vLLM's own number of sequences"
     yield (
-        f"published: {_layout(own)}{limit}; by the advisor's sums the cache of each replica holds {own.kv_tokens:,} "
-        f"tokens: {own.kv_tokens // asked.max_model_len:,} requests of full length"
-        + (f", or {sequences:,} of {own.kv_tokens // sequences:,} tokens" if sequences else "")
+        f"published: {_layout(own)}{limit}; by the advisor's calculation the KV cache of each replica holds "
+        f"{own.kv_tokens:,} tokens: {own.kv_tokens // asked.max_model_len:,} requests of full length"
+        + (f", or {sequences:,} requests of {own.kv_tokens // sequences:,} tokens" if sequences else "")
     )
     if (own.tensor_parallel, own.pipeline_parallel) != (advised.tensor_parallel, advised.pipeline_parallel):
         yield LAYOUTS_DIFFER

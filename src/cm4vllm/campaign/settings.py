@@ -13,6 +13,7 @@ from cm4vllm.campaign.capabilities import (
     compliance_tests,
     graders,
     needs_sentences,
+    reads_problems,
     require_round,
     require_runnable,
     require_scored,
@@ -379,10 +380,11 @@ def _notes(settings: CampaignSettings) -> list[str]:
     return notes
 
 
-def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], problems: str) -> list[str]:
-    if Mode.ACCURACY not in modes:
-        return []
-    return [f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems))]
+def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], problems: str) -> Iterator[str]:
+    if problems and not (reads_problems(benchmark) and Mode.ACCURACY in modes):
+        yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
+    if Mode.ACCURACY in modes:
+        yield from (f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems)))
 
 
 def _length_notes(

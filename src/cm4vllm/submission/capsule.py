@@ -144,23 +144,28 @@ def as_yaml(capsule: Capsule) -> str:
 
 def read_capsule(path: Path) -> Capsule:
     """Read a capsule. Raises UsageError where the file is none of this version."""
+    again = "make it again from the results or the tree: cm run script --tags=generate,mlperf,capsule --input=FOLDER"
     try:
         with opened(path) as file:
             fields = yaml.load(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     except OSError as error:
-        raise UsageError(f"cannot read the capsule {path}", cause=str(error.strerror)) from error
+        raise UsageError(
+            f"cannot read the capsule {path}",
+            cause=str(error.strerror),
+            remedy=f"give a {CAPSULE_FILE}, a folder of results, or a submission tree",
+        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not a capsule", cause=str(error)) from error
+        raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
     if not isinstance(fields, dict) or fields.pop(_SCHEMA, None) != Capsule.SCHEMA:
         raise UsageError(
             f"{path} is not a capsule of this version of cm4vllm",
             cause=f"its schema is not {Capsule.SCHEMA}",
-            remedy="make it again with the version that is installed: --tags=generate,mlperf,capsule",
+            remedy=again,
         )
     try:
         return msgspec.convert(fields, Capsule)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise UsageError(f"{path} is not a capsule", cause=str(error)) from error
+        raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
 
 
 def unknown_fields(capsule: Capsule, *, expected: dict[str, tuple[str, ...]]) -> list[str]:

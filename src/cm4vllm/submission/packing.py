@@ -52,8 +52,8 @@ def pack(
     """Write the divisions of a tree into `archive` (tar.gz), and its digest beside it; encrypt it for `recipients`.
 
     The tree stays as it is; `ids` are the private ids of systems, which are put into the archive alone. Raises
-    SubmissionError where there is no tree, and where a file of it may not be published; NotFoundError without the
-    program that encrypts.
+    SubmissionError where there is no tree, and where a file of it may not be published; UsageError where of program and
+    recipients one is given; NotFoundError without the program that encrypts.
     """
     files = list(_files(tree))
     if not files:
@@ -64,7 +64,15 @@ def pack(
         )
     if program and not recipients:
         raise UsageError(
-            f"{program} needs somebody to encrypt for", remedy="give the recipient's public key: --recipient"
+            f"--encrypt={program} is given without --recipient",
+            cause="an archive is encrypted with the public key of the one who is to read it",
+            remedy="give that key: --recipient=KEY",
+        )
+    if recipients and not program:
+        raise UsageError(
+            f"--recipient={','.join(recipients)} is given without --encrypt",
+            cause="the archive would not be encrypted",
+            remedy=f"name the program that encrypts: --encrypt={' or --encrypt='.join(ENCRYPTION)}",
         )
     if program and shutil.which(program) is None:
         raise NotFoundError(f"{program} not found on PATH", remedy=f"install it, or give --encrypt={_other(program)}")

@@ -40,6 +40,10 @@ def test_files_that_are_missing_changed_or_none_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"has no test3\.jsonl") as refused:
         require_problem_files(tmp_path, FILES[:3])
     assert "hf download livecodebench/code_generation_lite" in refused.value.remedy
+    for given, cause in ((tmp_path / "gone", "does not exist"), (tmp_path / "test.jsonl", "is a file")):
+        with pytest.raises(UsageError, match="is not usable") as refused:
+            require_problem_files(given, FILES[:1])
+        assert cause in refused.value.cause and "hf download" in refused.value.remedy
     index = index_problems(tmp_path, FILES[:2])
     path = tmp_path / "test2.jsonl"
     path.write_bytes(path.read_bytes().replace(b"stdin1", b"stdin9"))

@@ -35,7 +35,13 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def require_problem_files(folder: Path, names: Sequence[str]) -> None:
-    """Raise UsageError unless the folder has these files."""
+    """Raise UsageError unless the folder exists and has these files."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"--livecodebench_path={folder} is not usable",
+            cause="it is a file, not a folder" if folder.exists() else "the folder does not exist",
+            remedy=f"give the folder into which you fetched the data set: {HOW_TO_FETCH}",
+        )
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise UsageError(
             f"--livecodebench_path={folder} has no {', '.join(missing)}",
