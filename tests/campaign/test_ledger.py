@@ -102,7 +102,7 @@ def test_no_secret_stands_in_it(tmp_path):
 def test_the_status_is_shown_while_a_command_goes_on_and_after_it_was_killed(tmp_path, capsys):
     out = tmp_path / "test"
     out.mkdir()
-    with pytest.raises(UsageError, match="no job has worked"):
+    with pytest.raises(UsageError, match="no results of a job"):
         report_status(StatusSettings(output_dir=str(tmp_path)))
     file = LedgerFile(out, "2026-01-01T00:00:00+00:00 77")
     file.append([entry("one", State.PLANNED), entry("two", State.PLANNED)])
@@ -111,8 +111,8 @@ def test_the_status_is_shown_while_a_command_goes_on_and_after_it_was_killed(tmp
         fcntl.flock(lock, fcntl.LOCK_EX)
         (job,) = report_status(StatusSettings(output_dir=str(tmp_path)))["jobs"]
     assert (job["under_way"], [step["state"] for step in job["steps"]]) == (True, ["running", "planned"])
-    assert "under way, process 77; the last one began 2026-01-01" in capsys.readouterr().out
+    assert "running, process 77, since 2026-01-01" in capsys.readouterr().out
     (job,) = report_status(StatusSettings(output_dir=str(out)))["jobs"]
     assert (job["under_way"], [step["state"] for step in job["steps"]]) == (False, ["aborted", "planned"])
     shown = capsys.readouterr().out
-    assert "no command is at work" in shown and "has ended without reporting it" in shown
+    assert "not running; the last command began" in shown and "has ended without reporting it" in shown

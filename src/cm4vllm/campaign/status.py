@@ -37,9 +37,9 @@ def report_status(settings: StatusSettings) -> dict[str, object]:
     folders = [one for one in (base, *(base / mode for mode in ExecutionMode)) if (one / LEDGER_FILE).is_file()]
     if not folders:
         raise UsageError(
-            f"no job has worked in {base}",
-            cause=f"neither it nor its folders test and valid hold a {LEDGER_FILE}",
-            remedy="name the --output_dir of the job",
+            f"no results of a job in {base}",
+            cause=f"no {LEDGER_FILE} in this folder, nor in its folders test and valid",
+            remedy="give the folder that the job has as --output_dir, or start the command in the folder of the job",
         )
     return {"jobs": [_reported(folder) for folder in folders]}
 
@@ -71,8 +71,8 @@ def _reported(out: Path) -> dict[str, object]:
 def _heading(ledger: Ledger, steps: Sequence[StepState], *, under_way: bool) -> str:
     began, _, pid = ledger.run.partition(" ")
     done = sum(state.last.state.is_good or state.last.state is State.LEFT_OUT for state in steps)
-    words = f"under way, process {pid}" if under_way else "no command is at work"
-    return f"{words}; the last one began {began}; {done} of {len(steps)} steps are done"
+    words = f"running, process {pid}, since {began}" if under_way else f"not running; the last command began {began}"
+    return f"{words}; {done} of {len(steps)} steps are done"
 
 
 def _state(state: StepState, *, under_way: bool) -> State:
