@@ -170,12 +170,14 @@ def _axis(part: str) -> Axis:
         raise UsageError(f"--search={part} has no range", remedy=_HOW)
     option = known[name]
     low, high = _value(option, part, low_text), _value(option, part, high_text)
-    if not low < high:
+    if low > high:
         raise UsageError(
-            f"--search={part} has an empty range" if low == high else f"--search={part} has a range from high to low",
-            remedy=f"give the lower end first: {name}:{min(low, high):g}..{max(low, high):g}"
-            if low != high
-            else f"give --extra_args=--{name}={low:g} to set it without a search",
+            f"--search={part} has a range from high to low", remedy=f"give the lower end first: {name}:{high}..{low}"
+        )
+    if low == high:
+        flag = f"--{option.input}={low}" if option.input else f"--extra_args=--{name}={low}"
+        raise UsageError(
+            f"--search={part} has an empty range", remedy=f"give {flag} in its place: one value needs no search"
         )
     return Axis(option, low, high)
 
