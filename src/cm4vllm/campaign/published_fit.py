@@ -19,8 +19,8 @@ LAYOUTS_DIFFER = (
     "larger group leaves each GPU more memory for the cache, and shortens the time of a token"
 )
 SEQUENCES_DIFFER = (
-    "why the sequences differ: the advisor counts requests of full length, which always fit. --max-num-seqs is an upper "
-    "limit: shorter requests leave room for more, and vLLM preempts those for which the cache has no room"
+    "why the sequences differ: the advisor counts requests of full length, which always fit. --max-num-seqs is an "
+    "upper limit: shorter requests leave room for more, and vLLM preempts those for which the cache has no room"
 )
 
 #: A quantisation that the server makes when it starts, in place of the checkpoint's own precision.
