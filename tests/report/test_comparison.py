@@ -15,7 +15,7 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
-from cm4vllm.report.compared_settings import Group, differences, options
+from cm4vllm.report.compared_settings import Group, differences
 from cm4vllm.report.comparison import compare
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.opening import open_results
@@ -214,14 +214,3 @@ def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two
     assert all(len(row.cells) == len(block.sides) for block in found.blocks for row in block.rows)
     assert [one.values for one in found.differences if one.name == "weight data types"]
     assert any("D against C" in line for line in as_text(found))
-
-
-def test_options_of_a_command_are_read_as_a_shell_has_them() -> None:
-    words = ["VLLM_CPU_KVCACHE_SPACE=1", "python", "-m", "server", "--port=1", "--name", "x y", "--eager", "--a", "1"]
-    assert dict(options(words)) == {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "--port": "1",
-        "--name": "x y",
-        "--eager": "set",
-        "--a": "1",
-    }

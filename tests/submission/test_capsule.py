@@ -201,7 +201,10 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
         return msgspec.structs.replace(capsule, server=msgspec.structs.replace(capsule.server, command=list(words)))
 
     assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
-    assert differing(served("serve", "m", "--port", "1"), served("serve", "m", "--seed=1")) == {"server.command"}
+    assert not differing(served("serve", "m", "--a", "1", "--eager"), served("serve", "m", "--eager", "--a=1"))
+    one, other = served("serve", "m", "--port", "1", "--a=1"), served("serve", "m", "--seed=1", "--a=2")
+    assert differing(one, other) == {"server.command --seed", "server.command --a"}
+    assert differing(one, served("other", "m", "--a=1")) == {"server.command"}
 
 
 def test_a_replay_fixes_what_the_first_run_measured(results):
@@ -246,6 +249,33 @@ def test_a_damaged_capsule_is_refused_with_what_to_do(text, words, tmp_path):
     with pytest.raises(UsageError, match=words) as refused:
         read_capsule(path)
     assert refused.value.cause and refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("server", "extra", "expected"),
+    [
+        (["serve", "m", "--max-num-seqs", "128", "--dtype=auto"], "", "--max-num-seqs=128"),
+        (["serve", "--block-size=16", "--max-num-seqs=64"], "--seed=1", "--block-size=16 --max-num-seqs=64 --seed=1"),
+        (["serve", "m"], "--seed=1", "--seed=1"),
+    ],
+)
+def test_a_replay_does_not_search_again_but_takes_what_was_found(results, server, extra, expected):
+    capsule = capsule_of_results(results.out)
+    command = [
+        "cm",
+        "run",
+        "script",
+        "--tags=run-mlperf,inference,_vllm,_find-performance",
+        "--search=max-num-seqs:32..256,block-size:16..32",
+        "--search_minutes=4",
+        "--find_target_qps",
+        *([f"--extra_args={extra}"] if extra else []),
+    ]
+    server = msgspec.structs.replace(capsule.server, command=server)
+    words = replay_words(msgspec.structs.replace(capsule, command=command, server=server), {}, {})
+    assert words[0] == "--tags=run-mlperf,inference,_vllm,_r6.1"
+    assert not [word for word in words if word.startswith(("--search", "--find"))]
+    assert {f"--extra_args={expected}", "--server_target_qps=100.0"} <= set(words)
 
 
 def test_what_differs_here_is_known_before_the_run(results):

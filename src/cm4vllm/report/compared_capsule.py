@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.command_lines import shell_line
+from cm4vllm.common.command_lines import options, shell_line
 from cm4vllm.common.errors import UsageError
-from cm4vllm.report.compared_settings import NOT_STATED, Group, Setting, as_text, loadgen_settings, options
+from cm4vllm.report.compared_settings import NOT_STATED, Group, Setting, as_text, loadgen_settings
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Result, Source
 from cm4vllm.results.reading import SCORE_UNITS
 from cm4vllm.results.uncertainty import Basis, Estimate

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cm4vllm.common.command_lines import options
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.wording import server_command
 from cm4vllm.results.model import Result, Submission
 
-__all__ = [
-    "NOT_STATED",
-    "Difference",
-    "Group",
-    "Setting",
-    "as_text",
-    "differences",
-    "loadgen_settings",
-    "options",
-    "settings_of",
-]
+__all__ = ["NOT_STATED", "Difference", "Group", "Setting", "as_text", "differences", "loadgen_settings", "settings_of"]
 
 
 class Group(StrEnum):
@@ -140,26 +131,6 @@ def _recorded(run: RunRecord) -> Iterator[tuple[Group, str, Any]]:
     yield Group.CLIENT, "worker processes", sum(process.name.startswith("worker") for process in run.client.processes)
     for name, value in {**run.versions, **one.server.packages}.items():
         yield Group.PACKAGES, name, value
-
-
-def options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Give the options of a command, and the variables that stand before it, each with its value."""
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            if name:
-                yield name, "set"
-            name, given, value = word.partition("=")
-            if given:
-                yield name, value
-                name = ""
-        elif name:
-            yield name, word
-            name = ""
-        elif "=" in word and word.partition("=")[0].isidentifier():
-            yield word.partition("=")[0], word.partition("=")[2]
-    if name:
-        yield name, "set"
 
 
 def as_text(value: Any) -> str:

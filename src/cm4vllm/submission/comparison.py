@@ -9,6 +9,7 @@ lie in it, do not confirm each other: they are called doubtful, with the reason.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.common.command_lines import options
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
@@ -89,14 +91,7 @@ class Compared(Record, frozen=True, kw_only=True):
 def compare(first: Capsule, second: Capsule, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Compared]:
     """Compare two capsules and return all fields that both or one of them state."""
     rows = [*_fields(first, second, _DECISIVE, Judgement.DIFFERS)]
-    rows.append(
-        _row(
-            "server.command",
-            _without_place(first.server.command),
-            _without_place(second.server.command),
-            Judgement.DIFFERS,
-        )
-    )
+    rows += _server_commands(first.server.command, second.server.command)
     rows += _fields(first, second, _SHOWN, Judgement.SHOWN)
     ours, theirs = ({run.name: run for run in one.runs} for one in (first, second))
     for name in dict.fromkeys([*ours, *theirs]):
@@ -214,18 +209,19 @@ def _row(field: str, one: Any, other: Any, apart: Judgement) -> Compared:
     return Compared(field=field, first=one, second=other, judgement=judgement)
 
 
-def _without_place(command: list[str]) -> list[str]:
-    """Return a server's command without the options that say where it listens."""
-    kept, skip = [], False
-    for word in command:
-        flag, equals, _ = word.partition("=")
-        if skip:
-            skip = False
-        elif flag in _PLACE:
-            skip = not equals
-        else:
-            kept.append(word)
-    return kept
+def _server_commands(one: list[str], other: list[str]) -> Iterator[Compared]:
+    """Compare what is started, then each option but those that say where the server listens, in whatever order."""
+    if not one or not other:
+        yield _row("server.command", one, other, Judgement.DIFFERS)
+        return
+    started = ([*itertools.takewhile(lambda word: not word.startswith("--"), words)] for words in (one, other))
+    yield _row("server.command", next(started), next(started), Judgement.DIFFERS)
+    ours, theirs = list(options(one)), list(options(other))
+    for name in dict.fromkeys(name for name, _ in [*ours, *theirs] if name not in _PLACE):
+        values = (" ".join(value for found, value in those if found == name) for those in (ours, theirs))
+        yield _row(
+            f"server.command {name}", next(values) or "not given", next(values) or "not given", Judgement.DIFFERS
+        )
 
 
 def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: bool) -> Iterator[Compared]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import __version__
+from cm4vllm.common.command_lines import options
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.redaction import PLACEHOLDER
@@ -23,8 +24,10 @@ from cm4vllm.submission.sources import program_digest
 
 __all__ = ["capsule_at", "capsules_at", "replay_words", "this_place", "with_scenarios"]
 
-#: Flags that say where a job's files go and what it prints, not what it measures.
+#: Flags that say where a job's files go and what it prints, not what it measures; and those that make it search for
+#: what the first run found: rates and server settings, which are fixed instead.
 _NOT_REPEATED = ("output_dir", "results_dir", "rerun", "plan", "quiet", "j", "out", "submitter", "clean", "print_deps")
+_SEARCHES, _SEARCHING_TAG = ("search", "search_minutes", "find_target_qps"), "_find-performance"
 
 
 def capsule_at(place: Path, chosen: str = "") -> Capsule:
@@ -95,10 +98,11 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
     """Return the words of the `cm` command that runs the capsule again, after `cm run script`.
 
     `given` are flags of the user's own, which take the place of the capsule's. Rates that the first run measured, the
-    release of vLLM and the revision of the model are fixed. Variables are replaced out of `environ`. Raises UsageError
-    where one is not set, and where the capsule has no command.
+    server settings that it searched for, the release of vLLM and the revision of the model are fixed. Variables are
+    replaced out of `environ`. Raises UsageError where one is not set, and where the capsule has no command.
     """
     tags, flags = _parsed(capsule.command)
+    tags = ",".join(tag for tag in tags.split(",") if tag != _SEARCHING_TAG)
     if not tags:
         raise UsageError(
             "the capsule cannot be run again",
@@ -106,7 +110,10 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
             remedy="see its list of what is unknown",
         )
     wanted = {**_fixed(capsule, flags, given), **flags, **given}
-    wanted = {name: value for name, value in wanted.items() if name in given or name not in _NOT_REPEATED}
+    left_out = (*_NOT_REPEATED, *_SEARCHES)
+    wanted = {name: value for name, value in wanted.items() if name in given or name not in left_out}
+    if found := _found_settings(capsule.server.command, flags.get("search") or ""):
+        wanted["extra_args"] = " ".join([*found, wanted.get("extra_args") or ""]).strip()
     if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
         tags += f",_r{capsule.round.removeprefix('v')}"
     words = [
@@ -158,6 +165,12 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
     if hub and capsule.model.get("revision"):
         fixed["revision"] = capsule.model["revision"]
     return fixed
+
+
+def _found_settings(server: list[str], search: str) -> list[str]:
+    """Return the options that --search names as they stand in the command of the first server."""
+    names = {f"--{part.partition(':')[0].strip()}" for part in search.split(",")}
+    return [f"{name}={value}" for name, value in options(server) if name in names]
 
 
 def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
