@@ -60,14 +60,16 @@ check: $(VENV)/.installed-test
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -r requirements.txt
+	@echo "installing the packages of requirements.txt into $(VENV)/: about a minute"
+	@$(PIP_INSTALL) -r requirements.txt
 # Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
 # finds them before the checkout.
 	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text("$(CURDIR)/src\n")'
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
-	$(PIP_INSTALL) -r requirements-test.txt
+	@echo "installing the packages of requirements-test.txt into $(VENV)/: about a minute"
+	@$(PIP_INSTALL) -r requirements-test.txt
 	@touch $@
 
 audit: $(VENV)/.installed-test $(VENV)/tools/.installed

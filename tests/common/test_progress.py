@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cm4vllm.common.progress import Step
+from cm4vllm.common.progress import Step, warn, warnings
 
 
 @pytest.fixture
@@ -76,3 +76,9 @@ def test_a_terminal_that_has_gone_does_not_end_the_job(tmp_path):
     process.communicate(b"\n", timeout=30)
     assert process.returncode == 0
     assert (tmp_path / "done").exists()
+
+
+def test_the_lines_of_a_warning_are_kept_apart_where_it_is_shown_on_one(capsys):
+    warn("not reached\n  cause:  no network\n\n  remedy: give it")
+    assert warnings()[-1] == "not reached; cause: no network; remedy: give it"
+    assert "WARNING: not reached\n" in capsys.readouterr().out

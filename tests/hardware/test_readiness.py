@@ -78,7 +78,7 @@ CLOCK = "sys/devices/system/clocksource/clocksource0/"
         (
             {},
             {"load": LoadSample(0.31, "cc1plus", 77, 0.2)},
-            "31% of the processors are in use, most of it cc1plus (77) with 20%",
+            "31% of the processors are in use, 20% by cc1plus (process 77)",
             "top -o %CPU",
         ),
     ],

@@ -55,7 +55,7 @@ def say_facts(subject: str, *lines: str) -> None:
 
 def warn(text: str) -> None:
     """Print one line that the user should not overlook."""
-    _warnings.append(one_line(text))
+    _warnings.append("; ".join(one_line(line) for line in text.splitlines() if line.strip()))
     say(f"WARNING: {text}")
 
 

@@ -151,9 +151,9 @@ def _swap(root: Path) -> Iterator[Finding]:
 def _load(load: LoadSample | None) -> Iterator[Finding]:
     if load is None or load.busy <= OTHERS:
         return
-    most = f", most of it {load.name} ({load.pid}) with {load.share:.0%}" if load.share > OTHERS / 2 else ""
+    most = f", {load.share:.0%} by {load.name} (process {load.pid})" if load.share > OTHERS / 2 else ""
     yield Finding(
         f"{load.busy:.0%} of the processors are in use{most}",
-        "server and client lack them",
-        "end what is not needed; see it with: top -o %CPU",
+        "server and client have to share them with other programs",
+        "end those that are not needed; list them with: top -o %CPU",
     )

@@ -89,6 +89,12 @@ def test_a_server_run_is_shown_with_all_that_is_known_of_it():
         assert part in text, part
 
 
+def test_a_step_that_failed_is_shown_with_the_first_line_of_why_alone():
+    failed = step("checker source", "failed", why="it cannot be reached\n  cause:  no network\n  remedy: give it")
+    text = plain_text(view_of(status(steps=(failed, *STEPS))))
+    assert "checker source: it cannot be reached" in text and "remedy" not in text
+
+
 def test_an_accuracy_run_shows_its_scores_and_a_search_its_bracket():
     text = plain_text(view_of(status(run=ACCURACY_RUN, search=SEARCH)))
     assert "partial scores of 640 answers: ROUGE-1 38.8 ± 0.4, ROUGE-2" in text

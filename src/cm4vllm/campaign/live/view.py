@@ -135,7 +135,8 @@ _TONES = {
 
 
 def _step(step: StepStatus) -> Line:
-    text = f"{step.name}: {step.why}" if step.why and step.state is not State.LEFT_OUT else step.name
+    why = step.why.partition("\n")[0]  # cause and remedy stand in the output
+    text = f"{step.name}: {why}" if why and step.state is not State.LEFT_OUT else step.name
     end = duration(step.took_s) if step.took_s is not None and step.state is not State.LEFT_OUT else ""
     if step.state is State.PLANNED and step.expected_s is not None:
         end = f"{'at least' if step.at_least else 'about'} {duration(step.expected_s)}"
