@@ -225,8 +225,15 @@ def test_what_a_job_of_the_network_division_breaks_is_found(root, tmp_path, stat
 
 def test_the_readme_names_the_rules_by_which_a_valid_run_of_the_network_division_is_refused():
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
-    assert "Divisions that run: open, closed; of the network division rehearsals alone: a valid run is refused " in text
-    assert "by its rules MODEL and SPECULATION" in text  # as the first jobs above, whose machines are described
+    assert "The open and the closed division run. Of the network division only rehearsals run: a valid run is" in text
+    assert "two of its rules, MODEL and SPECULATION" in text  # as the first jobs above, whose machines are described
+
+
+def test_a_rule_that_cannot_be_met_is_named_as_such(root):
+    job = Job.of(CampaignSettings(**ELSEWHERE, execution_mode="valid"))
+    with pytest.raises(UsageError, match="a result of the network division") as refused:
+        require_division_rules(job, division_faults(job, {}, root))
+    assert refused.value.remedy.startswith("MODEL, SPECULATION: cannot be met; rehearse")
 
 
 @pytest.mark.parametrize("execution_mode", ["test", "valid"])

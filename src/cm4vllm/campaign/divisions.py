@@ -73,7 +73,14 @@ def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
     if job.rehearsal:
         faults = tuple(fault for fault in faults if fault.rule.code in _OF_THE_SYSTEM)
     if faults:
-        remedies = dict.fromkeys([*(fault.remedy for fault in faults if fault.remedy), "or give --division=open"])
+        never = ", ".join(dict.fromkeys(fault.rule.code for fault in faults if not fault.remedy))
+        remedies = dict.fromkeys(
+            [
+                *([f"{never}: cannot be met; rehearse the division with --execution_mode=test"] if never else []),
+                *(fault.remedy for fault in faults if fault.remedy),
+                "or give --division=open",
+            ]
+        )
         raise UsageError(
             f"this job cannot give a {'rehearsal' if job.rehearsal else 'result'} of the {job.division} division",
             cause="\n".join(fault.words for fault in faults),

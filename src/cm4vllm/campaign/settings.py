@@ -449,7 +449,11 @@ def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _positive(flag: str, value: float | None, most: float) -> None:
     if value is not None and not 0 < value <= most:
-        raise UsageError(f"--{flag}={value} is not usable", cause=f"it must be above zero, and {most:,.0f} at most")
+        raise UsageError(
+            f"--{flag}={value:.15g} is not usable",
+            cause=f"it must be above zero, and {most:,.0f} at most",
+            remedy="give a value in this range, or leave it out",
+        )
 
 
 def _folder_name(flag: str, value: str) -> None:

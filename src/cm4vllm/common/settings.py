@@ -51,7 +51,9 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
             msgspec.convert(value, hints[field], strict=False)
         except msgspec.ValidationError as error:
             raise UsageError(
-                f"{keys[field]}={value!r} is not usable", cause=_expected(hints[field]) or str(error)
+                f"{keys[field]}={value!r} is not usable",
+                cause=_expected(hints[field]) or str(error),
+                remedy="give a value that fits, or leave it out",
             ) from error
     try:
         return msgspec.convert(values, cls, strict=False)

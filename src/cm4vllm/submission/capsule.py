@@ -159,7 +159,7 @@ def read_capsule(path: Path) -> Capsule:
     if not isinstance(fields, dict) or fields.pop(_SCHEMA, None) != Capsule.SCHEMA:
         raise UsageError(
             f"{path} is not a capsule of this version of cm4vllm",
-            cause=f"its schema is not {Capsule.SCHEMA}",
+            cause=f"it has no line `{_SCHEMA}: {Capsule.SCHEMA}`",
             remedy=again,
         )
     try:

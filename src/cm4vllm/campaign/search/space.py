@@ -160,10 +160,11 @@ def _axis(part: str) -> Axis:
     name = name.strip().removeprefix("--").replace("_", "-")
     known = searchable_options()
     if name not in known:
+        meant = nearest(name, list(known))
         raise UsageError(
             f"--search={part} names no option of vLLM that can be searched",
             cause=f"these can: {', '.join(known)}",
-            remedy=nearest(name, list(known)) if name else _HOW,
+            remedy=meant if meant.startswith("did you mean") else _HOW,
         )
     low_text, dots, high_text = ends.partition("..")
     if not (colon and dots):
