@@ -3,6 +3,12 @@
 from typing import Any
 
 
+def values(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.rehearsal.profile import named_profiles
+
+    return {"return": 0, "values": {"rehearse": list(named_profiles())}}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.rehearsal.launch import act
 

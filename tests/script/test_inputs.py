@@ -6,19 +6,22 @@ import ast
 import enum
 import importlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from msgspec import NODEFAULT
 
 from cm4vllm.campaign.entry import input_values, prepared
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.settings import env_keys
+from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.run.request import ENGINE_FLAGS
-from cm4vllm.rules import Category, Division, ExecutionMode
+from cm4vllm.rules import Category, Division, ExecutionMode, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [load_script(str(path.parent), "cm4vllm") for path in sorted((ROOT / "script").glob("*/_cm.yaml"))]
@@ -48,6 +51,49 @@ def yaml_of(script: ScriptMeta) -> dict[str, Any]:
     return dict(yaml.safe_load((script.path / "_cm.yaml").read_text()))
 
 
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+#: What parts a default from the case in which it applies, as in `256 on a CPU, else from vLLM`.
+CASE = re.compile(r" (?:on|with|without|in|for|where) ")
+
+
+def default_fault(entry: Mapping[str, Any]) -> str:
+    """Return why the default of an input does not say what applies without it; empty where it does."""
+    if "default" not in entry:
+        return "it has no default"
+    for default in (CASE.split(case)[0] for case in str(entry["default"]).split(", else ")):
+        if default not in ("none", "required") and not default.startswith("from ") and not takes(entry, default):
+            return f"{default!r} is no value of it, nor none, required, or `from ...`"
+    return ""
+
+
+def takes(entry: Mapping[str, Any], text: str) -> bool:
+    if choices := entry.get("choices"):
+        return text in choices
+    shapes = {"integer": r"\d+", "number": r"\d+(\.\d+)?", "switch": "yes|no"}
+    return re.fullmatch(shapes.get(str(entry["type"]), r"\S+"), text) is not None
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.alias)
+def test_every_input_says_what_applies_without_it(script):
+    faults = {flag: default_fault(entry) for flag, entry in script.input_description.items()}
+    assert {flag: fault for flag, fault in faults.items() if fault} == {}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "text"},
+        {"type": "text", "default": "vLLM's choice"},
+        {"type": "integer", "default": "many"},
+        {"type": "switch", "default": "yes on a CPU, else vLLM's choice"},
+        {"type": "text", "choices": ["open", "closed"], "default": "closde"},
+    ],
+)
+def test_an_input_without_a_default_or_with_another_than_it_takes_is_found(entry):
+    assert default_fault(entry)
+
+
 # --- the code behind them ---------------------------------------------------------------------------------------------
 
 
@@ -69,6 +115,7 @@ def settings() -> list[tuple[str, str, Any, Any]]:
                 get_type_hints(cls),
                 dict(zip(cls.__struct_fields__[::-1], cls.__struct_defaults__[::-1], strict=False)),
             )
+            defaults = {field: value for field, value in defaults.items() if value is not NODEFAULT}
             found += [
                 (f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
                 for field, key in env_keys(cls).items()
@@ -148,6 +195,8 @@ def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
     assert "llama3.1-8b" not in input_values({"CM_MLPERF_ROUND": "v4.1"})["model"]
     assert input_values({})["scenario"][:2] == ["Offline", "Server"]
     assert "scenario" not in input_values({"CM_MLPERF_ROUND": "v4.1"})
+    assert DESCRIBED["CM_MLPERF_SEARCH_SCENARIOS"][2]["values"] == list(Scenario)
+    assert DESCRIBED["CM_MLPERF_LOADGEN_COMPLIANCE_TEST"][2]["values"] == sorted(VERIFIED_TESTS)
 
 
 # --- the docs ---------------------------------------------------------------------------------------------------------

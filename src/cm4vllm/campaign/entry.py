@@ -95,7 +95,9 @@ def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     round_ = round_terms(settings.round)
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
     if settings.model in values["model"]:
-        values["scenario"] = [str(one) for one in benchmark_terms(round_.name, settings.model).scenarios]
+        benchmark = benchmark_terms(round_.name, settings.model)
+        values["scenario"] = [str(one) for one in benchmark.scenarios]
+        values["compliance"] = list(benchmark.compliance)
     return values
 
 

@@ -20,7 +20,7 @@ def metas(home):
     home.script("defines", DEFINED, run='echo "$CM_SIZE $CM_KIND" > seen\n')
     home.script(
         "refers",
-        {"inputs_of": {"defines": ["size", "sort_of"]}, "input_defaults": {"size": "9"}},
+        {"inputs_of": {"defines": ["size", "sort_of"]}, "input_changes": {"size": {"default": "9", "several": True}}},
         run='echo "$CM_SIZE $CM_KIND" > seen\n',
     )
     return lambda name: load_script(str(home.repo / "script" / name), "synthetic")
@@ -31,6 +31,7 @@ def test_a_referred_input_is_that_of_the_script_that_defines_it(metas):
     assert script.input_mapping == {"size": "CM_SIZE", "sort_of": "CM_KIND"}
     assert script.input_description["size"]["desc"] == "how many"
     assert script.input_description["size"]["default"] == "9"
+    assert script.input_description["size"]["several"] is True
     assert script.input_description["size"]["of"] == "defines"
     assert metas("defines").input_mapping == {"size": "CM_SIZE", "kind": "CM_KIND", "sort_of": "CM_KIND"}
 
@@ -54,7 +55,7 @@ def test_the_public_form_counts_beside_it(home):
     [
         ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
         ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
-        ({"input_defaults": {"size": "1"}, "inputs": {}}, "which is no input of this script"),
+        ({"input_changes": {"size": {"default": "1"}}, "inputs": {}}, "which is no input of this script"),
     ],
 )
 def test_a_reference_to_nothing_is_an_error_of_the_recipe(home, metas, meta, text):
@@ -82,7 +83,7 @@ def test_help_shows_type_values_default_and_example(metas):
     assert "--kind which (one of a, b; for example a)" in page
     assert "--sort_of the same as --kind" in page
     page = [" ".join(line.split()) for line in describe(metas("refers")).splitlines()]
-    assert "--size=N how many (default: 9)" in page
+    assert "--size=N how many (several are separated by commas; default: 9)" in page
     assert "--sort_of which (one of a, b; for example a)" in page
 
 

@@ -27,13 +27,23 @@ CASES = [
     (f"{TAGS}run-mlperf,inference,_dum", ["--tags=run-mlperf,inference,_dummy", "--tags=run-mlperf,inference,_dummy."]),
     (f"{TAGS}run-mlperf,inference,_vllm --offl", ["--offline_target_qps="]),
     (f"{TAGS}run-mlperf,inference,_vllm --execution_mode=", ["--execution_mode=test", "--execution_mode=valid"]),
-    (f"{TAGS}run-mlperf,inference,_vllm --division=", ["--division=closed", "--division=open"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --division=", ["--division=closed", "--division=network", "--division=open"]),
     (f"{TAGS}run-mlperf,inference,_vllm --model=gpt", ["--model=gpt-oss-120b"]),
     (f"{TAGS}run-mlperf,inference,_vllm,_r5.1 --model=gpt", []),  # the round has no such benchmark
     (
         f"{TAGS}run-mlperf,inference,_vllm --model=llama3.1-8b-edge --scenario=",
         ["--scenario=Offline", "--scenario=SingleStream"],
     ),
+    # of several values, separated by commas, the last is completed, and none is offered twice
+    (f"{TAGS}run-mlperf,inference,_vllm --scenario=Offline,Ser", ["--scenario=Offline,Server"]),
+    (
+        f"{TAGS}run-mlperf,inference,_vllm --model=llama3.1-8b-edge --scenario=Offline,",
+        ["--scenario=Offline,SingleStream"],
+    ),
+    (f"{TAGS}find,server-settings --scenario=Server,Interactive,O", ["--scenario=Server,Interactive,Offline"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --division=open,cl", []),  # one value alone
+    (f"{TAGS}run-mlperf,inference,_vllm --compliance=TE", ["--compliance=TEST06"]),
+    (f"{TAGS}run-mlperf,inference,_vllm --rehearse=4x", ["--rehearse=4xh100-llama2-70b-fp8"]),
     (
         f"{TAGS}run-mlperf,inference,_vllm --published=v4.1-neuralmagic-llama2-70b-fp8-4x",
         ["--published=v4.1-neuralmagic-llama2-70b-fp8-4xh100"],
@@ -104,6 +114,7 @@ def test_bash_completes_what_follows_the_last_word_break(home, tmp_path):
     assert reply(f"{TAGS}advise,vll") == ["advise,vllm-fit"]
     assert reply(f"{TAGS}run-mlperf,inference --execution_mode=v") == ["valid "]
     assert reply(f"{TAGS}run-mlperf,inference --model=llama3.1-8b-e") == ["llama3.1-8b-edge "]
+    assert reply(f"{TAGS}run-mlperf,inference --scenario=Offline,Ser") == ["Offline,Server"]
     assert reply(f"{TAGS}run-mlperf,inference --offl") == ["--offline_target_qps="]
     assert reply("cm run script --tags=no-such,") == [""]
 
@@ -137,9 +148,10 @@ def test_tab_completes_in_an_interactive_shell(home, tmp_path, shell):
     (tmp_path / f"code.{shell[0]}").write_text(shell_code(shell[0]))
     environment = {**os.environ, "CM_REPOS": str(home), "HOME": str(tmp_path), "TERM": "dumb", "PS1": "$ "}
     # `cm` is a function here: it shows the words that reached it once the line is entered.
-    typed = "cm() { echo \"<$*>\"; echo '<do''ne>'; }; :\n" + f"{TAGS}advise,vll\t --precis\tfp8\n"
+    typed = "cm() { echo \"<$*>\"; echo '<do''ne>'; }; :\n"
+    typed += f"{TAGS}find,server-sett\t --search_m\t5 --scenario=Offline,Ser\t\n"
     shown = in_a_terminal(shell, typed, tmp_path, environment)
-    assert "<run script --tags=advise,vllm-fit --precision=fp8>" in shown
+    assert "<run script --tags=find,server-settings --search_minutes=5 --scenario=Offline,Server>" in shown
 
 
 def test_completion_takes_less_than_150_ms(home):

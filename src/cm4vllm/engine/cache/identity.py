@@ -51,7 +51,7 @@ _DESCRIPTIVE = frozenset(
         "variations",
         "inputs",
         "inputs_of",
-        "input_defaults",
+        "input_changes",
         "examples",
     }
 )

@@ -1,14 +1,18 @@
 """The inputs of a script: each described once, where it is defined, and referred to elsewhere.
 
     inputs:
-      max_num_seqs: {key: CM_VLLM_SERVER_MAX_NUM_SEQS, type: integer, help: "sequences of one step", default: "256"}
+      max_num_seqs: {key: CM_VLLM_SERVER_MAX_NUM_SEQS, type: integer, help: "sequences of one step", default: from vLLM}
     inputs_of:
       run-vllm-server: [tp_size, pp_size]     # as that script, in the folder beside this one, describes them
-    input_defaults:
-      tp_size: "2"                            # where the default of this script is another
+    input_changes:
+      tp_size: {default: "2"}                 # where it is another one for this script
 
 `key` is the environment key that the flag sets, `also` are further names of the flag, `values` all that it takes;
-`type` is text where it is left out. `input_mapping` and `input_description` of the public format say the same in two
+`type` is text where it is left out. An input with `several: true` takes more than one value, separated by commas.
+
+`default` says what applies where the input is left out: a value; `none`; `required`; or `from ...`, where the value is
+found at run time. Cases are written `256 on a CPU, else from vLLM`. A value in the `default_env` of the script goes
+before it. `input_mapping` and `input_description` of the public format say the same in two
 parts; they are what these become when a meta is read, and both forms may stand in one meta.
 """
 
@@ -20,10 +24,16 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, nearest
 
-__all__ = ["INPUT_KEYS", "INPUT_TYPES", "with_inputs"]
+__all__ = ["INPUT_KEYS", "INPUT_TYPES", "REQUIRED", "SHOWN_KEYS", "with_inputs"]
 
-INPUT_KEYS = frozenset({"key", "help", "type", "values", "default", "example", "also"})
+INPUT_KEYS = frozenset({"key", "help", "type", "values", "several", "default", "example", "also"})
+#: The default of an input that has none: without it, the script ends with an error.
+REQUIRED = "required"
 INPUT_TYPES = ("text", "integer", "number", "switch", "path")
+
+#: What `--help` and completion need of an input, and what the public format calls it where the name is another.
+SHOWN_KEYS = INPUT_KEYS - {"key", "also"}
+_PUBLIC_NAMES = {"help": "desc", "values": "choices"}
 
 Raw = Mapping[str, Any]
 
@@ -48,13 +58,16 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
             mapping[flag], described[flag] = other[flag][0], {**other[flag][1], "of": alias}
     for flag, (key, entry) in _described(raw.get("inputs") or {}).items():
         mapping[flag], described[flag] = key, entry
-    for flag, default in (raw.get("input_defaults") or {}).items():
+    for flag, change in (raw.get("input_changes") or {}).items():
         if flag not in described:
             raise RecipeError(
-                f"input_defaults in {folder} names {flag!r}, which is no input of this script",
+                f"input_changes in {folder} names {flag!r}, which is no input of this script",
                 remedy=nearest(flag, described),
             )
-        described[flag] = {**described[flag], "default": default}
+        described[flag] = {**described[flag], **_described_entry(change)}
+    for flag, key in mapping.items():
+        if default := (raw.get("default_env") or {}).get(key):
+            described[flag] = {**described[flag], "default": default}
     return {
         **raw,
         "input_mapping": {**mapping, **(raw.get("input_mapping") or {})},
@@ -73,11 +86,15 @@ def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return environment key and description of each flag, under all its names."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for flag, entry in inputs.items():
-        description: dict[str, Any] = {"desc": str(entry.get("help") or ""), "type": str(entry.get("type") or "text")}
-        if values := entry.get("values"):
-            description["choices"] = list(values)
-        description |= {key: entry[key] for key in ("default", "example") if entry.get(key) is not None}
+        description = {"desc": "", "type": "text", **_described_entry(entry)}
         found[flag] = str(entry["key"]), description
         for name in entry.get("also") or ():
             found[name] = str(entry["key"]), {**description, "same_as": flag}
     return found
+
+
+def _described_entry(entry: Raw) -> dict[str, Any]:
+    """Return what an entry says of an input, under the names of the public format."""
+    return {
+        _PUBLIC_NAMES.get(key, key): value for key, value in entry.items() if key in SHOWN_KEYS and value is not None
+    }

@@ -317,7 +317,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "secret_env_keys",
     "inputs",
     "inputs_of",
-    "input_defaults",
+    "input_changes",
     "examples",
 }
 

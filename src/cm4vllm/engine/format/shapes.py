@@ -40,7 +40,7 @@ _MAPPINGS = frozenset(
         "tests",
         "inputs",
         "inputs_of",
-        "input_defaults",
+        "input_changes",
         "update_tags_from_env_with_prefix",
     }
 )
@@ -124,6 +124,7 @@ def wrong_shapes(raw: Mapping[str, Any]) -> Found:
             for name, part in named.items():
                 yield from _inner(part, (kind, name))
     yield from _inputs(raw.get("inputs"))
+    yield from _changes(raw.get("input_changes"))
     description = raw.get("input_description")
     for key, entry in description.items() if isinstance(description, Mapping) else ():
         if not isinstance(entry, (Mapping, str, type(None))):
@@ -140,6 +141,12 @@ def _inputs(inputs: Any) -> Found:
             yield ("inputs", flag, "key"), _must("the name of an environment key", entry.get("key"))
         elif entry.get("values") is not None and not isinstance(entry["values"], list):
             yield ("inputs", flag, "values"), _must("a list", entry["values"])
+
+
+def _changes(changes: Any) -> Found:
+    for flag, change in changes.items() if isinstance(changes, Mapping) else ():
+        if not isinstance(change, Mapping):
+            yield ("input_changes", flag), _must("a mapping", change)
 
 
 def _inner(part: Any, place: Place) -> Found:

@@ -114,10 +114,23 @@ def _flags(word: str, given: Mapping[str, str], scripts: Sequence[Mapping[str, A
         values = kind.get("choices") or (("yes", "no") if kind.get("type") == "switch" else ())
         if not values and kind.get("type") == "text":
             values = _asked(kind.get("same_as") or flag, given, scripts[0], home)
-        yield from (f"--{flag}={value} " for value in values if str(value).startswith(begun))
+        yield from (f"--{flag}={value}" for value in _values(begun, values, several=bool(kind.get("several"))))
     elif not word or word.startswith("-"):
         listed = (*(f"--{name}=" for name in own), "--tags=", *_GENERAL)
         yield from (name if name.endswith(("=", ".")) else f"{name} " for name in listed if name.startswith(word))
+
+
+def _values(begun: str, values: Iterable[Any], *, several: bool) -> Iterator[str]:
+    """Yield what a flag's value may become. Of several, separated by commas, the last one is completed.
+
+    A space ends a value, but not one of several: a comma may follow it.
+    """
+    typed, comma, begun = begun.rpartition(",") if several else ("", "", begun)
+    before = typed.split(",")
+    end = "" if several else " "
+    yield from (
+        f"{typed}{comma}{value}{end}" for value in map(str, values) if value.startswith(begun) and value not in before
+    )
 
 
 def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home: str) -> Sequence[str]:

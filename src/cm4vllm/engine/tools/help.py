@@ -12,6 +12,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
 from cm4vllm.engine.tools.find import asked_scripts
@@ -155,11 +156,18 @@ def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values:
         default = script.layer.default_env.get(key)
     choices = [str(choice) for choice in (*(entry.get("choices") or ()), *values)]
     notes = [
-        f"{'one of' if len(choices) > 1 else 'only'} {', '.join(choices)}" if choices else "",
-        f"default: {default}" if default not in (None, "") else "",
+        _choice_words(choices, several=bool(entry.get("several"))),
+        "" if default in (None, "") else "required" if default == REQUIRED else f"default: {default}",
         f"for example {entry['example']}" if entry.get("example") else "",
     ]
     return text + (f" ({'; '.join(filter(None, notes))})" if any(notes) else "")
+
+
+def _choice_words(choices: Sequence[str], *, several: bool) -> str:
+    if not choices:
+        return "several are separated by commas" if several else ""
+    count = "only" if len(choices) == 1 else "one or more, separated by commas, of" if several else "one of"
+    return f"{count} {', '.join(choices)}"
 
 
 def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:

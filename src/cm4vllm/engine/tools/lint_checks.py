@@ -13,7 +13,7 @@ from cm4vllm.common.errors import CmError, nearest
 from cm4vllm.engine.cache.identity import module_file
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, PHASES, Amendment, Dependency
-from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES
+from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, Layer, ScriptMeta, Variation
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import definition, known, resolve
@@ -123,6 +123,11 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
             yield Finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
         if not entry.get("help"):
             yield Finding(f"input {flag!r} has no help", place)
+    for flag, change in (script.raw.get("input_changes") or {}).items():
+        for key in change:
+            if key not in SHOWN_KEYS:
+                hint = nearest_choice(key, SHOWN_KEYS)
+                yield Finding(f"input_changes of {flag!r}: unknown key {key!r}; {hint}", ("input_changes", flag, key))
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
     for number, example in enumerate(script.examples):
         tags, *flags = example.split(" --")
