@@ -73,8 +73,8 @@ def main() -> int:
 def _row(one: Trial) -> str:
     when = f"{one.moment_s:.1f} s" + (f", {one.share:.0%} of {one.run}" if one.run else "")
     wrong = " ".join("; ".join(one.wrong).split()) or "-"
-    cells = (one.seed, one.name, when, one.step or "-", one.hit or "-", one.code, one.attempts, wrong)
-    return _line(cells)
+    hit = one.hit.replace("vllm.entrypoints.cli.main", "vllm") or "-"
+    return _line((one.seed, one.name, when, one.step or "-", hit, one.code, one.attempts, wrong))
 
 
 def _line(cells: Iterable[object]) -> str:

@@ -88,24 +88,20 @@ def page(cells: Sequence[Cell], ran: Mapping[str, Ran]) -> str:
 
 
 def table(cells: Sequence[Cell], ran: Mapping[str, Ran]) -> str:
-    """Return the Markdown table benchmark x round, with a word and the time for each scenario."""
+    """Return the Markdown table benchmark and scenario x round, with a word and the time for each."""
     rounds = sorted({cell.round for cell in cells})
-    lines = ["| benchmark | " + " | ".join(rounds) + " |", "|---|" + "---|" * len(rounds)]
+    lines = ["| benchmark | scenario | " + " | ".join(rounds) + " |", "|---|---|" + "---|" * len(rounds)]
+    words = {(cell.benchmark, cell.scenario, cell.round): _word(ran.get(cell.name)) for cell in cells}
     for benchmark in sorted({cell.benchmark for cell in cells}):
-        row = (
-            ", ".join(
-                _word(cell, ran.get(cell.name)) for cell in cells if (cell.benchmark, cell.round) == (benchmark, one)
-            )
-            or "-"
-            for one in rounds
-        )
-        lines.append(f"| {benchmark} | " + " | ".join(row) + " |")
+        for scenario in Scenario:
+            row = [words.get((benchmark, scenario, one), "-") for one in rounds]
+            if set(row) != {"-"}:
+                lines.append(f"| {benchmark} | {scenario} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
-def _word(cell: Cell, ran: Ran | None) -> str:
-    word = "not run" if ran is None else "FAILED" if ran.error else f"ran, {ran.took_s:.0f} s"
-    return f"{cell.scenario} ({word})"
+def _word(ran: Ran | None) -> str:
+    return "not run" if ran is None else "FAILED" if ran.error else f"ran, {ran.took_s:.0f} s"
 
 
 def _where(ran: Sequence[Ran]) -> Iterator[str]:

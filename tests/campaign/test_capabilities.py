@@ -15,7 +15,16 @@ from cm4vllm.campaign.capabilities import (
 )
 from cm4vllm.common.errors import UsageError
 from cm4vllm.compliance.verification import VERIFIED_TESTS
-from cm4vllm.rules import Division, ExecutionMode, Mode, benchmark_names, benchmark_terms, round_names, round_terms
+from cm4vllm.rules import (
+    Division,
+    ExecutionMode,
+    Mode,
+    Scenario,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    round_terms,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "rules.md"
@@ -35,16 +44,22 @@ def runs(round_name, name):
 
 
 def table():
-    names = [name for name in benchmark_names() if any(runs(r, name) for r in round_names() if _has(r, name))]
-    lines = ["| benchmark | " + " | ".join(round_names()) + " |", "|---" * (len(round_names()) + 1) + "|"]
-    for name in names:
-        cells = [", ".join(runs(r, name)) if _has(r, name) else "-" for r in round_names()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    """Return the rounds in which each scenario of each benchmark can be run."""
+    lines = ["| benchmark | " + " | ".join(Scenario) + " |", "|---" * (len(Scenario) + 1) + "|"]
+    for name in benchmark_names():
+        ran = {one: runs(one, name) for one in round_names() if name in benchmark_names(one)}
+        cells = [span([one for one in round_names() if scenario in ran.get(one, ())]) for scenario in Scenario]
+        if set(cells) != {"-"}:
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _has(round_name, name):
-    return name in benchmark_names(round_name)
+def span(rounds):
+    """Return `v5.1 to v6.1` for three rounds or more without a gap, else the rounds."""
+    first = round_names().index(rounds[0]) if rounds else 0
+    if len(rounds) > 2 and list(round_names()[first : first + len(rounds)]) == rounds:
+        return f"{rounds[0]} to {rounds[-1]}"
+    return ", ".join(rounds) or "-"
 
 
 @pytest.mark.parametrize("page", [DOCS, README], ids=lambda page: page.name)

@@ -95,7 +95,7 @@ def test_the_page_of_the_codes_is_the_one_that_the_code_writes() -> None:
 
 
 def test_the_page_lists_each_code_with_rule_source_and_remedy() -> None:
-    page = codes_page()
+    page = " ".join(codes_page().split())  # whatever the width
     for check in CHECKS.values():
         for text in (f"`{check.code}`", check.rule.text, check.rule.source, check.remedy):
             assert text in page

@@ -10,7 +10,7 @@ from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.inspection import check_tree
 
 PAGE = Path(__file__).parents[2] / "docs" / "checks-published.md"
-ROW = re.compile(r"^\| `([A-Z-]+)` \| (error|warning|note) \| (\d+) \|", re.MULTILINE)
+ROW = re.compile(r"^- `([A-Z-]+)` \((error|warning|note), (\d+)\): ", re.MULTILINE)
 
 
 def findings(neural_magic: Path) -> tuple[Finding, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
-from cm4vllm.results.checks import CHECKS, Check, Stage
+from cm4vllm.results.checks import CHECKS, Stage
+from cm4vllm.results.findings import Rule
 from cm4vllm.results.reading import PROBLEMS
 
 __all__ = ["codes_page"]
@@ -29,6 +31,7 @@ compares the weights in FOLDER with what the tree claims of them: the headers of
 type and with the number of parameters of the model, and the digests of whole files with those that MLCommons publishes,
 or with the digest that the tree states. Without the last flag the tree's results are of one model.
 """
+_WIDTH = 120
 _STAGES = {
     Stage.TREE: "A written submission tree, ours or anyone's",
     Stage.ALWAYS: "Whatever was measured: our run folders, and trees where they have what the check needs",
@@ -38,25 +41,31 @@ _STAGES = {
 
 def codes_page() -> str:
     """Return the text of docs/checks.md."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(_lines()).rstrip("\n") + "\n"
 
 
 def _lines() -> Iterator[str]:
     yield _HEAD
     for stage, title in _STAGES.items():
         yield f"## {title}\n"
-        yield "| code | severity | what must hold | stated in | what to do |"
-        yield "|---|---|---|---|---|"
-        yield from (_row(check) for check in CHECKS.values() if check.stage is stage)
-        yield ""
+        for check in CHECKS.values():
+            if check.stage is stage:
+                yield from _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
     yield "## What cannot be read\n"
-    yield "| code | what must hold | stated in |"
-    yield "|---|---|---|"
-    yield from (f"| `{code}` | {rule.text} | {rule.source} |" for code, rule in PROBLEMS.items())
+    for code, rule in PROBLEMS.items():
+        yield from _section(code, rule)
 
 
-def _row(check: Check) -> str:
-    return f"| `{check.code}` | {check.severity} | {check.rule.text} | {check.rule.source} | {check.remedy} |"
+def _section(code: str, rule: Rule, severity: str = "", remedy: str = "") -> Iterator[str]:
+    """Yield a heading for a code, so that it can be linked, and a line for each thing that is said of it."""
+    yield f"### `{code}`\n"
+    said = (("severity", severity), ("must hold", rule.text), ("stated in", rule.source), ("what to do", remedy))
+    for title, text in said:
+        if text:
+            yield textwrap.fill(
+                f"- {title}: {text}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+    yield ""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -29,10 +30,13 @@ Generated from `src/cm4vllm/rules/data/benchmarks/`, where the source stands bes
 `python -m cm4vllm.rules.page > docs/benchmarks.md`. Which of them can be run says [rules.md](rules.md#what-can-be-run).
 
 Latency limits are 99th percentiles. A closed result reaches every accuracy target; an open one states what it reached.
+Where the performance and the accuracy runs of a scenario ask for the same, they share a row.
 """
+_WIDTH = 120
 
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def benchmarks_page() -> str:
@@ -45,7 +49,6 @@ def _section(name: str) -> Iterator[str]:
     rounds = [one for one in round_names() if name in benchmark_names(one)]
     facts = [benchmark_terms(one, name) for one in rounds]
     yield f"## {name}\n"
-    yield "| rule | value |\n|---|---|"
     for title, value in (
         ("model", lambda one: one.model),
         ("category", lambda one: one.category),
@@ -54,10 +57,11 @@ def _section(name: str) -> Iterator[str]:
         ("accuracy targets", _targets),
         ("compliance tests", lambda one: ", ".join(one.compliance) or "none"),
     ):
-        yield from (f"| {title}{_in(part, rounds)} | {text} |" for text, part in _grouped(facts, value))
+        for text, part in _grouped(facts, value):
+            yield textwrap.fill(f"- {title}{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
     rows = list(_runs(facts, rounds))
     if rows:
-        yield "\n| scenario | limits | performance | accuracy |\n|---|---|---|---|"
+        yield "\n| scenario | runs | limits | samples | new tokens | sampling |\n|---|---|---|---|---|---|"
         yield from rows
 
 
@@ -68,8 +72,16 @@ def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
             for one in facts
             if one.loadgen and scenario in one.scenarios and (found := _both_modes(one, scenario))
         ]
-        for text, part in _grouped(runs, lambda pair: f"{_limits(pair[0].limits)} | {_run(pair[0])} | {_run(pair[1])}"):
-            yield f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {text} |"
+        for lines, part in _grouped(runs, _rows):
+            yield from (f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
+
+
+def _rows(pair: tuple[Terms, Terms]) -> tuple[str, ...]:
+    """Return what the performance and the accuracy run ask for, once where that is the same."""
+    limits, (performance, accuracy) = _limits(pair[0].limits), map(_run, pair)
+    if performance == accuracy:
+        return (f"both | {limits} | {performance}",)
+    return f"performance | {limits} | {performance}", f"accuracy | - | {accuracy}"
 
 
 def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms] | None:
@@ -82,7 +94,7 @@ def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms] 
     return performance, accuracy
 
 
-def _grouped(items: Sequence[T], text: Callable[[T], str]) -> Iterator[tuple[str, list[T]]]:
+def _grouped(items: Sequence[T], text: Callable[[T], U]) -> Iterator[tuple[U, list[T]]]:
     """Yield each text with the neighbours that share it."""
     group: list[T] = []
     for item in items:
@@ -140,14 +152,14 @@ def _limits(limits: LatencyLimits | None) -> str:
 
 
 def _run(one: Terms) -> str:
-    return f"{one.samples:,} samples, {_generation(one.generation)}"
+    return f"{one.samples:,} | {_generation(one.generation)}"
 
 
 def _generation(one: Generation) -> str:
     sampling = "greedy" if one.greedy else f"temperature {one.temperature:g}"
     beams = f", {one.beams} beams" if one.beams > 1 else ""
     effort = f", reasoning effort {one.reasoning_effort}" if one.reasoning_effort else ""
-    return f"{one.min_tokens:,} to {one.max_tokens:,} tokens, {sampling}{beams}{effort}"
+    return f"{one.min_tokens:,} to {one.max_tokens:,} | {sampling}{beams}{effort}"
 
 
 if __name__ == "__main__":
