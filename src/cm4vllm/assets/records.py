@@ -45,7 +45,7 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     `name` is the name under which results are published: never that of a benchmark's model unless it is that model.
     `source` says where it comes from in words a reader can follow. `weight_data_types` is read from the checkpoint.
-    `min_tokens` is 2 for a model that may end its answer at once (see rules.terms.Generation).
+    `min_tokens` is 2 for a model that may end its answer at once (see rules.records.Generation).
     """
 
     name: str

@@ -4,22 +4,19 @@
 """
 
 from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, over_network, speculation
-from cm4vllm.rules.terms import (
+from cm4vllm.rules.records import (
     AccuracyTarget,
-    Arrivals,
-    Audit,
     BenchmarkTerms,
-    Checker,
     Column,
     Generation,
     LatencyLimits,
-    LoadGenWheel,
-    RateUse,
     RequiredScenarios,
     RoundTerms,
-    Seeds,
     StopSequence,
     Terms,
+)
+from cm4vllm.rules.tables import Arrivals, Audit, Checker, LoadGenWheel, RateUse, Seeds
+from cm4vllm.rules.terms import (
     accuracy_targets,
     audit,
     benchmark_names,

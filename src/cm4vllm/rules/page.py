@@ -7,18 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules.terms import (
-    AccuracyTarget,
-    BenchmarkTerms,
-    Generation,
-    LatencyLimits,
-    Terms,
-    accuracy_targets,
-    benchmark_names,
-    benchmark_terms,
-    round_names,
-    terms,
-)
+from cm4vllm.rules.records import AccuracyTarget, BenchmarkTerms, Generation, LatencyLimits, Terms
+from cm4vllm.rules.terms import accuracy_targets, benchmark_names, benchmark_terms, round_names, terms
 from cm4vllm.rules.words import Mode, Scenario
 
 __all__ = ["benchmarks_page"]

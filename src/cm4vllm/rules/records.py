@@ -1,0 +1,219 @@
+"""What the lookup of MLPerf's rules returns: targets, limits, generation, and the terms of rounds, benchmarks and runs.
+
+They travel in the settings and in the records of runs; the numbers in them are those of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cm4vllm.common.records import Record
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, RateUse, Seeds
+from cm4vllm.rules.words import Category, Mode, Scenario
+
+__all__ = [
+    "AccuracyTarget",
+    "BenchmarkTerms",
+    "Column",
+    "Generation",
+    "LatencyLimits",
+    "RequiredScenarios",
+    "RoundTerms",
+    "StopSequence",
+    "Terms",
+]
+
+
+class AccuracyTarget(Record, frozen=True, kw_only=True):
+    """What a closed result must reach: `lower` <= `metric` <= `upper`; None stands for no bound.
+
+    `label` is the key in accuracy.txt, `metric` the checker's name of it. `reference` is what the reference
+    implementation reached. Open results may miss a target; then they say so. A `total` is summed over the samples, and
+    its target is set for all of the benchmark's.
+    """
+
+    metric: str
+    label: str
+    reference: float
+    lower: float | None
+    upper: float | None
+    source: str
+    total: bool = False
+
+    def met(self, value: float, *, whole: bool = True) -> bool | None:
+        """Say whether `value` reaches it; None for a total over a part of the dataset, which has no target."""
+        if self.total and not whole:
+            return None
+        return (self.lower is None or value >= self.lower) and (self.upper is None or value <= self.upper)
+
+
+class LatencyLimits(Record, frozen=True, kw_only=True):
+    """99th percentiles in ms that a result must stay below; None where there is no limit.
+
+    `latency_ms` is of a whole answer, for benchmarks without token latencies.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    latency_ms: float | None
+    source: str
+
+
+class Generation(Record, frozen=True, kw_only=True):
+    """Sampling parameters and length limits in tokens, as the reference implementation sets them.
+
+    `lengths_source` states the lengths where it is not the reference.
+    `temperature` 0 is greedy decoding. None stands for a parameter that the reference leaves to its engine.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    source: str
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    beams: int = 1
+    reasoning_effort: str = ""
+    lengths_source: str = ""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken each time: also where the choice is cut to that one."""
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+
+class StopSequence(Record, frozen=True, kw_only=True):
+    """A sequence of tokens that ends an answer, which keeps it, and its text.
+
+    It holds for the samples with these values in columns of the dataset.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    where: dict[str, str]
+
+    def ends(self, row: Mapping[str, object]) -> bool:
+        """Say whether it ends the answer to this row of the dataset."""
+        return all(row.get(name) == value for name, value in self.where.items())
+
+
+class Column(Record, frozen=True, kw_only=True):
+    """A column that a sample is scored by: it holds one of `values`, with `in_part` beside more and in any case.
+
+    Without values it holds anything.
+    """
+
+    values: tuple[str, ...]
+    in_part: bool = False
+
+    def takes(self, value: object) -> bool:
+        """Say whether the column may hold `value`."""
+        if not self.values:
+            return True
+        return any(one in str(value).lower() for one in self.values) if self.in_part else value in self.values
+
+
+class RequiredScenarios(Record, frozen=True, kw_only=True):
+    """The scenarios that a closed result on a system of `system_type` needs: `all_of`, and one of `one_of` if any."""
+
+    system_type: str
+    all_of: tuple[Scenario, ...]
+    one_of: tuple[Scenario, ...]
+    source: str
+
+
+class RoundTerms(Record, frozen=True, kw_only=True):
+    """One round: LoadGen's seeds and wheel, the layout of its submission trees, the official checkers of it."""
+
+    name: str
+    seeds: Seeds
+    loadgen: LoadGenWheel
+    layout: str
+    checkers: tuple[Checker, ...]
+
+
+class BenchmarkTerms(Record, frozen=True, kw_only=True):
+    """One benchmark in one round.
+
+    `model` is the reference's. `scenarios` are those that a result may have, those of `required` for every type of
+    system. `samples` is the size of the accuracy dataset. `min_tokens` and `max_tokens` hold every answer of every mode
+    (0 where the rules state none). `loadgen` says whether LoadGen measures it; else the endpoints harness does.
+    `columns` are those of the dataset beyond prompt, tokens and reference; a sample is scored by them.
+    `performance_samples` is the size of the dataset that performance runs have of their own, 0 where it is the same.
+    """
+
+    round: str
+    name: str
+    model: str
+    category: Category
+    scenarios: tuple[Scenario, ...]
+    required: tuple[RequiredScenarios, ...]
+    samples: int
+    max_tokens: int
+    scorer: str
+    compliance: tuple[str, ...]
+    loadgen: bool
+    columns: dict[str, Column] = {}
+    performance_samples: int = 0
+
+    def required_on(self, system_type: str) -> RequiredScenarios | None:
+        """Return what a closed result on a system of this type needs; None where there is no such benchmark."""
+        return next((one for one in self.required if one.system_type == system_type), None)
+
+
+class Terms(Record, frozen=True, kw_only=True):
+    """All that the rules say of one run: of a round, a benchmark, a scenario and a mode.
+
+    `loadgen_name` and `loadgen_scenario` are LoadGen's own: Interactive is its Server under another name.
+    `first_token` says that LoadGen is notified of the first token of an answer, which is then streamed;
+    `first_token_reported_again` that the whole answer is reported with its first token, as most references do.
+    `samples` is the size of this mode's dataset: an accuracy run covers it, a performance run draws from it.
+    `min_samples` is the least number of samples of a run that LoadGen issues at once, 1 elsewhere.
+    `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
+    `stops` end the answers to some samples.
+    """
+
+    round: str
+    benchmark: str
+    scenario: Scenario
+    mode: Mode
+    loadgen_name: str
+    loadgen_scenario: str
+    arrivals: Arrivals
+    rate: RateUse
+    first_token: bool
+    first_token_reported_again: bool
+    samples: int
+    min_samples: int
+    min_duration_ms: int
+    user_conf: dict[str, int]
+    generation: Generation
+    limits: LatencyLimits | None
+    targets: tuple[AccuracyTarget, ...]
+    scorer: str
+    seeds: Seeds
+    loadgen: LoadGenWheel
+    layout: str
+    compliance: tuple[str, ...]
+    stops: tuple[StopSequence, ...] = ()
+
+    @property
+    def paced(self) -> bool:
+        """Whether LoadGen issues queries at a rate of its own, whatever the server does."""
+        return self.arrivals is Arrivals.POISSON
+
+    @property
+    def at_once(self) -> bool:
+        """Whether LoadGen issues all samples in one query, so that the client bounds what is in flight."""
+        return self.arrivals is Arrivals.AT_ONCE
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each query follows the answer to the one before it."""
+        return self.arrivals is Arrivals.ONE_BY_ONE
+
+    @property
+    def needs_rate(self) -> bool:
+        """Whether a target rate must be known: for the pace of the queries, or for the size of a performance run."""
+        return self.rate is RateUse.PACES or (self.rate is RateUse.SIZES and self.mode is Mode.PERFORMANCE)
