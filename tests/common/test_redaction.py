@@ -14,7 +14,8 @@ import pytest
 
 from cm4vllm.common import redaction
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.redaction import HIDDEN, Vault, redacted_words
+from cm4vllm.common.redaction import Vault, redacted_words
+from cm4vllm.common.secret_forms import HIDDEN
 from cm4vllm.common.secret_names import is_secret_name
 
 HF = "hf_" + "aB3" * 11

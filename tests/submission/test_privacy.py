@@ -13,7 +13,7 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.program import program_files
 from cm4vllm.common.records import write_record
-from cm4vllm.common.redaction import without_keys
+from cm4vllm.common.secret_forms import without_keys
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario

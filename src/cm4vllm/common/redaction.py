@@ -16,13 +16,12 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TextIO, cast
 
+from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
 from cm4vllm.common.spellings import spellings
 
-__all__ = ["HIDDEN", "PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault", "without_keys"]
+__all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
-#: What stands in the place of a secret in a text.
-HIDDEN = "(secret)"
 #: What stands in the place of a value in a command: a variable, which a shell refuses to leave empty.
 PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")
 # Shorter values are words like `yes` and `none`: taking them out would garble every text and hide nothing.
@@ -33,120 +32,6 @@ def variable(name: str) -> str:
     """Return the placeholder for the value that is given under `name`: ${HF_TOKEN:?}, as a shell reads it."""
     plain = variable_name(name).strip("_") or "VALUE"
     return f"${{{f'_{plain}' if plain[0].isdigit() else plain}:?}}"
-
-
-# --- secrets that are known by their form ----------------------------------------------------------------------------
-
-# To compile all of these takes as long as much of what `cm` does where the cache answers: each is, when it is needed.
-
-
-@cache
-def _keys() -> re.Pattern[str]:
-    """Match keys of well-known services, each with a beginning that nothing else has, and private keys in PEM."""
-    return re.compile(
-        r"\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}|\bnvapi-[\w-]{20,}"
-        r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
-        r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{5,}"
-        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
-        re.DOTALL,
-    )
-
-
-#: One of these is in whatever _keys matches.
-_BEGINNINGS = (
-    "hf_",
-    "ghp_",
-    "gho_",
-    "ghu_",
-    "ghs_",
-    "ghr_",
-    "github_pat_",
-    "glpat-",
-    "nvapi-",
-    "sk-",
-    "AKIA",
-    "ASIA",
-    "xox",
-    "AIza",
-    "eyJ",
-    "PRIVATE KEY-----",
-)
-
-
-@cache
-def _in_url() -> re.Pattern[str]:
-    """Match the user and password, or the lone token, before the host of a URL; group 1 or 2 is the secret of it.
-
-    Of http, what stands alone is a token: a name asks for a password. A password may hold `@`, and `/` where it cannot
-    be a port with a path.
-    """
-    return re.compile(
-        r"(?<=://)(?!(?:\$\{[A-Z0-9_]+:\?\}:?)+@|\(secret\)@)(?:"
-        r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']+)"
-        r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)",
-        re.IGNORECASE,
-    )
-
-
-@cache
-def _in_query() -> re.Pattern[str]:
-    """Match a signature or key in the query of a URL; group 1 is its name, group 2 its value."""
-    return re.compile(
-        r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
-        r"([^&\s\"'#]+)",
-        re.IGNORECASE,
-    )
-
-
-def _secrets_of_urls(text: str) -> list[str]:
-    """Return the secrets in the URLs of a text, each as it stands there and as the server gets it.
-
-    A word of letters that stands alone may be a user's name: it is hidden where it stands, and searched for nowhere.
-    """
-    from urllib.parse import unquote
-
-    found = [one[1] or ("" if one[2].isalpha() else one[2]) for one in _in_url().finditer(text)]
-    found = [one for one in found + [one[2] for one in _in_query().finditer(text)] if one]
-    return list(dict.fromkeys(spelled for one in found for spelled in (one, unquote(one))))
-
-
-@cache
-def _in_header() -> re.Pattern[str]:
-    """Match a header that proves who asks: its name, what is between, the scheme, the secret."""
-    return re.compile(
-        r"\b((?:proxy-)?authorization|x-api-key|api-key|cookie)([\"']?\s*[:=]\s*[\"']?)"
-        r"((?:bearer|basic|token)\s+)?(?!\$\{|(?:bearer|basic|token)\s)([^\s\"',;]{6,})",
-        re.IGNORECASE,
-    )
-
-
-@cache
-def _bearer() -> re.Pattern[str]:
-    return re.compile(r"\b(bearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE)
-
-
-def _holds_key(text: str) -> bool:
-    return any(beginning in text for beginning in _BEGINNINGS) and bool(_keys().search(text))
-
-
-def without_keys(text: str, hidden: str = HIDDEN) -> str:
-    """Return a text without keys of well-known services and private keys, which nothing else looks like."""
-    return _keys().sub(lambda _: hidden, text) if _holds_key(text) else text
-
-
-def _without_forms(text: str, hidden: str = HIDDEN) -> str:
-    """Return a text without what has the form of a secret."""
-    text = without_keys(text, hidden)
-    if "://" in text and "@" in text:
-        text = _in_url().sub(lambda _: hidden, text)
-    if "?" in text and "=" in text:
-        text = _in_query().sub(lambda found: found[1] + hidden, text)
-    lower = text.lower()
-    if "authorization" in lower or "api-key" in lower or "cookie" in lower:
-        text = _in_header().sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{hidden}", text)
-    if "bearer " in lower:
-        text = _bearer().sub(lambda found: found[1] + hidden, text)
-    return text
 
 
 # --- the secrets of a run --------------------------------------------------------------------------------------------
@@ -189,7 +74,7 @@ class Vault:
             if isinstance(value, str) and self.is_secret(key):
                 self.note(key, value)
             elif isinstance(value, str) and "://" in value and ("@" in value or "?" in value):
-                for secret in _secrets_of_urls(value):
+                for secret in secrets_of_urls(value):
                     self.note(f"{key}_SECRET", secret)
 
     def learn_words(self, words: Iterable[str]) -> None:
@@ -212,16 +97,12 @@ class Vault:
         for value in self._names:
             if value in text:
                 text = text.replace(value, HIDDEN)
-        return _without_forms(text)
+        return without_forms(text)
 
     def holds(self, value: Any) -> bool:
         """Tell whether a value contains a secret, at any depth."""
         if isinstance(value, str):
-            return (
-                any(secret in value for secret in self._names)
-                or _holds_key(value)
-                or ("://" in value and bool(_in_url().search(value)))
-            )
+            return any(secret in value for secret in self._names) or holds_form(value)
         if isinstance(value, Mapping):
             return any(self.holds(key) or self.holds(item) for key, item in value.items())
         return isinstance(value, (list, tuple)) and any(self.holds(item) for item in value)
@@ -388,14 +269,11 @@ class _Words:
         for value, known in self._vault.values.items():
             text = text.replace(value, variable(known))
         if ":" not in text and "=" not in text:
-            return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
-        text = _in_header().sub(
-            lambda found: f"{found[1]}{found[2]}{found[3] or ''}{self._hidden(found[1], found[4])}", text
-        )
-        text = self._pairs(text)
+            return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
+        text = self._pairs(headers_changed(text, self._hidden))
         if "://" in text:
-            self.found += [(name or "SECRET", secret) for secret in _secrets_of_urls(text)]
-        return _without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
+            self.found += [(name or "SECRET", secret) for secret in secrets_of_urls(text)]
+        return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:
         done, place = "", 0

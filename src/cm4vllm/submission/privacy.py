@@ -25,7 +25,8 @@ import psutil
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.hosts import address_spellings, is_address, is_loopback
 from cm4vllm.common.program import program_files
-from cm4vllm.common.redaction import HIDDEN, Vault, vault, without_keys
+from cm4vllm.common.redaction import Vault, vault
+from cm4vllm.common.secret_forms import HIDDEN, without_keys
 from cm4vllm.hardware.kernel_files import text
 
 __all__ = ["PrivateWord", "first_private", "private_words", "refuse_private", "scrubbed"]

@@ -1,0 +1,133 @@
+"""Secrets that are known by their form: keys of well-known services, passwords and signatures in URLs, headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+__all__ = ["HIDDEN", "headers_changed", "holds_form", "secrets_of_urls", "without_forms", "without_keys"]
+
+#: What stands in the place of a secret in a text.
+HIDDEN = "(secret)"
+
+# To compile all of these takes as long as much of what `cm` does where the cache answers: each is, when it is needed.
+
+
+@cache
+def _keys() -> re.Pattern[str]:
+    """Match keys of well-known services, each with a beginning that nothing else has, and private keys in PEM."""
+    return re.compile(
+        r"\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}|\bnvapi-[\w-]{20,}"
+        r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
+        r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{5,}"
+        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
+        re.DOTALL,
+    )
+
+
+#: One of these is in whatever _keys matches.
+_BEGINNINGS = (
+    "hf_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "nvapi-",
+    "sk-",
+    "AKIA",
+    "ASIA",
+    "xox",
+    "AIza",
+    "eyJ",
+    "PRIVATE KEY-----",
+)
+
+
+@cache
+def _in_url() -> re.Pattern[str]:
+    """Match the user and password, or the lone token, before the host of a URL; group 1 or 2 is the secret of it.
+
+    Of http, what stands alone is a token: a name asks for a password. A password may hold `@`, and `/` where it cannot
+    be a port with a path.
+    """
+    return re.compile(
+        r"(?<=://)(?!(?:\$\{[A-Z0-9_]+:\?\}:?)+@|\(secret\)@)(?:"
+        r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']+)"
+        r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)",
+        re.IGNORECASE,
+    )
+
+
+@cache
+def _in_query() -> re.Pattern[str]:
+    """Match a signature or key in the query of a URL; group 1 is its name, group 2 its value."""
+    return re.compile(
+        r"(?<=[?&])((?:access_token|token|sig|signature|api_?key|key|x-amz-[a-z-]+)=)(?!\$\{)"
+        r"([^&\s\"'#]+)",
+        re.IGNORECASE,
+    )
+
+
+def secrets_of_urls(text: str) -> list[str]:
+    """Return the secrets in the URLs of a text, each as it stands there and as the server gets it.
+
+    A word of letters that stands alone may be a user's name: it is hidden where it stands, and searched for nowhere.
+    """
+    from urllib.parse import unquote
+
+    found = [one[1] or ("" if one[2].isalpha() else one[2]) for one in _in_url().finditer(text)]
+    found = [one for one in found + [one[2] for one in _in_query().finditer(text)] if one]
+    return list(dict.fromkeys(spelled for one in found for spelled in (one, unquote(one))))
+
+
+@cache
+def _in_header() -> re.Pattern[str]:
+    """Match a header that proves who asks: its name, what is between, the scheme, the secret."""
+    return re.compile(
+        r"\b((?:proxy-)?authorization|x-api-key|api-key|cookie)([\"']?\s*[:=]\s*[\"']?)"
+        r"((?:bearer|basic|token)\s+)?(?!\$\{|(?:bearer|basic|token)\s)([^\s\"',;]{6,})",
+        re.IGNORECASE,
+    )
+
+
+@cache
+def _bearer() -> re.Pattern[str]:
+    return re.compile(r"\b(bearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE)
+
+
+def _holds_key(text: str) -> bool:
+    return any(beginning in text for beginning in _BEGINNINGS) and bool(_keys().search(text))
+
+
+def holds_form(text: str) -> bool:
+    """Tell whether a text holds a key of a well-known service, or a URL with a password."""
+    return _holds_key(text) or ("://" in text and bool(_in_url().search(text)))
+
+
+def without_keys(text: str, hidden: str = HIDDEN) -> str:
+    """Return a text without keys of well-known services and private keys, which nothing else looks like."""
+    return _keys().sub(lambda _: hidden, text) if _holds_key(text) else text
+
+
+def headers_changed(text: str, change: Callable[[str, str], str]) -> str:
+    """Return a text in which `change` gives, for the name and the secret of a header, what stands for the secret."""
+    return _in_header().sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{change(found[1], found[4])}", text)
+
+
+def without_forms(text: str, hidden: str = HIDDEN) -> str:
+    """Return a text without what has the form of a secret."""
+    text = without_keys(text, hidden)
+    if "://" in text and "@" in text:
+        text = _in_url().sub(lambda _: hidden, text)
+    if "?" in text and "=" in text:
+        text = _in_query().sub(lambda found: found[1] + hidden, text)
+    lower = text.lower()
+    if "authorization" in lower or "api-key" in lower or "cookie" in lower:
+        text = headers_changed(text, lambda name, secret: hidden)
+    if "bearer " in lower:
+        text = _bearer().sub(lambda found: found[1] + hidden, text)
+    return text
