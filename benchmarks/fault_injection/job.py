@@ -35,7 +35,8 @@ from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import PLANNED_FILE, Planned, described, end, started
+from cm4vllm.serving.launch import end, started
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server import SERVER_FILE
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.launch import require_usable
+    from cm4vllm.serving.launch_settings import require_usable
 
     require_usable(i["env"])
     return {"return": 0}
@@ -18,7 +18,8 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.launch import LaunchSettings, act
+    from cm4vllm.serving.launch import act
+    from cm4vllm.serving.launch_settings import LaunchSettings
 
     i["env"].update(act(read_settings(LaunchSettings, i["env"]), i["env"]))
     return {"return": 0}
@@ -26,7 +27,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.launch import LaunchSettings, attend
+    from cm4vllm.serving.launch import attend
+    from cm4vllm.serving.launch_settings import LaunchSettings
 
     attend(read_settings(LaunchSettings, i["env"]), i["env"].get("CM_VLLM_SERVER_RECORD", ""))
     return {"return": 0}

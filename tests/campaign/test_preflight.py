@@ -95,12 +95,12 @@ def test_a_part_of_the_dataset_is_refused_at_once(tmp_path):
 
 
 def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("cm4vllm.serving.launch.detect_gpus", list)
+    monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", list)
     env = {"CM_VLLM_SERVER_TP_SIZE": str(len(os.sched_getaffinity(0)) + 1)}
     with pytest.raises(UsageError, match="cores"):
         checked(tmp_path, env)
     checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
-    monkeypatch.setattr("cm4vllm.serving.launch.detect_gpus", lambda: ["a GPU"])
+    monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", lambda: ["a GPU"])
     checked(tmp_path, env)  # whether vLLM will use the GPU is known later
 
 

@@ -16,7 +16,8 @@ import peer
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
 from cm4vllm.common.redaction import Vault
 from cm4vllm.serving.access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
-from cm4vllm.serving.launch import LaunchSettings, launch, require_access
+from cm4vllm.serving.launch import launch
+from cm4vllm.serving.launch_settings import LaunchSettings, require_access
 from cm4vllm.serving.metrics import look
 from cm4vllm.serving.probe import check_vocabulary, probe
 from cm4vllm.serving.records import host_header, host_of

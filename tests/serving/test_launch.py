@@ -21,7 +21,8 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import LaunchSettings, end, launch
+from cm4vllm.serving.launch import end, launch
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
@@ -117,7 +118,7 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
 def test_a_server_of_few_cores_is_started_with_few_processes(
     tmp_path, monkeypatch, capsys, python, model_record, cores, few
 ):
-    monkeypatch.setattr("cm4vllm.serving.launch.own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr("cm4vllm.serving.planned_servers.own_cores", lambda: list(range(cores)))
     record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
     end(str(path))
     assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few
@@ -215,7 +216,8 @@ def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
 
 FOREGROUND = """
 import sys
-from cm4vllm.serving.launch import LaunchSettings, end, launch, wait_in_foreground
+from cm4vllm.serving.launch import end, launch, wait_in_foreground
+from cm4vllm.serving.launch_settings import LaunchSettings
 _, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
 try:
     wait_in_foreground(str(path))

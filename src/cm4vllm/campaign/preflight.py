@@ -19,7 +19,7 @@ from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
 from cm4vllm.common.files import opened, require_space, require_writable, typed_path, typed_paths
 from cm4vllm.results.index import require_published
 from cm4vllm.serving.choice import require_device
-from cm4vllm.serving.launch import require_usable
+from cm4vllm.serving.launch_settings import require_usable
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system import check_stated
 

@@ -18,7 +18,8 @@ from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import DEFAULT_FOLDER, PLANNED_FILE, Planned, described, started
+from cm4vllm.serving.launch import DEFAULT_FOLDER, started
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server import SERVER_FILE
 

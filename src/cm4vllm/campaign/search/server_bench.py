@@ -38,7 +38,8 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.serving.launch import LaunchSettings, launch
+from cm4vllm.serving.launch import launch
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason, stop

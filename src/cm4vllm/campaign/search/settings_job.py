@@ -26,7 +26,9 @@ from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.loadgen.measurement import RunInputs, given
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import PLANNED_FILE, LaunchSettings, act
+from cm4vllm.serving.launch import act
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.planned_servers import PLANNED_FILE
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "table"]

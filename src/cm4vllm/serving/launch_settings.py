@@ -1,0 +1,152 @@
+"""What is asked for of `run,vllm-server`, and what of it is refused before anything is downloaded or started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.serving import arguments
+from cm4vllm.serving.access import Access, chosen_access, own_access
+from cm4vllm.serving.clusters.placement import placed
+from cm4vllm.serving.ports import free_port
+from cm4vllm.serving.presets import preset_named
+from cm4vllm.serving.server import READY_TIMEOUT_S
+from cm4vllm.serving.site import base_urls, trusted
+
+__all__ = [
+    "LaunchSettings",
+    "require_access",
+    "require_installed",
+    "require_no_replicas",
+    "require_sensible",
+    "require_usable",
+]
+
+
+class LaunchSettings(Record, frozen=True, kw_only=True):
+    """Which server: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
+
+    `max_model_len` is used for a server at `api_server` that does not report its own. `api` auto asks a server started
+    here for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server
+    started here is to compute on, empty where any will do. `api_key_env` and
+    `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
+    """
+
+    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    api: Annotated[Literal["auto", "completions", "generate", "chat"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
+    api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
+    api_key_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_KEY_ENV")] = ""
+    api_headers_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_HEADERS_ENV")] = ""
+    max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
+    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
+    model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
+    performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
+    compliance_dataset_record: Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")] = ""
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
+    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
+    replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
+    python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
+    ray_python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")] = ""
+    installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
+    preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
+    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
+    gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
+    gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
+    action: Annotated[Literal["start", "describe", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
+    background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
+    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
+    ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = READY_TIMEOUT_S
+
+
+def require_installed(settings: LaunchSettings) -> None:
+    """Raise UsageError where no vLLM was installed that could be started."""
+    if not settings.python:
+        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
+
+
+def require_access(settings: LaunchSettings) -> Access:
+    """Return how the servers at `api_server` are asked.
+
+    Raises UsageError when an address, a key or the headers cannot be used.
+    """
+    if not settings.api_server:
+        given = next(
+            (
+                flag
+                for flag, name in (("api_key_env", settings.api_key_env), ("api_headers_env", settings.api_headers_env))
+                if name
+            ),
+            "",
+        )
+        if given:
+            raise UsageError(
+                f"--{given} needs a server that is already running",
+                cause="no --api_server is given",
+                remedy="name the server with --api_server, or leave the flag out",
+            )
+        return own_access()
+    if any(url.startswith("https:") for url in base_urls(settings.api_server)):
+        trusted(settings.api_server_ca)
+    return chosen_access(settings.api_key_env, settings.api_headers_env)
+
+
+def require_usable(env: Mapping[str, Any]) -> None:
+    """Refuse settings that no server can have, a given address that is none, and servers that have no room here.
+
+    Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
+    """
+    settings, keys = read_settings(LaunchSettings, env), env_keys(arguments.ServerSettings)
+    if settings.action != "start":
+        return
+    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
+    chosen = read_settings(arguments.ServerSettings, {keys["model"]: "any", keys["name"]: "any"} | given)
+    require_sensible(chosen, settings.ready_timeout_s)
+    preset = preset_named(settings.preset) if settings.preset else None
+    arguments.server_argv(Path("python"), chosen, preset=preset)
+    require_access(settings)
+    if settings.api_server:
+        require_no_replicas(settings)
+        return
+    on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
+    alone = on_cpu and not chosen.ray_address
+    for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
+        free_port(part.host, part.port)
+
+
+def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
+    """Refuse numbers with which no server starts. Raises UsageError."""
+    numbers = {
+        "ready_timeout": ready_timeout_s,
+        "max_num_seqs": chosen.max_num_seqs,
+        "max_num_batched_tokens": chosen.max_num_batched_tokens,
+        "max_model_len": chosen.max_model_len,
+    }
+    for flag, number in numbers.items():
+        if number is not None and not 0 < number < 2**31:
+            raise UsageError(f"--{flag}={number} is not usable", cause="it must be above zero, and below 2,147,483,648")
+    if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
+        raise UsageError(
+            f"--gpu_memory_utilization={share} is not usable",
+            cause="it is a part of the GPU's memory: above 0, and 1 at most",
+        )
+    if chosen.kv_cache_gib < 0:
+        raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
+
+
+def require_no_replicas(settings: LaunchSettings) -> None:
+    """Raise UsageError for a number of replicas that is given for running servers."""
+    if settings.replicas != 1:
+        raise UsageError(
+            "--replicas cannot be given with --api_server",
+            cause="no server is started then",
+            remedy="name them all: --api_server=URL,URL",
+        )

@@ -1,0 +1,160 @@
+"""Servers that are to be started for a model: their settings and places, their command line, their record so far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from cm4vllm.assets.models import check_unchanged
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.rules import Division, benchmark_names, benchmark_terms
+from cm4vllm.serving import arguments
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.fit.advice import require_host_memory
+from cm4vllm.serving.launch_settings import LaunchSettings, require_installed, require_sensible
+from cm4vllm.serving.options import Options, fitted, read_options
+from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
+from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.server import packages_of
+
+__all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "planned"]
+
+#: The record of a server that would be started.
+PLANNED_FILE = "planned.json"
+#: The option of vLLM that adds its token-only endpoint to the others.
+_TOKENS_ONLY = "--enable-scale-out"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Servers that are to be started, all by the same words, with the environment of `python`."""
+
+    python: Path
+    parts: list[arguments.ServerSettings]
+    words: list[str]
+
+
+def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
+    """Return the servers that are asked for, by their own settings in `env`. Raises UsageError, ModelError."""
+    require_installed(settings)
+    chosen = _server_settings(settings, env)
+    preset = _preset(settings, chosen)
+    if preset is not None and chosen.tp_size is None:
+        chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
+    options = read_options(Path(settings.installation)) if settings.installation else None
+    chosen = replace(chosen, api=asked_api(settings, options))
+    python = Path(settings.ray_python if chosen.ray_address else settings.python)
+    chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
+    require_sensible(chosen, settings.ready_timeout_s)
+    parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
+    return Planned(python, parts, _words(chosen, python, preset, options))
+
+
+def described(servers: Planned) -> ServerRecord:
+    """Return the record of the servers that would be started, without what only one that answers can tell."""
+    packages = packages_of(servers.python)
+    first, *members = [
+        ServerRecord(
+            endpoint="",
+            api=part.api,
+            model_name=part.name,
+            max_model_len=0,
+            version="",
+            owned=True,
+            argv=servers.words,
+            env=arguments.server_env(part),
+            niceness=arguments.niceness(part),
+            packages=packages,
+        )
+        for part in servers.parts
+    ]
+    return replace(first, members=members)
+
+
+def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:
+    model = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else chosen.model
+    preset = (
+        preset_named(settings.preset)
+        if settings.preset
+        else preset_for(chosen.device, model, settings.gpu_name, settings.gpu_count)
+    )
+    if preset is not None:
+        say(f"options of the preset {preset.name}: {' '.join(option_words(preset.options))}")
+    return preset
+
+
+def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
+    """Return how a server is asked; `options` are those of the vLLM that is started, None where they are not known.
+
+    Tokens alone cost the HTTP process less, and its processors are the engine's. Raises UsageError where they are asked
+    for of a vLLM that has no such endpoint.
+    """
+    known = options is not None and _TOKENS_ONLY in options
+    if settings.api == "auto":
+        return Api.GENERATE if known else Api.COMPLETIONS
+    if settings.api == "generate" and options is not None and not known:
+        raise UsageError(
+            "the installed vLLM does not support --api=generate",
+            cause=f"it has no option {_TOKENS_ONLY}, which enables {Api.GENERATE.path}",
+            remedy="leave --api out: /v1/completions is used then; or install a newer vLLM",
+        )
+    return Api(settings.api)
+
+
+def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None) -> list[str]:
+    """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
+    words = arguments.server_argv(python, chosen, preset=preset)
+    if options is None:
+        say("note: the options of this vLLM are not known: they are not checked before it starts")
+        return words
+    program = words.index("serve") + 1
+    done, notes = fitted(words[program:], options)
+    for note in notes:
+        say(f"note: {note}")
+    return [*words[:program], *done]
+
+
+def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> arguments.ServerSettings:
+    model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
+    if model is not None:
+        if not Path(model.path).is_dir():
+            raise ModelError(
+                f"the model folder {model.path} does not exist any more",
+                remedy="get it again: cm run script --tags=get,ml-model with the same variation and --renew",
+            )
+        check_unchanged(model)
+    keys = env_keys(arguments.ServerSettings)
+    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
+    given = arguments.completed(given, model, _longest(settings))
+    name = given.get(keys["model"], "")
+    if not name:
+        raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")
+    given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
+    server_settings = read_settings(arguments.ServerSettings, given)
+    if model is not None and model.is_dummy and server_settings.model == model.path:
+        server_settings = replace(server_settings, load_format="dummy")
+    if settings.device not in ("", server_settings.device):
+        raise UsageError(
+            f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
+            remedy="leave --device out, or the --adr that chose this vLLM",
+        )
+    require_host_memory(server_settings, model, settings.replicas)
+    return server_settings
+
+
+def _longest(settings: LaunchSettings) -> int:
+    """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
+    records = (settings.dataset_record, settings.performance_dataset_record, settings.compliance_dataset_record)
+    names = [name for name in records if name]
+    if not names or settings.benchmark not in benchmark_names(settings.round):
+        return 0
+    longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
+    return longest + benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division)).max_tokens
