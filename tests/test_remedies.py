@@ -19,7 +19,7 @@ from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
-from cm4vllm.engine.run.request import ENGINE_FLAGS
+from cm4vllm.engine.run.flags import ENGINE_FLAGS
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"

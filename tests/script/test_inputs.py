@@ -20,7 +20,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.verification import VERIFIED_TESTS
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
-from cm4vllm.engine.run.request import ENGINE_FLAGS
+from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.rules import Category, Division, ExecutionMode, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]

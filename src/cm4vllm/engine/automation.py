@@ -21,7 +21,8 @@ from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.index import protect, slim
 from cm4vllm.engine.cache.reuse import CachedScripts
 from cm4vllm.engine.run.execution import run
-from cm4vllm.engine.run.request import NOT_DONE, PROVENANCE_FLAGS, Request, flag
+from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
+from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 
 __all__ = ["CacheAutomation", "ScriptAutomation"]

@@ -17,7 +17,7 @@ from cm4vllm.common.errors import CmError, NotFoundError, UsageError, translated
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.entries import STATE_FILE
-from cm4vllm.engine.run.request import flag
+from cm4vllm.engine.run.flags import flag
 
 __all__ = ["Stored", "age_text", "find", "leftovers", "remove", "show", "size_of", "stored"]
 

@@ -11,7 +11,8 @@ from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.execution import check_version, fresh, run_phase
-from cm4vllm.engine.run.request import Task, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
 from cm4vllm.engine.run.session import Session

@@ -17,7 +17,8 @@ from cm4vllm.engine.cache.pages import age_text
 from cm4vllm.engine.plan.costs import Brought
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.plan import plan
-from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 
 __all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]

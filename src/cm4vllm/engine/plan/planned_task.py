@@ -13,7 +13,8 @@ from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.unknowns import assured, decide, facts_in, unknown
 from cm4vllm.engine.run.dependencies import request_for
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
-from cm4vllm.engine.run.request import Request, Task, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 
 __all__ = ["Exports", "PlannedTask", "vocabulary_of"]

@@ -13,7 +13,8 @@ from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.value import Record, Value
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, as_text, compose, exported, merge_into, substitute_all, unresolved
-from cm4vllm.engine.run.request import Task, mapped_inputs
+from cm4vllm.engine.run.flags import mapped_inputs
+from cm4vllm.engine.run.request import Task
 
 __all__ = ["Outcome", "Scope", "remarks"]
 

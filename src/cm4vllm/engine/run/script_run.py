@@ -17,7 +17,8 @@ from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import as_text, merge_into
-from cm4vllm.engine.run.request import Task, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
 

@@ -18,7 +18,8 @@ from cm4vllm.common.redaction import Vault, secret_flags
 from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
-from cm4vllm.engine.run.request import Request, Task, flag, with_usable_flags
+from cm4vllm.engine.run.flags import flag, with_usable_flags
+from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Outcome, Scope
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.variations import resolve
-from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.selection import select
 
 __all__ = ["Container", "container_of", "docker_script", "write_context"]

@@ -17,7 +17,8 @@ from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import Place
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
-from cm4vllm.engine.run.request import ENGINE_FLAGS, parse_tags
+from cm4vllm.engine.run.flags import ENGINE_FLAGS
+from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.find import asked_scripts
 from cm4vllm.engine.tools.lint_checks import (
     Finding,

@@ -18,7 +18,8 @@ from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARI
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import definition, known, resolve
 from cm4vllm.engine.plan.recipe_code import code_of
-from cm4vllm.engine.run.request import ENGINE_FLAGS, parse_tags
+from cm4vllm.engine.run.flags import ENGINE_FLAGS
+from cm4vllm.engine.run.request import parse_tags
 
 __all__ = [
     "Finding",

@@ -15,7 +15,8 @@ from typing import Any
 
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.program import commit_of_this_repository
-from cm4vllm.engine.run.request import Request, flag
+from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 from cm4vllm.engine.run.shell_environment import shell_text
 

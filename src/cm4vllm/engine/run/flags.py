@@ -1,0 +1,210 @@
+"""Flags: those of the engine and those of a script, which of them are known, and the environment keys they stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.engine.format.conditions import is_no
+from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.versions import VERSION_KEYS
+from cm4vllm.engine.run.environment import as_text
+
+__all__ = [
+    "ENGINE_FLAGS",
+    "NOT_DONE",
+    "PROVENANCE_FLAGS",
+    "check_flags",
+    "flag",
+    "mapped_inputs",
+    "with_usable_flags",
+]
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
+#: Flags that become environment keys of the same meaning for every script.
+SPECIAL_INPUTS = {
+    "path": "CM_TMP_PATH",
+    "input": "CM_INPUT",
+    "output": "CM_OUTPUT",
+    "outdirname": "CM_OUTDIRNAME",
+    "outbasename": "CM_OUTBASENAME",
+    "name": "CM_NAME",
+    "extra_cache_tags": "CM_EXTRA_CACHE_TAGS",
+    "skip_compile": "CM_SKIP_COMPILE",
+    "skip_run": "CM_SKIP_RUN",
+    "accept_license": "CM_ACCEPT_LICENSE",
+    "skip_system_deps": "CM_SKIP_SYSTEM_DEPS",
+    "git_ssh": "CM_GIT_SSH",
+    "gh_token": "CM_GH_TOKEN",
+    "quiet": "CM_QUIET",
+    "verbose": "CM_VERBOSE",
+    "v": "CM_VERBOSE",
+}
+
+#: Flags of the engine itself and what cmind adds; a script with strict_input knows these and its own.
+ENGINE_FLAGS = frozenset(
+    {
+        *SPECIAL_INPUTS,
+        *VERSION_KEYS,
+        "action",
+        "automation",
+        "artifact",
+        "artifacts",
+        "parsed_automation",
+        "parsed_artifact",
+        "parsed_artifacts",
+        "cmd",
+        "unparsed_cmd",
+        "out",
+        "tags",
+        "env",
+        "const",
+        "state",
+        "const_state",
+        "adr",
+        "ad",
+        "add_deps",
+        "add_deps_recursive",
+        "new",
+        "renew",
+        "skip_cache",
+        "force_cache",
+        "force_skip_cache",
+        "silent",
+        "s",
+        "j",
+        "json",
+        "time",
+        "space",
+        "help",
+        "h",
+        "dirty",
+        "debug",
+        "debug_script",
+        "debug_script_tags",
+        "debug_uid",
+        "detected_versions",
+        "fake_run",
+        "prepare",
+        "fake_deps",
+        "print_deps",
+        "print_env",
+        "print_versions",
+        "print_readme",
+        "save_env",
+        "shell",
+        "repro",
+        "repro_prefix",
+        "repro_dir",
+        "dump_version_info",
+        "pause",
+        "ignore_script_error",
+        "skip_remembered_selections",
+        "remembered_selections",
+        "recursion",
+        "recursion_spaces",
+        "run_state",
+        "save_to_json",
+        "save_to_yaml",
+        "common",
+        "ignore_inheritance",
+        "cm_debug",
+        "docker_cache",
+        "verify",
+        "fail",
+        "force",
+        "f",
+        "plan",
+        "graph",
+        "docker_folder",
+        "docker_base_image",
+        "docker_image",
+        "no_run",
+    }
+)
+
+
+#: Flags of the public engine that this one knows by name and does nothing for; a run says so.
+NOT_DONE = {
+    "skip_remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
+    "without a question",
+    "remembered_selections": "accepted without effect: of several scripts or entries the first is always taken, "
+    "without a question",
+    "detected_versions": "",
+    "debug_uid": "",
+    "docker_cache": "",
+    "ignore_inheritance": "",
+}
+
+
+#: Flags that ask for files about the run.
+PROVENANCE_FLAGS = ("save_env", "shell", "repro", "dump_version_info", "print_versions", "print_readme")
+
+
+def flag(inputs: Mapping[str, Any], *names: str) -> bool:
+    """Tell whether one of these flags is given and does not say no."""
+    return any(name in inputs and not is_no(as_text(inputs[name])) for name in names)
+
+
+def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each flag that neither the engine nor the script knows.
+
+    Raises UsageError for the first of them where the script has strict_input.
+    """
+    own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
+    unknown = [
+        key
+        for key in inputs
+        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")
+    ]
+    sentences = [f"{script.title()} has no input --{key}" for key in unknown]
+    hints = [_near_flag(key, own, script) for key in unknown]
+    if unknown and script.strict_input:
+        raise UsageError(sentences[0], remedy=hints[0])
+    return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
+
+
+def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
+    hint = nearest(key, own, f"list them with: cm show script {script.alias}")
+    if not hint.startswith("did you mean") and (close := nearest(key, ENGINE_FLAGS)).startswith("did you mean"):
+        return close
+    return hint or "it has no inputs"
+
+
+def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what flags say in the environment: the special ones of all scripts, and those of input_mapping.
+
+    A list (`--key,=a,b`) becomes comma-separated text, as the same flag without the comma would give.
+    """
+    special = {
+        SPECIAL_INPUTS[key]: _text(value)
+        for key, value in inputs.items()
+        if key in SPECIAL_INPUTS and value not in (None, "")
+    }
+    mapping = {key.replace("-", "_"): target for key, target in script.input_mapping.items()}
+    mapped = {mapping[key]: _text(value) for key, value in inputs.items() if key in mapping and value is not None}
+    return special, mapped
+
+
+def _text(value: Any) -> Any:
+    text = as_text(value)
+    return ",".join(text) if isinstance(text, list) else text
+
+
+def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
+    """Return the text of an error in which every flag is one that the script that was asked for accepts.
+
+    `scripts` are those under way, from that one to the one that failed. A flag of the latter becomes the environment
+    key that it stands for, which dependencies inherit. Lines that name a command of their own stay as they are.
+    """
+    asked, *below = scripts
+    known = {*asked.input_mapping, *asked.input_description, *ENGINE_FLAGS}
+    keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
+
+    def usable(found: re.Match[str]) -> str:
+        flag = found[1]
+        return found[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
+
+    return "\n".join(line if "cm run script" in line else _FLAG.sub(usable, line) for line in text.splitlines())
