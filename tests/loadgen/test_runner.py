@@ -20,6 +20,7 @@ from cm4vllm.loadgen import runner
 from cm4vllm.loadgen.detail_log import read_detail_log
 from cm4vllm.loadgen.figures import figures, metric_names
 from cm4vllm.loadgen.logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.process_monitor import server_died, server_stuck
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
 from cm4vllm.loadgen.runner import run
 from cm4vllm.serving import heartbeat
@@ -237,7 +238,7 @@ def test_of_several_servers_the_log_of_the_one_that_ended_is_named(make_settings
         settings,
         server=replace(settings.server, owned=True, log="/results/server.log", replicas=["http://b"], members=[member]),
     )
-    for make in (runner._died, runner._stuck):
+    for make in (server_died, server_stuck):
         assert "its whole log: /results/replica-2/server.log" in make(settings, "the server at http://b: why").remedy
         assert "its whole log: /results/server.log" in make(settings, "why").remedy
 
