@@ -1,29 +1,25 @@
-"""What the user asked for, checked before anything is installed or started."""
+"""The flags of the main job as they were given, and the job that they ask for, checked against the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cm4vllm import DUMMY_NOTICE, NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
-from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
+from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.capabilities import (
     compliance_tests,
     graders,
     needs_sentences,
-    reads_problems,
     require_round,
     require_runnable,
     require_scored,
-    unscored,
-    unscored_words,
 )
 from cm4vllm.campaign.divisions import Fault
+from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.address import Address
 from cm4vllm.campaign.search.space import Space, asked_space
-from cm4vllm.campaign.sources import Sources, sources
+from cm4vllm.campaign.sources import Sources, asked_quantisation, sources
 from cm4vllm.campaign.steps import key_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
@@ -70,7 +66,6 @@ _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_co
 )
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
-
 
 #: The words of --rerun for every step, and for none; all others name steps.
 _ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
@@ -250,7 +245,7 @@ class Job:
         word, found = settings.rerun.lower(), _sources(settings, benchmark)
         modes = _modes(settings, found, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
-        return cls(
+        job = cls(
             settings=settings,
             round=round_,
             benchmark=benchmark,
@@ -262,7 +257,7 @@ class Job:
             tests=compliance_tests(settings.compliance, benchmark, division, category),
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
-            quantisation=_quantisation(settings),
+            quantisation=asked_quantisation(settings.quantize, served=bool(settings.api_server)),
             rerun=frozenset()
             if word in (*_ALL, *_NONE)
             else frozenset(one.strip() for one in word.split(",") if one.strip()),
@@ -273,13 +268,8 @@ class Job:
                 settings.search_minutes,
                 "api_server" if settings.api_server else "rehearse" if settings.rehearse else "",
             ),
-            notes=(
-                *_notes(settings),
-                *_weight_notes(settings, found),
-                *_unscored_notes(benchmark, modes, settings.livecodebench_path),
-                *_length_notes(benchmark, scenarios[0], modes, division),
-            ),
         )
+        return replace(job, notes=job_notes(job))
 
 
 def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
@@ -294,24 +284,6 @@ def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
         performance_dataset_path=settings.performance_dataset_path,
         compliance_dataset_path=settings.compliance_dataset_path,
     )
-
-
-#: What a job with random weights does otherwise.
-_DUMMY_NOTES = (
-    f"{DUMMY_NOTICE}: the model has random weights, and each answer one fixed length; only the performance is "
-    "measured, and no submission can be made of it",
-)
-#: What a job on a simulated server does otherwise.
-_SIMULATED_NOTES = (
-    f"{SIMULATED_NOTICE}: the server is simulated, with the times of --rehearse's profile; its answers mean nothing: "
-    "accuracy is not scored, and no submission can be made of it",
-)
-
-
-def _weight_notes(settings: CampaignSettings, found: Sources) -> tuple[str, ...]:
-    if settings.rehearse:
-        return _SIMULATED_NOTES
-    return _DUMMY_NOTES if found.dummy else ()
 
 
 def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
@@ -360,71 +332,6 @@ def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms, category: 
         return tuple(sorted(dict.fromkeys(chosen), key=list(Scenario).index))
     needed = benchmark.required_on(category) or benchmark.required[0]
     return tuple(scenario for scenario in benchmark.scenarios if scenario in (*needed.all_of, *needed.one_of[:1]))
-
-
-def _notes(settings: CampaignSettings) -> list[str]:
-    notes = []
-    if settings.implementation == "reference":
-        notes.append("--implementation=reference: the built-in asynchronous client takes the reference client's place")
-    if settings.scenario and settings.all_scenarios:
-        notes.append(f"_all-scenarios overrides --scenario={settings.scenario}: all scenarios are run")
-    if settings.device and settings.api_server:
-        notes.append(f"--device={settings.device}: ignored, it does not affect the server at --api_server")
-    if ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID:
-        for flag, value in (
-            ("test_query_count", settings.test_query_count),
-            ("max_test_duration", settings.max_test_duration),
-        ):
-            if value is not None:
-                notes.append(f"--{flag}={value}: ignored, a valid run has the length that the rules require")
-    return notes
-
-
-def _unscored_notes(benchmark: BenchmarkTerms, modes: tuple[Mode, ...], problems: str) -> Iterator[str]:
-    if problems and not (reads_problems(benchmark) and Mode.ACCURACY in modes):
-        yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
-    if Mode.ACCURACY in modes:
-        yield from (f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems)))
-
-
-def _length_notes(
-    benchmark: BenchmarkTerms, scenario: Scenario, modes: tuple[Mode, ...], division: Division
-) -> Iterator[str]:
-    """Give what decides how long answers are, where the division states other lengths than the reference."""
-    for mode in modes:
-        stated, reference = (
-            terms(benchmark.round, benchmark.name, scenario, mode, one).generation for one in (division, Division.OPEN)
-        )
-        if (stated.min_tokens, stated.max_tokens) != (reference.min_tokens, reference.max_tokens):
-            yield (
-                f"{benchmark.name}: answers of {mode} runs have {stated.min_tokens:,} to {stated.max_tokens:,} new "
-                f"tokens, by the {stated.lengths_source}, which decides in the {division} division; the "
-                f"{reference.source} has {reference.min_tokens:,} to {reference.max_tokens:,}"
-            )
-
-
-def _quantisation(settings: CampaignSettings) -> str:
-    """Return the variations of quantize,ml-model that --quantize asks for, empty for none."""
-    words = [word.strip() for word in settings.quantize.split(",") if word.strip()]
-    names = [word.removeprefix("_") for word in words]
-    for word, name in zip(words, names, strict=True):
-        if name not in (*schemes(), KV_FP8):
-            _one_of("quantize", word, (*schemes(), KV_FP8))
-    asked = [name for name in names if name != KV_FP8]
-    if len(asked) > 1:
-        raise UsageError(
-            f"--quantize={settings.quantize} names {len(asked)} schemes",
-            remedy=f"name one of them; {KV_FP8} can be added to it",
-        )
-    if names and settings.api_server:
-        raise UsageError(
-            "--quantize cannot be given with --api_server",
-            cause="the running server has already loaded its model",
-            remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve the result",
-        )
-    if asked:
-        require_scheme(QuantizationSettings(scheme=asked[0], kv_fp8=KV_FP8 in names))
-    return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
 
 
 def _one_rate(settings: CampaignSettings) -> None:

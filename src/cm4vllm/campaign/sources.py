@@ -1,4 +1,4 @@
-"""Where a job's model and datasets come from, as variations of get,ml-model and get,dataset.
+"""Where a job's model and datasets come from, and how the model is quantised, as variations of the recipes for these.
 
 The stand-ins, a tiny model and its own dataset, are used where nothing else was asked for, and only together: a real
 model would be measured on prompts that the benchmark does not have, the tiny model on prompts that it cannot answer.
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.steps import Brings
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 
-__all__ = ["Sources", "sources"]
+__all__ = ["Sources", "asked_quantisation", "sources"]
 
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
@@ -197,3 +198,30 @@ def _of_name(name: str, *, served: bool) -> str:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()
     return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"
+
+
+def asked_quantisation(asked: str, *, served: bool) -> str:
+    """Return the variations of quantize,ml-model that --quantize=`asked` stands for, empty for none.
+
+    `served` says that a server runs already, with its model. Raises UsageError.
+    """
+    words = [word.strip() for word in asked.split(",") if word.strip()]
+    names = [word.removeprefix("_") for word in words]
+    for word, name in zip(words, names, strict=True):
+        if name not in (*schemes(), KV_FP8):
+            raise UsageError(f"--quantize={word} is not supported", remedy=nearest(word, (*schemes(), KV_FP8)))
+    chosen = [name for name in names if name != KV_FP8]
+    if len(chosen) > 1:
+        raise UsageError(
+            f"--quantize={asked} names {len(chosen)} schemes",
+            remedy=f"name one of them; {KV_FP8} can be added to it",
+        )
+    if names and served:
+        raise UsageError(
+            "--quantize cannot be given with --api_server",
+            cause="the running server has already loaded its model",
+            remedy="quantise it first (cm run script --tags=quantize,ml-model) and serve the result",
+        )
+    if chosen:
+        require_scheme(QuantizationSettings(scheme=chosen[0], kv_fp8=KV_FP8 in names))
+    return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)

@@ -1,0 +1,79 @@
+"""What a job does otherwise than a user may expect: notes that plan and run show before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
+from cm4vllm.campaign.capabilities import reads_problems, unscored, unscored_words
+from cm4vllm.rules import Division, Mode, terms
+
+if TYPE_CHECKING:
+    from cm4vllm.campaign.settings import Job
+
+__all__ = ["job_notes"]
+
+#: What a job with random weights does otherwise.
+_DUMMY_NOTE = (
+    f"{DUMMY_NOTICE}: the model has random weights, and each answer one fixed length; only the performance is "
+    "measured, and no submission can be made of it"
+)
+#: What a job on a simulated server does otherwise.
+_SIMULATED_NOTE = (
+    f"{SIMULATED_NOTICE}: the server is simulated, with the times of --rehearse's profile; its answers mean nothing: "
+    "accuracy is not scored, and no submission can be made of it"
+)
+
+
+def job_notes(job: Job) -> tuple[str, ...]:
+    """Return the notes, one or two sentences each."""
+    return (*_flag_notes(job), *_weight_notes(job), *_unscored_notes(job), *_length_notes(job))
+
+
+def _flag_notes(job: Job) -> Iterator[str]:
+    """Give the flags that have no effect, or another one than their name says."""
+    settings = job.settings
+    if settings.implementation == "reference":
+        yield "--implementation=reference: the built-in asynchronous client takes the reference client's place"
+    if settings.scenario and settings.all_scenarios:
+        yield f"_all-scenarios overrides --scenario={settings.scenario}: all scenarios are run"
+    if settings.device and settings.api_server:
+        yield f"--device={settings.device}: ignored, it does not affect the server at --api_server"
+    if not job.rehearsal:
+        for flag, value in (
+            ("test_query_count", settings.test_query_count),
+            ("max_test_duration", settings.max_test_duration),
+        ):
+            if value is not None:
+                yield f"--{flag}={value}: ignored, a valid run has the length that the rules require"
+
+
+def _weight_notes(job: Job) -> Iterator[str]:
+    if job.settings.rehearse:
+        yield _SIMULATED_NOTE
+    elif job.sources.dummy:
+        yield _DUMMY_NOTE
+
+
+def _unscored_notes(job: Job) -> Iterator[str]:
+    benchmark, problems = job.benchmark, job.settings.livecodebench_path
+    if problems and not (reads_problems(benchmark) and Mode.ACCURACY in job.modes):
+        yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
+    if Mode.ACCURACY in job.modes:
+        yield from (f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems)))
+
+
+def _length_notes(job: Job) -> Iterator[str]:
+    """Give what decides how long answers are, where the division states other lengths than the reference."""
+    name, division = job.benchmark.name, job.division
+    for mode in job.modes:
+        stated, reference = (
+            terms(job.round.name, name, job.scenarios[0], mode, one).generation for one in (division, Division.OPEN)
+        )
+        if (stated.min_tokens, stated.max_tokens) != (reference.min_tokens, reference.max_tokens):
+            yield (
+                f"{name}: answers of {mode} runs have {stated.min_tokens:,} to {stated.max_tokens:,} new "
+                f"tokens, by the {stated.lengths_source}, which decides in the {division} division; the "
+                f"{reference.source} has {reference.min_tokens:,} to {reference.max_tokens:,}"
+            )
