@@ -23,41 +23,20 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
+from clients.bench import Bench, Case, Group, not_installed
 from clients.programs import AT_ONCE, Pace, Stamps, compiled, floor, mock, wrk
-from clients.real_vllm import Made, RealVllm, bench_serve
+from clients.real_vllm import bench_serve
+from clients.real_vllm_groups import vllm, ways
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
 
 SECONDS_OF_LATENCY = 6
 WITH_WORKER = "ours with its worker"
-IN_PROCESS, LIKE_THE_SERVER = "in process", "in process, as the server"
-
-
-@dataclass(frozen=True)
-class Bench:
-    """How to measure: where each side runs, how often, and how much of each is done (`share` of the whole)."""
-
-    client: int
-    server: int
-    rounds: int
-    share: float = 1.0
-    endpoints: str | None = None
-    vllm: str | None = None
-    model: Path | None = None
-
-    def queries(self, whole: int) -> int:
-        return max(64, int(whole * self.share))
-
-
-Case = Callable[[], Result]
-Group = Callable[[Bench], Iterator[Figure]]
 
 
 def offline(bench: Bench) -> Iterator[Figure]:
@@ -72,11 +51,11 @@ def offline(bench: Bench) -> Iterator[Figure]:
     if bench.endpoints:
         cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
     else:
-        _not_installed("endpoints", "--endpoints=PYTHON of a Python >= 3.12 that has mlcommons/endpoints")
+        not_installed("endpoints", "--endpoints=PYTHON of a Python >= 3.12 that has mlcommons/endpoints")
     if bench.vllm and bench.model:
         cases["vllm bench serve"] = _bench_serve(bench, replace(task, queries=bench.queries(2_000)))
     else:
-        _not_installed("vllm bench serve", "--vllm=PYTHON --model=DIR")
+        not_installed("vllm bench serve", "--vllm=PYTHON --model=DIR")
     measured = {name: [result.qps for result in results] for name, results in interleaved(cases, bench.rounds).items()}
     for name, rates in measured.items():
         yield figure(f"offline queries/s: {name}", rates, "queries/s")
@@ -104,7 +83,7 @@ def alone(bench: Bench) -> Iterator[Figure]:
     if shutil.which("wrk"):
         cases["wrk"] = _wrk(bench, task)
     else:
-        _not_installed("wrk", "apt install wrk")
+        not_installed("wrk", "apt install wrk")
     measured = interleaved(cases, bench.rounds)
     rates = {name: [result.qps for result in results] for name, results in measured.items()}
     for name, values in rates.items():
@@ -250,87 +229,6 @@ def workers(bench: Bench) -> Iterator[Figure]:
     )
 
 
-def vllm(bench: Bench) -> Iterator[Figure]:
-    """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate.
-
-    "Through LoadGen" is as a run makes it: a server started as a run starts it, asked for tokens alone. Its limit is
-    beside vLLM's own generate as vLLM sets it up, and with the server's executor and environment.
-    """
-    real = _real(bench)
-    if real is None:
-        return
-    ours, default = real.settings(), real.settings("mp")
-    tokens_only = replace(real.task, api="generate")
-    with (
-        real.in_process() as generate,
-        real.in_process(ours) as alike,
-        real.served(ours) as server,
-        real.served(default) as other,
-    ):
-        cases: dict[str, Callable[[], Made]] = {
-            IN_PROCESS: generate,
-            LIKE_THE_SERVER: alike,
-            "through LoadGen": partial(real.through_loadgen, server, tokens_only),
-            "through LoadGen, with text": partial(real.through_loadgen, server, real.task),
-            "through LoadGen, vLLM's default executor": partial(real.through_loadgen, other, tokens_only),
-        }
-        for case in cases.values():
-            case()  # warms up
-        measured = interleaved(cases, bench.rounds)
-    for name, all_made in measured.items():
-        rates = [made.rate for made in all_made]
-        yield figure(f"real vLLM, Offline: {name}", rates, "tokens/s")
-        if name in (IN_PROCESS, LIKE_THE_SERVER):
-            continue
-        for within in (IN_PROCESS, LIKE_THE_SERVER):
-            yield figure(
-                f"real vLLM, Offline: {name} / {within}",
-                ratios(rates, [made.rate for made in measured[within]]),
-                "x",
-                at_least=0.95 if name == "through LoadGen" else None,
-            )
-        for who in ("engine", "api", "client"):
-            yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
-
-
-def ways(bench: Bench) -> Iterator[Figure]:
-    """The real vLLM, Offline, asked in several ways: rate beside the first one's, time of the server's HTTP process."""
-    real = _real(bench)
-    if real is None:
-        return
-    settings = real.settings()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        real.served(settings) as tcp,
-        real.served(settings, Path(folder) / "socket") as unix,
-    ):
-        streamed = replace(real.task, streamed=True)
-        asked = {
-            "TCP, whole answers": (tcp, real.task),
-            "Unix socket": (unix, real.task),
-            "/inference/v1/generate": (tcp, replace(real.task, api="generate")),
-            "both": (unix, replace(real.task, api="generate")),
-            "stream_interval 16": (tcp, replace(streamed, interval=16)),
-            "stream_interval 1": (tcp, streamed),
-        }
-        cases = {name: partial(real.through_loadgen, server, task) for name, (server, task) in asked.items()}
-        for server in (tcp, unix):
-            real.through_loadgen(server, real.task)  # warms up
-        measured = interleaved(cases, bench.rounds)
-    first = [made.rate for made in next(iter(measured.values()))]
-    for name, all_made in measured.items():
-        yield figure(f"real vLLM, Offline, {name}", [made.rate for made in all_made], "tokens/s")
-        yield figure(f"real vLLM, Offline, {name} / the first", ratios([made.rate for made in all_made], first), "x")
-        yield figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s")
-
-
-def _real(bench: Bench) -> RealVllm | None:
-    if not (bench.vllm and bench.model):
-        _not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
-        return None
-    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
-
-
 GROUPS: dict[str, Group] = {
     "offline": offline,
     "alone": alone,
@@ -410,12 +308,8 @@ def _cpu_ratios(over: list[Result], under: list[Result]) -> list[float]:
 def _has_aiohttp() -> bool:
     found = importlib.util.find_spec("aiohttp") is not None
     if not found:
-        _not_installed("aiohttp", "pip install -r benchmarks/requirements.txt")
+        not_installed("aiohttp", "pip install -r benchmarks/requirements.txt")
     return found
-
-
-def _not_installed(name: str, how: str) -> None:
-    print(f"{name}: not installed ({how})", file=sys.stderr)
 
 
 def main() -> int:

@@ -1,0 +1,38 @@
+"""How the groups of the client's benchmark measure, and what they need that may not be installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients.task import Result
+from figures import Figure
+
+__all__ = ["Bench", "Case", "Group", "not_installed"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: where each side runs, how often, and how much of each is done (`share` of the whole)."""
+
+    client: int
+    server: int
+    rounds: int
+    share: float = 1.0
+    endpoints: str | None = None
+    vllm: str | None = None
+    model: Path | None = None
+
+    def queries(self, whole: int) -> int:
+        return max(64, int(whole * self.share))
+
+
+Case = Callable[[], Result]
+Group = Callable[[Bench], Iterator[Figure]]
+
+
+def not_installed(name: str, how: str) -> None:
+    """Say that something is not measured, and how it is installed or given."""
+    print(f"{name}: not installed ({how})", file=sys.stderr)

@@ -1,0 +1,98 @@
+"""The groups of the client's benchmark that ask the real vLLM: beside its own generate, and in several ways."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from clients.bench import Bench, not_installed
+from clients.real_vllm import Made, RealVllm
+from figures import Figure, figure, interleaved, ratios
+
+__all__ = ["vllm", "ways"]
+
+IN_PROCESS, LIKE_THE_SERVER = "in process", "in process, as the server"
+
+
+def vllm(bench: Bench) -> Iterator[Figure]:
+    """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate.
+
+    "Through LoadGen" is as a run makes it: a server started as a run starts it, asked for tokens alone. Its limit is
+    beside vLLM's own generate as vLLM sets it up, and with the server's executor and environment.
+    """
+    real = _real(bench)
+    if real is None:
+        return
+    ours, default = real.settings(), real.settings("mp")
+    tokens_only = replace(real.task, api="generate")
+    with (
+        real.in_process() as generate,
+        real.in_process(ours) as alike,
+        real.served(ours) as server,
+        real.served(default) as other,
+    ):
+        cases: dict[str, Callable[[], Made]] = {
+            IN_PROCESS: generate,
+            LIKE_THE_SERVER: alike,
+            "through LoadGen": partial(real.through_loadgen, server, tokens_only),
+            "through LoadGen, with text": partial(real.through_loadgen, server, real.task),
+            "through LoadGen, vLLM's default executor": partial(real.through_loadgen, other, tokens_only),
+        }
+        for case in cases.values():
+            case()  # warms up
+        measured = interleaved(cases, bench.rounds)
+    for name, all_made in measured.items():
+        rates = [made.rate for made in all_made]
+        yield figure(f"real vLLM, Offline: {name}", rates, "tokens/s")
+        if name in (IN_PROCESS, LIKE_THE_SERVER):
+            continue
+        for within in (IN_PROCESS, LIKE_THE_SERVER):
+            yield figure(
+                f"real vLLM, Offline: {name} / {within}",
+                ratios(rates, [made.rate for made in measured[within]]),
+                "x",
+                at_least=0.95 if name == "through LoadGen" else None,
+            )
+        for who in ("engine", "api", "client"):
+            yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
+
+
+def ways(bench: Bench) -> Iterator[Figure]:
+    """The real vLLM, Offline, asked in several ways: rate beside the first one's, time of the server's HTTP process."""
+    real = _real(bench)
+    if real is None:
+        return
+    settings = real.settings()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        real.served(settings) as tcp,
+        real.served(settings, Path(folder) / "socket") as unix,
+    ):
+        streamed = replace(real.task, streamed=True)
+        asked = {
+            "TCP, whole answers": (tcp, real.task),
+            "Unix socket": (unix, real.task),
+            "/inference/v1/generate": (tcp, replace(real.task, api="generate")),
+            "both": (unix, replace(real.task, api="generate")),
+            "stream_interval 16": (tcp, replace(streamed, interval=16)),
+            "stream_interval 1": (tcp, streamed),
+        }
+        cases = {name: partial(real.through_loadgen, server, task) for name, (server, task) in asked.items()}
+        for server in (tcp, unix):
+            real.through_loadgen(server, real.task)  # warms up
+        measured = interleaved(cases, bench.rounds)
+    first = [made.rate for made in next(iter(measured.values()))]
+    for name, all_made in measured.items():
+        yield figure(f"real vLLM, Offline, {name}", [made.rate for made in all_made], "tokens/s")
+        yield figure(f"real vLLM, Offline, {name} / the first", ratios([made.rate for made in all_made], first), "x")
+        yield figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s")
+
+
+def _real(bench: Bench) -> RealVllm | None:
+    if not (bench.vllm and bench.model):
+        not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
+        return None
+    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
