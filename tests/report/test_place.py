@@ -56,7 +56,16 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
     (result,) = mine.results
     own = row_of(mine, result)
     rows = (
-        changed(own, system="new", round="v5.1", value=2 * (own.value or 0), power_w=900.0, codes={"error ANY": 1}),
+        changed(
+            own,
+            system="new",
+            round="v5.1",
+            value=2 * (own.value or 0),
+            power_w=900.0,
+            power_file="new/spl.txt",
+            power_field="Watts, mean of the run",
+            codes={"error ANY": 1},
+        ),
         changed(own, system="old", round="v5.0", value=0.5 * (own.value or 0), accelerator="NVIDIA L40S"),
     )
     old, new = place(mine, result, Index(rows, 1, 0)).standings
@@ -76,6 +85,10 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
     )
     metered = [one for one in _standings(changed(own, power_w=300.0), rows) if one.per == "W"]
     assert [(one.round, one.value, one.among_all[:2]) for one in metered] == [("v5.1", (own.value or 0) / 300, (1, 2))]
+    assert metered[0].best_source == (
+        f"{own.file}: {own.field}, divided by 900 W (new/spl.txt: Watts, mean of the run)"
+    )
+    assert metered[0].source.endswith(", divided by 300 W")  # an index of before names no meter
 
 
 def test_a_rehearsal_has_no_place_and_says_why(published: Index, real_runs: Path) -> None:

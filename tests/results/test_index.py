@@ -83,6 +83,11 @@ def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index,
     rows = read_index(tree, tmp_path / "kept").rows
     (row,) = [one for one in rows if one.power_w]
     assert row.power_w == 700 and row.value and row.per_watt == pytest.approx(row.value / 700)
+    assert row.power_source == f"{Path(row.file).with_name('spl.txt')}: Watts, mean of the run"
+    (tmp_path / "rounds").mkdir()
+    (tmp_path / "rounds" / "one").symlink_to(tree)
+    (below,) = [one for one in read_index(tmp_path / "rounds", tmp_path / "kept").rows if one.power_w]
+    assert below.power_file == f"one/{row.power_file}"
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:

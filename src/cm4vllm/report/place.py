@@ -21,7 +21,7 @@ Of = Callable[[IndexRow], float | None]
 _BASES: dict[str, Of] = {"accelerator": lambda row: row.per_accelerator, "W": lambda row: row.per_watt}
 _DIVISORS: dict[str, Callable[[IndexRow], str]] = {
     "accelerator": lambda row: f"{row.accelerators} accelerator{'' if row.accelerators == 1 else 's'}",
-    "W": lambda row: f"{number(row.power_w or 0.0)} W",
+    "W": lambda row: f"{number(row.power_w or 0.0)} W" + (f" ({row.power_source})" if row.power_source else ""),
 }
 
 
@@ -42,7 +42,7 @@ class Standing(Record, frozen=True, kw_only=True):
     """The place of a rate per `per` (accelerator, W) in a round: among all, and among those on the same accelerator.
 
     `best` is the published result with the highest rate; `flagged` counts those in which the checks find an error.
-    `source` and `best_source` are file and field of the rate, and by what it was divided.
+    `source` and `best_source` are file and field of the rate, and by what it was divided, of watts with theirs.
     """
 
     round: str

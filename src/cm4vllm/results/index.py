@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
+
 import cm4vllm
 from cm4vllm.common.digests import digest_of
 from cm4vllm.common.errors import CmError, SubmissionError
@@ -24,7 +26,7 @@ from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.model import Figure, Result, Submission
+from cm4vllm.results.model import Figure, Result, Source, Submission
 from cm4vllm.results.power import measured_power
 from cm4vllm.results.trees import read_tree
 from cm4vllm.rules import Division
@@ -49,7 +51,8 @@ class IndexRow(Record, frozen=True, kw_only=True):
     """One published result. `value` is the figure by which results of the scenario are compared, None where it is lost.
 
     `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
-    mean of the run where a meter recorded it. `codes` counts the findings of the result by `severity CODE`.
+    mean of the run where a meter recorded it, read from `power_field` of `power_file`. `codes` counts the findings of
+    the result by `severity CODE`.
     """
 
     round: str
@@ -75,6 +78,8 @@ class IndexRow(Record, frozen=True, kw_only=True):
     file: str
     field: str
     codes: dict[str, int]
+    power_file: str = ""
+    power_field: str = ""
 
     @property
     def per_accelerator(self) -> float | None:
@@ -87,6 +92,11 @@ class IndexRow(Record, frozen=True, kw_only=True):
         """The rate divided by the mean power of the run."""
         rate = self.unit.endswith("/s") and self.value is not None and self.power_w
         return self.value / self.power_w if rate and self.value is not None and self.power_w else None
+
+    @property
+    def power_source(self) -> str:
+        """File and field of the power; empty where it is not stated, and in an index that names none."""
+        return str(Source(self.power_file, self.power_field)) if self.power_file else ""
 
     @property
     def errors(self) -> int:
@@ -207,8 +217,12 @@ def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
     """Give the rows with files named from `root`."""
     above = home.parents[1].relative_to(root).as_posix()
     for row in part.rows:
-        named = row.file if above == "." else f"{above}/{row.file}"
-        yield IndexRow(**{**{name: getattr(row, name) for name in row.__struct_fields__}, "file": named})
+        yield row if above == "." else replace(row, **{name: f"{above}/{path}" for name, path in _files(row).items()})
+
+
+def _files(row: IndexRow) -> dict[str, str]:
+    """Return the files of a row by field, those that it names."""
+    return {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
 
 
 def _kept(path: Path) -> IndexPart | None:
@@ -230,7 +244,8 @@ def _digest(home: Path) -> str:
             except OSError:
                 continue
             found.append(f"{path.relative_to(home)} {state.st_size} {state.st_mtime_ns}")
-    return digest_of("\n".join([cm4vllm.__version__, str(IndexPart.SCHEMA), *found]).encode())[:32]
+    reader = [cm4vllm.__version__, str(IndexPart.SCHEMA), *IndexRow.__struct_fields__]
+    return digest_of("\n".join([*reader, *found]).encode())[:32]
 
 
 def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:
@@ -257,7 +272,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
     description: Mapping[str, Any] = described.description if described else {}
     part = result.performance
     metric, unit, value, file, field = cell_of(part.metric if part else None)
-    power = measured_power(part) if part else None
+    _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
     own = (f"/{result.system}/{result.model}/{Path(result.folder).name}/", f"/systems/{result.system}.json")
     codes: dict[str, int] = {}
     for one in found:
@@ -283,7 +298,9 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
         tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
         weights=str(result.measurements.get("weight_data_types", "")),
-        power_w=float(power.value) if power else None,
+        power_w=power,
+        power_file=power_file,
+        power_field=power_field,
         file=file,
         field=field,
         codes=dict(sorted(codes.items())),

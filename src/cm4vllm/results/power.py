@@ -1,4 +1,4 @@
-"""The power that a result states: what was measured through its run, or else what the system's nameplate says.
+"""The power that a meter recorded through a run.
 
 The mean of a run is that of the official checker (tools/submission/submission_checker/checks/power_check.py): of the
 values above zero that the power meter's log, spl.txt, has between the log's power_begin and power_end.
