@@ -24,7 +24,7 @@ from cm4vllm.campaign.steps import key_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import GREATEST, Key, require_above_zero
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -62,7 +62,7 @@ _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_co
         "dp_size",
         "max_model_len",
     ),
-    2**31 - 1,
+    GREATEST,
 )
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
@@ -238,7 +238,7 @@ class Job:
         scenarios = _scenarios(settings, benchmark, category)
         require_runnable(round_, benchmark, scenarios)
         for flag, most in _POSITIVE.items():
-            _positive(flag, getattr(settings, flag), most)
+            require_above_zero(f"--{flag}", getattr(settings, flag), most)
         require_workers(settings.num_workers)
         _folder_name("submitter", settings.submitter)
         _one_rate(settings)
@@ -352,15 +352,6 @@ def _one_rate(settings: CampaignSettings) -> None:
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"--{flag}={value} is not supported", remedy=nearest(value, choices))
-
-
-def _positive(flag: str, value: float | None, most: float) -> None:
-    if value is not None and not 0 < value <= most:
-        raise UsageError(
-            f"--{flag}={value:.15g} is not usable",
-            cause=f"it must be above zero, and {most:,.0f} at most",
-            remedy="give a value in this range, or leave it out",
-        )
 
 
 def _folder_name(flag: str, value: str) -> None:

@@ -9,9 +9,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cm4vllm.common.errors import UsageError
 
-__all__ = ["Key", "env_keys", "read_settings"]
+__all__ = ["GREATEST", "Key", "env_keys", "read_settings", "require_above_zero"]
 
 T = TypeVar("T")
+
+#: The greatest whole number that every program behind a setting takes.
+GREATEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
     except msgspec.ValidationError as error:
         given_by = ", ".join(keys.values())
         raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
+
+
+def require_above_zero(name: str, value: float | None, most: float = GREATEST) -> None:
+    """Raise UsageError for a number that is not above zero, or greater than `most`; None is one that is not given."""
+    if value is not None and not 0 < value <= most:
+        raise UsageError(
+            f"{name}={value:.15g} is not usable",
+            cause=f"it must be above zero, and {most:,.0f} at most",
+            remedy="give a value in this range, or leave it out",
+        )
 
 
 def _expected(hint: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.access import Access, chosen_access, own_access
@@ -131,8 +131,7 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
         "max_model_len": chosen.max_model_len,
     }
     for flag, number in numbers.items():
-        if number is not None and not 0 < number < 2**31:
-            raise UsageError(f"--{flag}={number} is not usable", cause="it must be above zero, and below 2,147,483,648")
+        require_above_zero(f"--{flag}", number)
     if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
         raise UsageError(
             f"--gpu_memory_utilization={share} is not usable",
