@@ -213,8 +213,7 @@ def asked_quantisation(asked: str, *, served: bool) -> str:
     chosen = [name for name in names if name != KV_FP8]
     if len(chosen) > 1:
         raise UsageError(
-            f"--quantize={asked} names {len(chosen)} schemes",
-            remedy=f"name one of them; {KV_FP8} can be added to it",
+            f"--quantize={asked} names {len(chosen)} schemes", remedy=f"name one of them; {KV_FP8} can be added to it"
         )
     if names and served:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The LoadGen process, followed to its end: what it says is shown and passed on, its server and the clock are checked."""
+"""The LoadGen process, followed to its end: its messages are shown and passed on, server and clock are checked."""
 
 from __future__ import annotations
 
@@ -215,6 +215,7 @@ def _environment(pythonpath: str) -> dict[str, str]:
 
 
 def server_died(settings: RunSettings, reason: str) -> ServerDied:
+    """Return the error of a run whose server ended, with the log of the one that `reason` names."""
     log = _log_of(settings.server, reason)
     return ServerDied(
         f"the server ended during the {settings.title} run",
@@ -226,6 +227,7 @@ def server_died(settings: RunSettings, reason: str) -> ServerDied:
 
 
 def server_stuck(settings: RunSettings, reason: str) -> ServerStuck:
+    """Return the error of a run whose server has stopped responding, with the log of the one that `reason` names."""
     log = _log_of(settings.server, reason)
     return ServerStuck(
         f"the server process is up but has stopped responding: the {settings.title} run is INVALID",

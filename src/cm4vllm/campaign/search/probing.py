@@ -29,8 +29,8 @@ from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
 from cm4vllm.loadgen.messages import Latencies
-from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.process_monitor import RunStopped
+from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf
 from cm4vllm.rules import LatencyLimits

@@ -29,8 +29,8 @@ from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_
 from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
-from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import remarks
 from cm4vllm.engine.run.selection import candidates, select

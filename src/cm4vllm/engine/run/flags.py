@@ -1,4 +1,4 @@
-"""Flags: those of the engine and those of a script, which of them are known, and the environment keys they stand for."""
+"""The flags of the engine and those of a script: which are known, and the environment keys that they stand for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import VERSION_KEYS
 from cm4vllm.engine.run.environment import as_text
 
-__all__ = [
-    "ENGINE_FLAGS",
-    "NOT_DONE",
-    "PROVENANCE_FLAGS",
-    "check_flags",
-    "flag",
-    "mapped_inputs",
-    "with_usable_flags",
-]
+__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "check_flags", "flag", "mapped_inputs", "with_usable_flags"]
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 #: Flags that become environment keys of the same meaning for every script.
