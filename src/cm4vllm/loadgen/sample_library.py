@@ -12,12 +12,7 @@ from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 
-__all__ = ["SampleLibrary", "read_prompts", "read_rows"]
-
-
-def read_prompts(dataset: DatasetRecord, count: int) -> list[list[int]]:
-    """Return the token ids of the first `count` prompts of a dataset. Raises DatasetError, as read_rows does."""
-    return [row["tok_input"] for row in read_rows(dataset, count)]
+__all__ = ["SampleLibrary", "read_rows"]
 
 
 def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:

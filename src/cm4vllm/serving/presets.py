@@ -12,7 +12,7 @@ import yaml
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
-__all__ = ["Preset", "option_words", "preset_for", "preset_named", "presets", "serve_line"]
+__all__ = ["Preset", "option_words", "preset_for", "preset_named", "presets"]
 
 
 class Preset(Record, frozen=True, kw_only=True):
@@ -66,8 +66,3 @@ def option_words(options: dict[str, bool | int | float | str]) -> list[str]:
     return [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value is not False
     ]
-
-
-def serve_line(preset: Preset, model: str) -> str:
-    """Return the command line that a preset stands for."""
-    return " ".join(["vllm", "serve", model, *option_words(preset.options)])

@@ -1,5 +1,7 @@
 """The search over simulated servers, on a simulated clock: what is found is near what a full-length run can do."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan
 from cm4vllm.campaign.search.records import Boundary, Verdict
 from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
-from cm4vllm.campaign.search.systems import Batching, Dying, Paged, Queue
+from cm4vllm.campaign.search.systems import Batching, Paged, Queue, System
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
@@ -83,6 +85,19 @@ def test_probes_grow_longer_until_the_rate_is_settled_by_full_length_runs():
     short = [one.planned_s for one in found.probes if not one.sure]
     assert short == sorted(short)
     assert short[0] <= 30
+
+
+@dataclass(frozen=True)
+class Dying:
+    """A server that ends when queries come faster than `above` queries/s."""
+
+    system: System
+    above: float
+
+    def serve(self, issued, lengths, noise):
+        if len(issued) > 1 and (len(issued) - 1) / (issued[-1] - issued[0]) > self.above:
+            raise ServerDied("the simulated server ended", cause=f"more than {self.above:g} queries/s")
+        return self.system.serve(issued, lengths, noise)
 
 
 def test_a_server_that_dies_ends_the_search_with_its_error():

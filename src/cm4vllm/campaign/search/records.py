@@ -73,10 +73,6 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     server: str = ""
 
     @property
-    def decided(self) -> bool:
-        return self.verdict is not Verdict.UNDECIDED
-
-    @property
     def binding(self) -> LimitRecord | None:
         """The limit that binds."""
         return tightest(self.limits)

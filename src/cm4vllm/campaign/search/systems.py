@@ -15,10 +15,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.common.errors import ServerDied
 from cm4vllm.loadgen.arrivals import Times
 
-__all__ = ["Batch", "Batching", "Dying", "Paged", "Queue", "Served", "System", "simulated", "step_factors"]
+__all__ = ["Batch", "Batching", "Paged", "Queue", "Served", "System", "simulated", "step_factors"]
 
 Tokens = npt.NDArray[np.int64]
 #: Random numbers are drawn so many at a time.
@@ -268,19 +267,6 @@ def simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> S
         for one in ended:
             done[one] = now
     return Served(issued, np.array(first), np.array(done), tokens)
-
-
-@dataclass(frozen=True)
-class Dying:
-    """A server that ends when queries come faster than `above` queries/s."""
-
-    system: System
-    above: float
-
-    def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
-        if len(issued) > 1 and (len(issued) - 1) / (issued[-1] - issued[0]) > self.above:
-            raise ServerDied("the simulated server ended", cause=f"more than {self.above:g} queries/s")
-        return self.system.serve(issued, lengths, noise)
 
 
 def _drawn(noise: np.random.Generator, spread: float, count: int) -> Times:
