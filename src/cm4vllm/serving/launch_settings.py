@@ -1,4 +1,4 @@
-"""What is asked for of `run,vllm-server`, and what of it is refused before anything is downloaded or started."""
+"""The settings of `run,vllm-server`, and what is refused of them before anything is downloaded or started."""
 
 from __future__ import annotations
 
