@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from cm4vllm.report.model import Report, load
+from cm4vllm.report.table import final_table
 from cm4vllm.report.verdict import Kind, findings, headline, missing, unexpected
 from cm4vllm.submission.records import CheckerRecord, CheckerRun
 
@@ -91,6 +93,13 @@ def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs: Path) -> None:
     assert unexpected(report) == []
     assert findings(report)[-1].kind is Kind.GOOD
     assert "only length findings, expected of a rehearsal" in findings(report)[-1].text
+    assert "SUMMARY" not in final_table(report, stream=io.StringIO())  # what is expected is not listed
+    slow = msgspec.structs.replace(short, errors=["Failed extra check for TTFT and TPOT. Obtained: TTFT 99-tile: 5"])
+    report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[slow]))
+    assert "only length and latency findings" in findings(report)[-1].text
+    broken = msgspec.structs.replace(short, errors=["no such file"])
+    report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[broken]))
+    assert "submission_checker: no such file" in final_table(report, stream=io.StringIO())
 
 
 def test_gaps_are_named_in_words(result: Report, real_runs: Path) -> None:

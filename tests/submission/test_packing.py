@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError
+from cm4vllm.common.errors import DiskFull, NotFoundError, NotWritable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.submission.changes import digests
 from cm4vllm.submission.packing import pack, private_ids
@@ -62,16 +63,30 @@ def test_it_holds_the_divisions_and_nothing_of_the_machine(tree, tmp_path):
     assert digests(tmp_path / "out") == {name: one for name, one in digests(tree).items() if name != "checker.json"}
 
 
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_what_cannot_be_packed_is_refused(tree, tmp_path, monkeypatch):
     with pytest.raises(SubmissionError, match="no submission in"):
         pack(tmp_path / "none", tmp_path / "one.tar.gz")
     with pytest.raises(UsageError, match="--encrypt=gpg is given without --recipient"):
         pack(tree, tmp_path / "one.tar.gz", program="gpg")
+    with pytest.raises(UsageError, match="--encrypt=zip is not supported") as refused:
+        pack(tree, tmp_path / "one.tar.gz", program="zip", recipients=("x",))
+    assert refused.value.remedy == "known: age, gpg"
     with pytest.raises(UsageError, match="--recipient=age1x is given without --encrypt"):
         pack(tree, tmp_path / "one.tar.gz", recipients=("age1x",))
     with monkeypatch.context() as without, pytest.raises(NotFoundError, match="age not found"):
         without.setenv("PATH", "")
         pack(tree, tmp_path / "one.tar.gz", program="age", recipients=("age1x",))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritable, match="cannot write"):
+        pack(tree, tmp_path / "file/one.tar.gz")
+    monkeypatch.setattr("cm4vllm.submission.packing._write", full_disk)
+    with pytest.raises(DiskFull, match="one.tar.gz"):
+        pack(tree, tmp_path / "one.tar.gz")
+    assert not list(tmp_path.glob("*.partial"))
     monkeypatch.setenv("USER", "jdoe" + "4711x")
     (tree / "open/Nobody/README.md").write_text("by jdoe" + "4711x")
     with pytest.raises(SubmissionError, match="names this machine's user"):

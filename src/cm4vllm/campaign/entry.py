@@ -82,7 +82,8 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     job, changed = prepared(env)
     for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
-    steps = with_durations(schedule(job), _durations(job.out))
+    steps = schedule(job)
+    steps = with_durations(steps, _durations(job.out, steps))
     return {
         "env": {**changed, **common_inputs(job), **_results(job)},
         "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
@@ -124,10 +125,10 @@ def _results(job: Job) -> dict[str, str]:
     return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
 
 
-def _durations(out: Path) -> dict[str, Duration]:
+def _durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
     """Return how long the steps took that earlier commands took; none where their ledger cannot be read."""
     try:
-        return read_ledger(out).durations()
+        return read_ledger(out).durations_of({step.name: step.tags for step in steps})
     except OSError:
         return {}
 

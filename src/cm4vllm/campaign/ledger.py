@@ -147,6 +147,19 @@ class Ledger:
             if state.took_s is not None
         }
 
+    def durations_of(self, steps: Mapping[str, str]) -> dict[str, Duration]:
+        """Return how long these steps took before, by name; `steps` are a job's, in their order, with their tags.
+
+        From the first on that has other tags now, as the model where another is asked for, nothing is known.
+        """
+        known, found = self.durations(), {}
+        for name, tags in steps.items():
+            if name in self.states and self.states[name].last.tags != tags:
+                break
+            if name in known:
+                found[name] = known[name]
+        return found
+
 
 def read_ledger(out: Path) -> Ledger:
     """Read the ledger of a results folder; an empty one where there is none. Raises OSError where it cannot be read.

@@ -262,7 +262,7 @@ def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missi
     yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
     yield f"      cm run script --tags={_tags(round_name)} --model=BENCHMARK"
     for row in rows:
-        mark = "fits" if row.fits else "too large; it fits a machine as in the command"
+        mark = "fits" if row.fits else "too large for this machine; the command shows one that it fits"
         yield f"  {row.benchmark} on {row.device}: {mark}"
         part = "; its accuracy is scored in part: a valid run measures the performance alone"
         words = f"{row.model}, {row.precision}: {row.why}{part if row.performance_only else ''}"

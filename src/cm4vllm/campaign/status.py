@@ -19,7 +19,7 @@ from cm4vllm.rules import ExecutionMode
 
 __all__ = ["StatusSettings", "report_status"]
 
-_HEADINGS = ("step", "state", "attempts", "since", "s", "")
+_HEADINGS = ("step", "state", "attempts", "at", "seconds", "")
 #: Characters of the last column.
 _WHY = 100
 _KILLED = "its command has ended without reporting it"

@@ -100,7 +100,8 @@ def _below(report: Report) -> list[str]:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]
     lines.append(f"checker: {checker.text}")
-    for run in report.checker.runs if report.checker else ():
+    shown = report.checker.runs if report.checker and checker.kind is Kind.BAD else ()
+    for run in shown:
         lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
         if len(run.errors) > 5:
             lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")

@@ -12,7 +12,7 @@ from cm4vllm.report.system import label
 from cm4vllm.report.wording import counting_words, headroom, judgement, ms, number, percent, result_figure, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.checker import unexpected_findings
+from cm4vllm.submission.checker import expected_words, unexpected_findings
 
 __all__ = [
     "Finding",
@@ -205,9 +205,7 @@ def _checker(report: Report) -> Finding:
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
         text = (
-            f"{_counted(defects, 'finding')} that a rehearsal does not explain"
-            if defects
-            else ("only length findings, expected of a rehearsal")
+            f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
         )
         return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
     return Finding(

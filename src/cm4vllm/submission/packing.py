@@ -7,6 +7,7 @@ neither policy states a rule. Its own function makes them: each follows from the
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError
+from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.submission.inspection import inspect_tree
@@ -62,6 +63,8 @@ def pack(
             cause=f"no file below {', '.join(_DIVISIONS)}",
             remedy="build it first: --tags=generate,mlperf,inference,submission",
         )
+    if program and program not in ENCRYPTION:
+        raise UsageError(f"--encrypt={program} is not supported", remedy=nearest(program, ENCRYPTION))
     if program and not recipients:
         raise UsageError(
             f"--encrypt={program} is given without --recipient",
@@ -79,11 +82,17 @@ def pack(
     inspect_tree(tree)
     added = _id_files(tree, ids or {})
     partial = archive.with_name(f"{archive.name}.partial")
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("wb") as out:
-        _write(out, tree, files, added)
-    partial.replace(archive)
-    digest = _stated(archive)
+    with translated_os_errors("write", archive, "--archive"):
+        try:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                _write(out, tree, files, added)
+            partial.replace(archive)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        digest = _stated(archive)
     if not program:
         return Packed(archive, digest)
     encrypted = archive.with_name(archive.name + ENCRYPTION[program])
