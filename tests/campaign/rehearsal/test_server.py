@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +90,25 @@ def test_its_times_by_the_wall_clock_are_those_on_a_simulated_one_with_preemptio
     assert after.preemptions > before.preemptions
     assert after.generation_tokens - before.generation_tokens == 30 * count
     assert (after.running, after.waiting, after.kv_cache_usage) == (0, 0, 0)
+
+
+def test_it_gives_up_what_clients_no_longer_wait_for(server):
+    """A probe of a search that is ended leaves requests without answers: the next one begins with an idle server."""
+    site = Site(server[0])
+    host, port = server[0].removeprefix("http://").split(":")
+    body = json.dumps({"model": "small", "prompt": [1, 2], "max_tokens": 400, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    clients = [socket.create_connection((host, int(port))) for _ in range(10)]
+    for client in clients:
+        client.sendall(head + body)
+    deadline = time.monotonic() + 20
+    while (now := look(site)).running + now.waiting < len(clients):
+        assert time.monotonic() < deadline
+    for client in clients:
+        client.close()
+    while (now := look(site)).running + now.waiting:
+        assert time.monotonic() < deadline
+    assert now.kv_cache_usage == 0
 
 
 def test_it_answers_rubbish_when_it_is_asked_to(server):

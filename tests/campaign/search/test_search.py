@@ -10,7 +10,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan
 from cm4vllm.campaign.search.records import Boundary, Verdict
 from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
-from cm4vllm.campaign.search.systems import Batching, Paged, Queue, System
+from cm4vllm.campaign.search.systems import Batch, Batching, Paged, Queue, System, step_factors
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
@@ -49,6 +49,9 @@ def test_what_is_found_is_near_the_highest_rate_that_a_full_length_run_passes(na
     assert (run.rate, run.sure, run.verdict) == (found.rate, True, Verdict.PASSES)
     assert run.planned_s >= 600
     assert run.queries > 600 * found.rate * 0.95
+    assert found.interval.low < found.interval.high
+    assert 0.9 * found.rate < found.interval.rate < 1.1 * found.rate
+    assert all(one.projected for one in found.probes if one.sure)
 
 
 def test_the_same_seed_gives_the_same_search():
@@ -182,6 +185,22 @@ def test_a_full_kv_cache_computes_again_what_it_has_lost():
     assert all((one.issued < one.first).all() and (one.first < one.done).all() for one in runs)
     assert runs[0].done[-1] > runs[1].done[-1]
     assert (runs[0].done >= runs[1].done - 1e-9).mean() > 0.9
+
+
+def test_what_is_given_up_leaves_the_kv_cache_empty():
+    """Queries are dropped while they wait, while their prompts are computed, while they are answered."""
+    batch = Batch(Paged(blocks=2500, batched=200), step_factors(np.random.default_rng(1), 0.0))
+    numbers = [batch.add(300, 40) for _ in range(12)]
+    for _ in range(12):
+        batch.step()
+    assert batch.answering and batch.waiting and batch.running > len(batch.answering)
+    for number in numbers[1::2]:
+        batch.drop(number)
+    done = []
+    while not batch.is_idle:
+        done += batch.step()[2]
+    assert batch.used == 0
+    assert set(done) == set(numbers[::2])
 
 
 # --- the judge -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ __all__ = ["SimulatedServer", "answer_to", "main"]
 #: Token ids of answers are below this.
 _VOCABULARY = 700
 _SLOWER = 10
-#: Seconds between two looks whether a server that hangs still does, and by how much a step may be late unreported.
+#: Seconds between two looks whether a server that hangs still does, and whether clients have closed their connections;
+#: and by how much a step may be late unreported.
 _LOOK_S, _LATE_S = 0.1, 1.0
 #: How far behind the server keeps on catching up: after more, as when the machine slept, it goes on from then.
 _BEHIND_S = 5.0
@@ -46,6 +47,7 @@ def answer_to(prompt: list[int], count: int) -> list[int]:
 class _Query:
     """A request under way. `interval` is that of its chunks in tokens, 0 for a whole answer."""
 
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     prompt: list[int]
     tokens: list[int]
@@ -102,8 +104,11 @@ class SimulatedServer:
     async def _work(self) -> None:
         """Take steps one after the other; each ends at its time by the wall clock."""
         loop, batch = asyncio.get_running_loop(), self._batch
-        due = loop.time()
+        due = looked = loop.time()
         while True:
+            if loop.time() - looked >= _LOOK_S:
+                self._give_up()
+                looked = loop.time()
             while batch.is_idle or self._has(Kind.HANG):
                 self._came.clear()
                 if batch.is_idle:
@@ -117,6 +122,13 @@ class SimulatedServer:
             self._note_late(loop.time() - due)
             await asyncio.sleep(max(0.0, due - loop.time()))
             self._hand_out(begin, due, begun, done)
+
+    def _give_up(self) -> None:
+        """Drop the queries whose clients have closed their connections, as vLLM does."""
+        gone = [number for number, one in self._queries.items() if one.reader.at_eof() or one.writer.is_closing()]
+        for number in gone:
+            self._batch.drop(number)
+            self._queries.pop(number).whole.set()
 
     def _note_late(self, late_s: float) -> None:
         if late_s > self._counts.late_s:
@@ -192,12 +204,12 @@ class SimulatedServer:
                 body = await reader.readexactly(size)
                 while self._has(Kind.HANG):
                     await asyncio.sleep(_LOOK_S)
-                await self._answer(path, body, writer)
+                await self._answer(path, body, reader, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, IndexError, ValueError):
             writer.close()
 
-    async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if path == "/health":
             _send(writer, "")
         elif path == "/version":
@@ -213,7 +225,7 @@ class SimulatedServer:
             choice = {"text": "?", "token_ids": [1, 2], "finish_reason": "stop"}
             _send(writer, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 7}})
         else:
-            await self._complete(msgspec.json.decode(body), writer)
+            await self._complete(msgspec.json.decode(body), reader, writer)
 
     def _metrics(self) -> str:
         batch = self._batch
@@ -226,7 +238,9 @@ class SimulatedServer:
             preemptions=batch.preemptions,
         )
 
-    async def _complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _complete(
+        self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         prompt, most = asked["prompt"], int(asked.get("max_tokens", 16))
         room = self._profile.server.max_model_len
         if len(prompt) + most > room:
@@ -238,7 +252,7 @@ class SimulatedServer:
         )
         interval = int(asked.get("stream_interval", 1)) if asked.get("stream") else 0
         came = asyncio.get_running_loop().time()
-        query = _Query(writer, prompt, answer_to(prompt, count), count == most, interval, came)
+        query = _Query(reader, writer, prompt, answer_to(prompt, count), count == most, interval, came)
         self._queries[self._batch.add(counted, count)] = query
         self._came.set()
         await query.whole.wait()

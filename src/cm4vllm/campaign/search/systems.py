@@ -186,6 +186,15 @@ class Batch:
         self._waiting.append(len(self.left) - 1)
         return len(self.left) - 1
 
+    def drop(self, number: int) -> None:
+        """Give up a query that is not answered yet, and what it has in the cache."""
+        if number in self._waiting:
+            self._waiting.remove(number)
+            return
+        without_token = number in self._begun
+        (self._begun if without_token else self.answering).remove(number)
+        self.used -= self._held(number) + without_token
+
     @property
     def waiting(self) -> int:
         return len(self._waiting)
@@ -242,11 +251,15 @@ class Batch:
     def _preempt(self) -> None:
         without_token = bool(self._begun)  # room for the token that follows the prompt is taken with it
         one = self._begun.pop() if without_token else self.answering.pop()
-        held = self._prompts[one] + self._tokens[one] - self.left[one]
+        held = self._held(one)
         self.used -= held + without_token
         self._todo[one] = held
         self._waiting.appendleft(one)
         self.preemptions += 1
+
+    def _held(self, number: int) -> int:
+        """Return how many tokens of its prompt and of its answer so far a query has in the cache."""
+        return self._prompts[number] + self._tokens[number] - self.left[number]
 
 
 def simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
