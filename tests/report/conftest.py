@@ -21,7 +21,15 @@ from metrics_peer import Peer
 from cm4vllm import REHEARSAL_NOTICE, __version__
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.campaign.search.records import (
+    SEARCH_FILE,
+    Boundary,
+    Interval,
+    LimitRecord,
+    ProbeRecord,
+    SearchRecord,
+    Verdict,
+)
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
@@ -467,6 +475,7 @@ def searched(out: Path) -> Path:
             cost_s=48.0,
             rehearsal=True,
             probes=probes,
+            interval=Interval(rate=8.2, low=7.9, high=8.6, probes=4),
         ),
     )
     return out

@@ -17,7 +17,7 @@ def test_the_record_is_that_of_the_search() -> None:
 def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path) -> None:
     (picture,) = search_curves(searched, "Server")
     assert search_curves(searched, "Offline") == []
-    assert picture.words == "4 probes found 8 queries/s; near enough"
+    assert picture.words == "4 probes found 8 queries/s; interval of the true rate: 7.9 to 8.6; near enough"
     assert picture.source == f"search/Server/{SEARCH_FILE}: probes"
     lines = [shape.attributes["points"] for shape in picture.shapes if shape.tag == "polyline"]
     assert [len(str(line).split()) for line in lines] == [3, 4]  # a probe without an answer has no TTFT

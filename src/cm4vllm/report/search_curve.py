@@ -32,11 +32,17 @@ class _Probe(msgspec.Struct, frozen=True):
     limits: list[_Limit]
 
 
+class _Interval(msgspec.Struct, frozen=True):
+    low: float
+    high: float
+
+
 class _Search(msgspec.Struct, frozen=True):
     scenario: str
     rate: float
     stopped: str
     probes: list[_Probe]
+    interval: _Interval | None = None
 
 
 def search_curves(out: Path, scenario: str) -> list[Picture]:
@@ -82,7 +88,9 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
         )
         for probe, limit in sorted(points, key=lambda one: one[0].rate)
     )
-    words = f"{len(record.probes)} probes found {qps(record.rate)} queries/s; {record.stopped}"
+    interval = record.interval
+    true = f"; interval of the true rate: {qps(interval.low)} to {qps(interval.high)}" if interval else ""
+    words = f"{len(record.probes)} probes found {qps(record.rate)} queries/s{true}; {record.stopped}"
     head = ("queries/s", "limit", "p99, ms", "limit, ms", "of it", "queries", "verdict")
     return Picture(
         "Search for the target rate",

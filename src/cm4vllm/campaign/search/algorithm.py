@@ -13,10 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.search.interval import rate_interval
 from cm4vllm.campaign.search.judge import ProbePlan
 from cm4vllm.campaign.search.projection import Point, Window, meeting_point, project
-from cm4vllm.campaign.search.records import Boundary, ProbeRecord, Verdict
+from cm4vllm.campaign.search.records import Boundary, Interval, ProbeRecord, Verdict
 from cm4vllm.campaign.targets import SEARCH_RUNS
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
@@ -95,6 +98,7 @@ class Found:
     boundary: Boundary
     stopped: str
     probes: tuple[ProbeRecord, ...]
+    interval: Interval | None = None
 
 
 def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
@@ -222,9 +226,11 @@ class _Search:
         return max(seconds, min(max(_LEAST_QUERIES / rate, _ANSWERS_LONG * self._answer_s), longest))
 
     def _made(self, rate: float, plan: ProbePlan) -> ProbeRecord:
-        probe, window = self._prober.probe(rate, plan)
-        for name, edge in project(window, self._plan.limits_ms, self._prober.full).items():
+        made, window = self._prober.probe(rate, plan)
+        projected = project(window, self._plan.limits_ms, self._prober.full)
+        for name, edge in projected.items():
             self._points.setdefault(name, []).append(Point(rate, edge, window.seconds))
+        probe = replace(made, projected={name: _rounded(edge) for name, edge in projected.items()})
         self._probes.append(probe)
         self._seen(probe)
         return probe
@@ -271,6 +277,7 @@ class _Search:
             boundary=_boundary(rate, above),
             stopped=stopped,
             probes=tuple(self._probes),
+            interval=rate_interval(self._probes),
         )
 
     def _none_passes(self) -> InvalidResult:

@@ -280,6 +280,7 @@ def _record(found: Found, settings: RunSettings, *, start: float, source: str, r
         rehearsal=settings.rehearsal,
         probes=list(found.probes),
         result=result,
+        interval=found.interval,
     )
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.early_stopping import passes
 
-__all__ = ["SEARCH_FILE", "Boundary", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
+__all__ = ["SEARCH_FILE", "Boundary", "Interval", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
 
 #: The name of the record's file in the folder of a search.
 SEARCH_FILE = "search.json"
@@ -55,6 +55,8 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     `took_s` how long the probe took to the last answer or to its early end. `sure` probes are full-length runs: they
     pass only at their end. `growing` says that the time to first token rose so steadily that a full-length run would
     pass its limit. `server` names what bound it, with the numbers of the server's metrics, where it has any.
+    `projected` is for each limit the rate at which a full-length run would just keep it by this probe, in the record of
+    its search.
     """
 
     number: int
@@ -71,11 +73,25 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     answer_ms: float = 0.0
     folder: str = ""
     server: str = ""
+    projected: dict[str, float] = {}
 
     @property
     def binding(self) -> LimitRecord | None:
         """The limit that binds."""
         return tightest(self.limits)
+
+
+class Interval(Record, frozen=True, kw_only=True):
+    """The 95 % interval of the true rate, that at which a full-length run passes with probability 1/2, in queries/s.
+
+    `rate` is that to which the `probes` that say something point together. docs/search.md has how often such an
+    interval held the true rate of simulated servers.
+    """
+
+    rate: float
+    low: float
+    high: float
+    probes: int
 
 
 class SearchRecord(Record, frozen=True, kw_only=True):
@@ -85,7 +101,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     `lowest_failing` is None where no rate above it failed, `high` where no full-length run failed. `stopped` says why
     the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
     by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
-    passed became the scenario's result.
+    passed became the scenario's result. `interval` is None where too few probes say something.
     """
 
     scenario: str
@@ -106,6 +122,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     rehearsal: bool
     probes: list[ProbeRecord]
     result: str = ""
+    interval: Interval | None = None
 
     def lowered(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
@@ -123,8 +140,13 @@ class SearchRecord(Record, frozen=True, kw_only=True):
             if self.confirmed
             else f"no {self._run_words.partition(' ')[2]} passed, the probes point to {self.rate:g} queries/s"
         )
+        interval = (
+            f"; the probes give {self.interval.low:g} to {self.interval.high:g} as interval of the true rate"
+            if self.interval
+            else ""
+        )
         return (
-            f"{found}{above}; {self.binding or 'no known limit'} binds, the boundary is "
+            f"{found}{above}{interval}; {self.binding or 'no known limit'} binds, the boundary is "
             f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes"
         )
 
