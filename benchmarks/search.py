@@ -17,10 +17,11 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.evidence import rivals
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
@@ -38,6 +39,8 @@ TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="llama3.1
 NOISES, REPEATS = 9, 5
 #: How far a rate may be from the true one, how much a search may cost, and the share of the systems that must be near.
 NEAR, MOST_COST, MOST_SYSTEMS = 0.03, 2.5, 48 / 50
+#: The factor to which the rate is found up to which a run is valid.
+EQUAL = 1.002
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,34 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a search; `ratio` is that of found to true rate, 0 where no full-length run passed."""
+    """What came of a search; `ratio` is that of found to true rate, 0 where no full-length run passed.
+
+    `low` and `high` are the ends of the interval over the true rate, None where the search had none.
+    """
 
     found: float
     ratio: float
     repeats: int
     cost: float
     probes: int
+    low: float | None = None
+    high: float | None = None
 
     @property
     def near(self) -> bool:
         return abs(self.ratio - 1) <= NEAR
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval holds the true rate."""
+        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+
+    @property
+    def interval(self) -> str:
+        """The interval, for people."""
+        if self.low is None or self.high is None:
+            return "no interval"
+        return f"interval {self.low:.3f} to {self.high:.3f} of it{'' if self.covered else ' NOT COVERED'}"
 
 
 def cases(rounds: int, first: int = 1) -> Iterator[Case]:
@@ -96,7 +116,7 @@ def valid(case: Case, rate: float, noise: int) -> bool:
 
 def edge(case: Case, noise: int, low: float, high: float) -> float:
     """Return up to which rate full-length runs of one noise are valid."""
-    while high / low > 1.002:
+    while high / low > EQUAL:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if valid(case, middle, noise) else (low, middle)
     return math.sqrt(low * high)
@@ -119,7 +139,13 @@ def outcome(case: Case) -> Outcome:
         return Outcome(0.0, 0.0, 0, prober.clock_s / FULL_S, 0)
     repeats = sum(valid(case, found.rate, 100 + number) for number in range(REPEATS))
     return Outcome(
-        found.rate, found.rate / true if found.confirmed else 0.0, repeats, prober.clock_s / FULL_S, len(found.probes)
+        found.rate,
+        found.rate / true if found.confirmed else 0.0,
+        repeats,
+        prober.clock_s / FULL_S,
+        len(found.probes),
+        found.interval.low / true if found.interval else None,
+        found.interval.high / true if found.interval else None,
     )
 
 
@@ -162,22 +188,70 @@ def true_score(system: Paged, limits: LatencyLimits | None, seed: int) -> float:
     return edge(case, 0, low, high)
 
 
-def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> tuple[float, float, float, float]:
-    """Return the chosen candidate's part of the best one's score, what it gains truly, what was said, and the cost."""
+@dataclass(frozen=True)
+class SettingsOutcome:
+    """What came of a search over server settings, by true scores.
+
+    `part` is that of the chosen candidate over that of the best one, `tried` over that of the best one that was tried;
+    `gain` is over the server as it is, and `said` what the search said of it. `bound` is up to which ratio another
+    tried candidate may do more by the search's records, None where they have no bound for one. `cost` is in minutes.
+    """
+
+    part: float
+    tried: float
+    gain: float
+    said: float
+    bound: float | None
+    cost: float
+
+    @property
+    def covered(self) -> bool:
+        """Whether the best one that was tried is within the bound."""
+        return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
+
+
+def best_of(
+    system: Paged, limits: LatencyLimits | None, seed: int, candidates: Iterable[Candidate], least: float
+) -> float:
+    """Return the highest true score of the candidates, at least `least`: what does not reach that is not measured."""
+    for made in filter(None, (configured(system, one) for one in candidates)):
+        if limits is None or not least:
+            least = max(least, true_score(made, limits, seed))
+            continue
+        case = Case("settings", made, limits, FullLength(SETTINGS_S, seed))
+        low = high = least * EQUAL
+        while valid(case, high, 0):
+            low, high = high, 1.1 * high
+        least = edge(case, 0, low, high) if high > low else least
+    return least
+
+
+def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> SettingsOutcome:
+    """Search for settings on one system, and hold what was chosen against the best."""
     candidates = SPACE.candidates({})
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
     bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)
     found = halve(candidates, bench, HalvingPlan(60 * MINUTES))
+    others = rivals(found.evaluations, found.best.number)
+    bounds = [one.most for one in others]
 
-    def true(candidate: Candidate) -> float:
-        made = configured(system, candidate)
+    def true(number: int) -> float:
+        made = configured(system, candidates[number])
         return true_score(made, limits, seed) if made else 0.0
 
-    scores = [true(one) for one in candidates]
-    said = (found.best.score or 0.0) / (found.as_it_is.score or 1.0) if found.as_it_is else 0.0
-    cost = sum(one.took_s for one in found.evaluations) / 60
-    chosen = scores[found.best.number]
-    return chosen / max(scores), chosen / scores[0], said, cost
+    chosen, as_it_is = true(found.best.number), true(0)
+    numbers = {one.number for one in others} - {0}
+    tried = best_of(system, limits, seed, (candidates[one] for one in numbers), max(chosen, as_it_is))
+    untried = set(range(len(candidates))) - numbers - {0, found.best.number}
+    best = best_of(system, limits, seed, (candidates[one] for one in untried), tried)
+    return SettingsOutcome(
+        part=chosen / best,
+        tried=chosen / tried,
+        gain=chosen / as_it_is,
+        said=(found.best.score or 0.0) / (found.as_it_is.score or 1.0) if found.as_it_is else 0.0,
+        bound=None if None in bounds else max([1.0, *(one for one in bounds if one is not None)]),
+        cost=sum(one.took_s for one in found.evaluations) / 60,
+    )
 
 
 def settings_main(count: int, first: int) -> list[Figure]:
@@ -185,18 +259,23 @@ def settings_main(count: int, first: int) -> list[Figure]:
     made = []
     for system, limits, seed in settings_systems(count, first):
         made.append(one := settings_outcome(system, limits, seed))
+        bound = "no bound" if one.bound is None else f"up to {one.bound:.3f} times as much"
         print(
-            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one[0]:.3f} of the best"
-            f"{'' if one[0] >= 1 - NEAR else ' MISSED'}, {one[1]:.3f} times the server as it is (said: {one[2]:.3f}); "
-            f"{one[3]:.1f} of {MINUTES:g} minutes",
+            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one.part:.3f} of the best"
+            f"{'' if one.part >= 1 - NEAR else ' MISSED'}, {one.gain:.3f} times the server as it is (said: "
+            f"{one.said:.3f}); another tried one does {1 / one.tried:.3f} times as much, by the records {bound}"
+            f"{'' if one.covered else ' NOT COVERED'}; {one.cost:.1f} of {MINUTES:g} minutes",
             flush=True,
         )
-    near = [one[0] >= 1 - NEAR for one in made]
+    bounded = [one for one in made if one.bound is not None]
     return [
-        figure("settings within 3 % of the best", [sum(near) / len(near)], "share"),
-        figure("settings: chosen / best", [one[0] for one in made], "x"),
-        figure("settings: chosen / as it is", [one[1] for one in made], "x"),
-        figure("settings: longest search", [max(one[3] for one in made)], "minutes", at_most=MINUTES),
+        figure("settings within 3 % of the best", [sum(one.part >= 1 - NEAR for one in made) / len(made)], "share"),
+        figure("settings: chosen / best", [one.part for one in made], "x"),
+        figure("settings: chosen / as it is", [one.gain for one in made], "x"),
+        figure("settings: longest search", [max(one.cost for one in made)], "minutes", at_most=MINUTES),
+        figure("settings: best tried one within its bound", [sum(one.covered for one in made) / len(made)], "share"),
+        figure("settings: searches with a bound", [len(bounded) / len(made)], "share"),
+        *([figure("settings: bound", [one.bound or 1.0 for one in bounded], "x")] if bounded else []),
     ]
 
 
@@ -213,20 +292,22 @@ def main() -> int:
         kinds.setdefault(case.kind, []).append(one := outcome(case))
         print(
             f"{case.kind} {case.full.seed}: {f'found {one.found:.4g}' if one.ratio else 'no run passed'}, "
-            f"{one.ratio:.3f} of the true rate{'' if one.near else ' MISSED'}; cost {one.cost:.2f} full-length runs, "
-            f"{one.probes} probes; {one.repeats} of {REPEATS} repeats valid",
+            f"{one.ratio:.3f} of the true rate{'' if one.near else ' MISSED'}, {one.interval}; "
+            f"cost {one.cost:.2f} full-length runs, {one.probes} probes; {one.repeats} of {REPEATS} repeats valid",
             flush=True,
         )
     every = [one for found in kinds.values() for one in found]
     print(
         f"within {NEAR:.0%}: {sum(one.near for one in every)} of {len(every)}; a full-length run passed at the rate "
-        f"found: {sum(bool(one.ratio) for one in every)} of {len(every)}; repeats with other noise valid: "
+        f"found: {sum(bool(one.ratio) for one in every)} of {len(every)}; the interval holds the true rate: "
+        f"{sum(one.covered for one in every)} of {len(every)}; repeats with other noise valid: "
         f"{sum(one.repeats for one in every)} of {REPEATS * len(every)}"
     )
     figures = [
         figure(
             "within 3 % of the true rate", [sum(one.near for one in every) / len(every)], "share", at_least=MOST_SYSTEMS
         ),
+        figure("interval holds the true rate", [sum(one.covered for one in every) / len(every)], "share"),
         figure("dearest search", [max(one.cost for one in every)], "full-length runs", at_most=MOST_COST),
     ]
     for kind, found in kinds.items():

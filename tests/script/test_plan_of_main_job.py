@@ -244,7 +244,11 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
 
 
 def test_the_settings_that_are_found_are_those_of_the_server_and_recorded(tmp_path, monkeypatch, files):
-    found = {"CM_VLLM_SERVER_EXTRA_ARGS": "--max-num-seqs=128", "CM_VLLM_SEARCHED_OPTIONS": "--max-num-seqs=128"}
+    found = {
+        "CM_VLLM_SERVER_EXTRA_ARGS": "--max-num-seqs=128",
+        "CM_VLLM_SEARCHED_OPTIONS": "--max-num-seqs=128",
+        "CM_VLLM_SEARCH_EVIDENCE": "Another may be better.",
+    }
     monkeypatch.setitem(EXPORTS, "find,mlperf,inference,server-settings", found)
     request = asked(tmp_path, "_vllm", {"search": "max-num-seqs:64..256"}, files)
     (node,) = [node for node in planned(tmp_path, request) if node.name == "server settings search"]
@@ -253,7 +257,8 @@ def test_the_settings_that_are_found_are_those_of_the_server_and_recorded(tmp_pa
     done = executed(monkeypatch, request)
     (server,) = [env for tags, env in done if tags.startswith("run,vllm-server")]
     assert server["CM_VLLM_SERVER_EXTRA_ARGS"] == "--max-num-seqs=128"
-    assert json.loads((tmp_path / "out/test/campaign.json").read_text())["searched_options"] == "--max-num-seqs=128"
+    record = json.loads((tmp_path / "out/test/campaign.json").read_text())
+    assert (record["searched_options"], record["search_evidence"]) == ("--max-num-seqs=128", "Another may be better.")
 
 
 def test_without_the_checkers_source_a_rehearsal_leaves_the_checkers_out(tmp_path, monkeypatch, files):
@@ -352,6 +357,7 @@ REFUSED = [
     ("_vllm", {"search": "max-num-seqs:8..64", "max_num_seqs": "16"}, "which is given: --max_num_seqs=16"),
     ("_vllm", {"search": "max-num-seqs:8..64", "api_server": "http://127.0.0.1:1"}, "--search cannot be given"),
     ("_vllm", {"search": "max-num-seqs:8..64", "search_minutes": "0"}, "--search_minutes=0"),
+    ("_vllm", {"search": "block-size:8..64", "rehearse": "2-core-cpu-tiny"}, "cannot be given with --rehearse"),
     ("_vllm", {"search_minutes": "5"}, "without --search"),
     ("_vllm,_accuracy-only", {"find_target_qps": "yes"}, "finds no rate in this job"),
     ("_vllm", {"execution_mode": "vaild"}, "vaild"),

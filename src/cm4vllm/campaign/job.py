@@ -27,7 +27,7 @@ from cm4vllm.campaign.live.status import JobStatus, steps_of
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.schedule import FOLDER, schedule
-from cm4vllm.campaign.search.settings_records import CHOSEN
+from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.campaign.values import Values
@@ -292,6 +292,7 @@ class _Execution:
                 model=model,
                 simulated=self.job.settings.rehearse,
                 searched_options=self.env.get(CHOSEN, ""),
+                search_evidence=self.env.get(EVIDENCE, ""),
             ),
         )
 

@@ -266,7 +266,8 @@ class Job:
             space=asked_space(
                 settings.search,
                 settings.search_minutes,
-                "api_server" if settings.api_server else "rehearse" if settings.rehearse else "",
+                given=bool(settings.api_server),
+                simulated=bool(settings.rehearse),
             ),
         )
         return replace(job, notes=job_notes(job))

@@ -37,6 +37,11 @@ class _Evaluation(msgspec.Struct, frozen=True):
     failure: str
 
 
+class _Rival(msgspec.Struct, frozen=True):
+    number: int
+    standing: str
+
+
 class _Record(msgspec.Struct, frozen=True):
     search: str
     minutes: float
@@ -49,6 +54,8 @@ class _Record(msgspec.Struct, frozen=True):
     cost_s: float
     starts: int
     evaluations: list[_Evaluation]
+    rivals: list[_Rival] = []
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,13 @@ def tried_settings(out: Path) -> TriedSettings | None:
         record = msgspec.json.decode((out / SETTINGS_PATH).read_bytes(), type=_Record)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return None
+    standing = {one.number: one.standing for one in record.rivals}
     last = {one.number: one for one in sorted(record.evaluations, key=lambda one: one.round)}
     ordered = sorted(last.values(), key=lambda one: (one.score is None, -one.round, -(one.score or 0.0)))
     head = ("Options of vLLM", "Round", "Seconds each", "Start, s", *record.scenarios, "")
-    return TriedSettings(_words(record), head, tuple(_row(record, one) for one in ordered), SETTINGS_PATH)
+    return TriedSettings(
+        _words(record), head, tuple(_row(record, one, standing.get(one.number, "")) for one in ordered), SETTINGS_PATH
+    )
 
 
 def _words(record: _Record) -> str:
@@ -83,22 +93,23 @@ def _words(record: _Record) -> str:
         f"candidates, and the server as it is where it is none of them, with {number(record.starts)} starts in "
         f"{rate(record.cost_s / 60)} of {rate(record.minutes)} minutes{untried}. "
         f"All runs have {record.words or 'the server as it is'}{gain}. Values of short measurements compare with each "
-        "other alone, in the same round; how far they are from those of full-length runs was not measured."
+        "other alone, in the same round; how far they are from those of full-length runs was not measured. "
+        f"{record.evidence}".rstrip()
     )
 
 
 def _value(score: _Score) -> str:
-    """Return a value with the bracket of a rate that was searched for: it passed at `low`, and failed at `high`."""
+    """Return a value with its interval: the bracket of a rate that was searched for, else that of its parts."""
     bracket = ""
     if score.low is not None and score.high is not None:
         bracket = f" ({rate(score.low)} to {rate(score.high)})"
     return f"{rate(score.value)} {score.unit}{bracket}"
 
 
-def _row(record: _Record, one: _Evaluation) -> tuple[str, ...]:
+def _row(record: _Record, one: _Evaluation, standing: str) -> tuple[str, ...]:
     scores = {score.scenario: _value(score) for score in one.scenarios}
     options = " ".join(f"--{name}={value}" for name, value in one.options.items()) or "as without the search"
-    state = "chosen" if one.options == record.chosen and one.score is not None else ""
+    state = "chosen" if one.options == record.chosen and one.score is not None else standing
     return (
         options,
         number(one.round + 1) if one.round >= 0 else "first start",

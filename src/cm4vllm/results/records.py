@@ -18,7 +18,8 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     checkout, and `program_sha256` one digest of its files. `system` and `model` name the folders under runs/ that
     belong to the campaign; they are needed only where more than one lies there. `simulated` names the profile of the
     simulated server, where there is one.
-    `searched_options` are those of vLLM that --search chose, empty where there was no search.
+    `searched_options` are those of vLLM that --search chose, empty where there was no search; `search_evidence` says
+    how much better others that it tried may be.
     """
 
     command: str
@@ -36,3 +37,4 @@ class CampaignRecord(Record, frozen=True, kw_only=True):
     model: str = ""
     simulated: str = ""
     searched_options: str = ""
+    search_evidence: str = ""

@@ -18,7 +18,10 @@ __all__ = ["SearchableOption", "searchable_options"]
 
 
 class SearchableOption(Record, frozen=True, kw_only=True):
-    """An option by its name, without dashes. `restart`: another value takes another start of the server."""
+    """An option by its name, without dashes. `restart`: another value takes another start of the server.
+
+    `simulated`: a simulated server has it, too.
+    """
 
     option: str
     kind: Literal["integer", "number"]
@@ -26,6 +29,7 @@ class SearchableOption(Record, frozen=True, kw_only=True):
     restart: bool
     decides: str
     most: float | None = None
+    simulated: bool = False
 
     @property
     def input(self) -> str:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.keeping import found as found_before
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.search.bracketing import bracket
+from cm4vllm.campaign.search.evidence import evidence_words, rivals
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_digest, ranked, table
@@ -117,6 +118,10 @@ def test_the_best_settings_are_found(found):
     assert true[found.best.number] >= 0.97 * max(true.values())
     assert true[found.best.number] > 1.1 * true[0]
     assert found.best.score / found.as_it_is.score == pytest.approx(true[found.best.number] / true[0], rel=0.05)
+    others = rivals(found.evaluations, found.best.number)
+    assert {one.number for one in others} == set(true) - {found.best.number}
+    assert all(true[one.number] / true[found.best.number] <= one.most for one in others)
+    assert {one.round for one in others} == {0, 1, 2}
 
 
 def test_each_round_measures_fewer_candidates_for_longer_and_the_server_as_it_is_in_all(found):
@@ -233,6 +238,9 @@ MADE = [
 ]
 
 
+RIVALS = rivals(MADE, 2)
+
+
 def record(**fields):
     return SettingsRecord(
         **{
@@ -250,6 +258,8 @@ def record(**fields):
             "starts": 7,
             "start_s": 60.0,
             "evaluations": MADE,
+            "rivals": RIVALS,
+            "evidence": evidence_words(RIVALS, 0),
             **fields,
         }
     )
@@ -259,14 +269,18 @@ def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_
     lines = table(record()).splitlines()
     assert len(lines) == 1 + 4
     assert lines[1].startswith("--max-num-seqs=16") and lines[1].endswith("chosen")
-    assert lines[2].startswith("as without the search")
+    assert lines[2].startswith("as without the search") and lines[2].endswith("up to 1.3 % better")
     assert lines[4].endswith("dropped: the server of x did not start; CUDA out of memory")
     assert [one.number for one in ranked(MADE)] == [2, 0, 3, 1]
 
 
 def test_the_steps_after_it_get_the_options_chosen_with_those_given():
     assert exports_of(record())["CM_VLLM_SERVER_EXTRA_ARGS"] == "--block-size=16 --max-num-seqs=16"
+    assert exports_of(record())["CM_VLLM_SEARCH_EVIDENCE"].startswith(
+        "Another tried setting may be up to 1.3 % better than the chosen one by the records, the server as it is: "
+    )
     assert "1.168 times the server as it is" in record().summary
+    assert record(simulated="a-machine").summary.startswith("SIMULATED, with the times of a-machine: ")
     as_it_is = record(chosen={}, words="", extra_args="")
     assert exports_of(as_it_is)["CM_VLLM_SEARCHED_OPTIONS"] == "none: the server as it is was best"
 
@@ -308,3 +322,6 @@ def test_a_search_is_kept_while_what_it_was_made_from_is_the_same(tmp_path, make
     for changed in ({"CM_VLLM_SEARCH_MINUTES": "11"}, {"CM_VLLM_SERVER_DTYPE": "float32"}):
         again = found_before(step, {}, {**env, **changed}, known)
         assert (again.exports, again.why_not) == (None, "its inputs have changed")
+    machine = {"CM_MLPERF_REHEARSE": "2-core-cpu-tiny"}
+    seeds = {inputs_digest({**env, **machine, "CM_MLPERF_REHEARSE_SEED": seed}) for seed in ("0", "1")}
+    assert len({*seeds, inputs_digest(env)}) == 3, "another simulated server is another input"

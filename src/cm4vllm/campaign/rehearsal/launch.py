@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,10 @@ from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
-from cm4vllm.serving.records import Api
+from cm4vllm.serving.records import Api, Simulation
 from cm4vllm.serving.server import SERVER_FILE
 
-__all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal"]
+__all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal", "simulation_of"]
 
 #: The environment key of --rehearse.
 PROFILE = "CM_MLPERF_REHEARSE"
@@ -48,7 +49,10 @@ _REFUSED = {
 
 
 class SimulatedSettings(Record, frozen=True, kw_only=True):
-    """Which simulated server: its profile, the seed of its noise and answers, its faults, options of its own."""
+    """Which simulated server: its profile, the seed of its noise and answers, its faults, options of its own.
+
+    `searched` are options by a search over server settings, which come after the others and so are used.
+    """
 
     profile: Annotated[str, Key(PROFILE)]
     seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED")] = 0
@@ -59,16 +63,16 @@ class SimulatedSettings(Record, frozen=True, kw_only=True):
     port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
     max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
     max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
+    searched: Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")] = ""
 
 
 def act(env: Mapping[str, str]) -> dict[str, str]:
     """Start a simulated server, or describe the one that would be started. Returns what the recipe exports."""
     settings = read_settings(SimulatedSettings, env)
     profile = read_profile(settings.profile)
-    Faults.parse(settings.faults)
+    simulation = simulation_of(env)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
     planned = _planned(settings, profile)
-    simulation = profile.simulation(settings.seed, settings.faults)
     if settings.action == "describe":
         path = folder / PLANNED_FILE
         write_record(path, replace(described(planned), simulated=simulation, packages={}))
@@ -81,6 +85,13 @@ def act(env: Mapping[str, str]) -> dict[str, str]:
         "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
         "CM_VLLM_SERVER_MODEL_FOLDER": "",
     }
+
+
+def simulation_of(env: Mapping[str, str]) -> Simulation:
+    """Return what the records of a simulated server with these settings say of it. Raises UsageError."""
+    settings = read_settings(SimulatedSettings, env)
+    Faults.parse(settings.faults)
+    return read_profile(settings.profile).simulation(settings.seed, settings.faults)
 
 
 def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
@@ -98,6 +109,7 @@ def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
         f"--max-num-seqs={sequences}",
         f"--max-num-batched-tokens={tokens}",
         *([f"--faults={settings.faults}"] if settings.faults else []),
+        *shlex.split(settings.searched),
     ]
     return Planned(Path(sys.executable), [part], words)
 

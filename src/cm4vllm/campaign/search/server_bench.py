@@ -9,15 +9,17 @@ answers/s.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search.bracketing import Bracket, bracket
+from cm4vllm.campaign.search.evidence import PARTS, interval_of_parts
 from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
 from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.campaign.search.space import Candidate, shown, words_of
@@ -38,16 +40,15 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.serving.launch import launch
-from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.metrics import METRICS_FILE, read_samples
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason, stop
 
-__all__ = ["EXTRA", "ServerBench", "first_rate", "paced_score"]
+__all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate", "paced_score"]
 
-#: The environment key of further options for `vllm serve`.
-EXTRA = "CM_VLLM_SERVER_EXTRA_ARGS"
+#: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
+EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"
+Start = Callable[[Mapping[str, str]], Mapping[str, str]]
 #: What drops a candidate: its server does not start, ends, or cannot be measured. Any other error ends the search.
 _DROPPED = (ServerDied, ServerNotReady, ServerStuck, ServerUnsuitable, ModelError, RunFailed, InvalidResult, UsageError)
 #: The part of the time after which tokens are counted, and how often the server's counter is read at least.
@@ -57,21 +58,17 @@ _FIRST_PASSES, _MORE = 16, 2.0
 
 
 class ServerBench:
-    """Starts the servers of `settings` in folders below `folder`, and measures them in `runs`: one for each scenario.
+    """Starts servers in folders below `folder`, and measures them in `runs`: one for each scenario.
 
-    `at_once` are the inputs of a run that gives a server's rate, from which a paced scenario starts.
+    `start` starts the server of an environment, and returns what the recipe of such a server exports. `at_once` are
+    the inputs of a run that gives a server's rate, from which a paced scenario starts.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        settings: LaunchSettings,
-        env: Mapping[str, str],
-        runs: Sequence[RunInputs],
-        at_once: RunInputs,
+        self, folder: Path, start: Start, env: Mapping[str, str], runs: Sequence[RunInputs], at_once: RunInputs
     ) -> None:
         self._folder = folder
-        self._settings = settings
+        self._start = start
         self._env = env
         self._runs = runs
         self._at_once = at_once
@@ -137,8 +134,9 @@ class ServerBench:
         begin = time.monotonic()
         extra = " ".join(filter(None, (self._env.get(EXTRA, ""), *words_of(candidate))))
         folder = self._folder / f"candidate-{number:03d}" / "server"
-        self._record, path = launch(replace(self._settings, folder=str(folder)), {**self._env, EXTRA: extra})
-        self._server_path, self.serving = str(path), number
+        exported = self._start({**self._env, EXTRA: extra, SERVER_FOLDER: str(folder)})
+        self._server_path = exported["CM_VLLM_SERVER_RECORD"]
+        self._record, self.serving = read_record(Path(self._server_path), ServerRecord), number
         return time.monotonic() - begin
 
     # --- one scenario ------------------------------------------------------------------------------------------------
@@ -149,10 +147,11 @@ class ServerBench:
         folder = place / inputs.scenario
         if terms.paced:
             return self._paced(inputs, asked, folder, seconds)
-        tokens, answers = self._rate_of(inputs, folder, seconds)
+        tokens, answers, interval = self._rate_of(inputs, folder, seconds)
         if terms.one_by_one:
             return Score(scenario=inputs.scenario, value=answers, unit="answers/s")
-        return Score(scenario=inputs.scenario, value=tokens, unit="tokens/s")
+        low, high = interval or (None, None)
+        return Score(scenario=inputs.scenario, value=tokens, unit="tokens/s", low=low, high=high)
 
     def _paced(self, inputs: RunInputs, asked: tuple[int, int], folder: Path, seconds: float) -> Score:
         """Return the highest rate that keeps the limits, as far as the probes tell."""
@@ -182,8 +181,13 @@ class ServerBench:
             self._rate_of(at_once, folder, seconds)
         return self._now[at_once.scenario]
 
-    def _rate_of(self, inputs: RunInputs, folder: Path, seconds: float) -> tuple[float, float]:
-        """Return the tokens/s and the answers/s of a run that issues its samples as fast as they are answered."""
+    def _rate_of(
+        self, inputs: RunInputs, folder: Path, seconds: float
+    ) -> tuple[float, float, tuple[float, float] | None]:
+        """Return the tokens/s and the answers/s of a run that issues its samples as fast as they are answered.
+
+        The third is the interval of the tokens/s, where the run was ended when its time was over.
+        """
         settings = _of_length(settings_of(inputs), inputs, seconds, known=inputs.scenario in self._rates)
         answered, elapsed = 0, 0.0
 
@@ -208,7 +212,8 @@ class ServerBench:
                 f"the server's counter of tokens was read too rarely in {elapsed:.0f} s",
                 cause="the measurement is too short",
             )
-        return tokens, answered / elapsed
+        parts = [] if made is not None else _tokens_of_parts(folder)
+        return tokens, answered / elapsed, interval_of_parts(parts)
 
     def _rate(self, inputs: RunInputs) -> float:
         return self._rates.get(inputs.scenario, 1.0)
@@ -250,12 +255,30 @@ def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, know
 
 def _tokens_per_s(folder: Path) -> float | None:
     """Return what the server generated in a second, after the time in which its batch fills."""
+    samples = _full(folder)
+    return _generated(samples[0], samples[-1]) if samples else None
+
+
+def _tokens_of_parts(folder: Path) -> list[float]:
+    """Return the same for each of PARTS equal parts of that time; none where the counter was read too rarely."""
+    samples = _full(folder)
+    if len(samples) <= PARTS:
+        return []
+    edges = [samples[round(part * (len(samples) - 1) / PARTS)] for part in range(PARTS + 1)]
+    return [_generated(first, last) for first, last in itertools.pairwise(edges)]
+
+
+def _full(folder: Path) -> list[MetricsSample]:
+    """Return what was read of the server when its batch was full; nothing where it was read too rarely."""
     samples = [one for one in read_samples(folder / METRICS_FILE) if one.running]
     if len(samples) < _LEAST_LOOKS:
-        return None
+        return []
     warm = samples[0].at_s + _WARM * (samples[-1].at_s - samples[0].at_s)
     counted = [one for one in samples if one.at_s >= warm]
-    first, last = (counted[0], counted[-1]) if len(counted) > 1 else (samples[0], samples[-1])
+    return counted if len(counted) > 1 else [samples[0], samples[-1]]
+
+
+def _generated(first: MetricsSample, last: MetricsSample) -> float:
     return (last.generation_tokens - first.generation_tokens) / (last.at_s - first.at_s)
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.rehearsal import launch as simulated
+from cm4vllm.campaign.search.evidence import evidence_words, rivals
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
-from cm4vllm.campaign.search.server_bench import EXTRA, ServerBench
-from cm4vllm.campaign.search.settings_records import CHOSEN, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
+from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.campaign.search.space import Candidate, Space, shown, words_of
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
@@ -48,6 +49,7 @@ class SettingsInputs(Record, frozen=True, kw_only=True):
     dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
     performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
     model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    rehearse: Annotated[str, Key(simulated.PROFILE)] = ""
 
 
 def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
@@ -56,10 +58,10 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     space = Space.parse(inputs.search)
     folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
     _keep_what_was_made_from(folder, inputs_digest(env))
-    settings = read_settings(LaunchSettings, env)
+    start = simulated.act if inputs.rehearse else _start_vllm
     runs, at_once = _runs(inputs, env)
-    candidates = space.candidates(_as_it_is(space, settings, env, folder))
-    bench = ServerBench(folder, settings, env, runs, at_once)
+    candidates = space.candidates(_as_it_is(space, start, env, folder))
+    bench = ServerBench(folder, start, env, runs, at_once)
     noted = _Noted(inputs.results_dir)
     say(
         f"search over server settings: {space.size} candidates, "
@@ -80,12 +82,17 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     write_record(folder / SETTINGS_FILE, record)
     say_text(table(record))
     say(f"search over server settings: {record.summary}")
+    say(f"search over server settings: {record.evidence}")
     return exports_of(record)
 
 
 def exports_of(record: SettingsRecord) -> dict[str, str]:
     """Return what steps after the search get of it: the options for the server, and the record's words."""
-    return {EXTRA: record.extra_args, CHOSEN: record.words or "none: the server as it is was best"}
+    return {
+        EXTRA: record.extra_args,
+        CHOSEN: record.words or "none: the server as it is was best",
+        EVIDENCE: record.evidence,
+    }
 
 
 def inputs_digest(env: Mapping[str, str]) -> str:
@@ -99,7 +106,8 @@ def inputs_digest(env: Mapping[str, str]) -> str:
     ]
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
     server = {key: str(env.get(key) or "") for key in keys}
-    parts = (__version__, inputs.search, inputs.minutes, inputs.scenarios, model.sha256, datasets, server)
+    machine = [simulated.simulation_of(env)] if inputs.rehearse else []
+    parts = (__version__, inputs.search, inputs.minutes, inputs.scenarios, model.sha256, datasets, server, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
@@ -115,9 +123,10 @@ def words(evaluation: Evaluation) -> str:
 def table(record: SettingsRecord) -> str:
     """Return what was tried as a table for the terminal, the best of the last round first."""
     rows = [("options", "round", "s each", *record.scenarios, "")]
+    standing = {one.number: one.standing for one in record.rivals}
     for one in ranked(record.evaluations):
         values = {score.scenario: f"{score.value:,.4g} {score.unit}" for score in one.scenarios}
-        mark = "chosen" if one.options == record.chosen else ""
+        mark = "chosen" if one.options == record.chosen else standing.get(one.number, "")
         rows.append(
             (
                 shown(one.options),
@@ -186,9 +195,14 @@ def _runs(inputs: SettingsInputs, env: Mapping[str, str]) -> tuple[list[RunInput
     return ordered, of(str(at_once))
 
 
-def _as_it_is(space: Space, settings: LaunchSettings, env: Mapping[str, str], folder: Path) -> Candidate:
+def _start_vllm(env: Mapping[str, str]) -> dict[str, str]:
+    """Start vLLM, or describe it, by the settings in `env`."""
+    return act(read_settings(LaunchSettings, env), env)
+
+
+def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) -> Candidate:
     """Return the values that the server has without the search, of the options whose values its command line states."""
-    act(replace(settings, action="describe", folder=str(folder)), env)
+    start({**env, "CM_VLLM_SERVER_ACTION": "describe", SERVER_FOLDER: str(folder)})
     argv = read_record(folder / PLANNED_FILE, ServerRecord).argv
     pairs = dict(_options(argv))
     known: dict[str, Any] = {}
@@ -218,7 +232,7 @@ def _keep_what_was_made_from(folder: Path, digest: str) -> None:
 
 
 def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) -> SettingsRecord:
-    best, as_it_is = found.best, found.as_it_is
+    best, as_it_is, others = found.best, found.as_it_is, rivals(found.evaluations, found.best.number)
     gain = best.score / as_it_is.score if best.score and as_it_is is not None and as_it_is.score else None
     chosen = words_of(best.options)
     return SettingsRecord(
@@ -236,4 +250,7 @@ def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) 
         starts=sum(one.start_s > 0 or bool(one.failure) for one in found.evaluations),
         start_s=round(max(one.start_s for one in found.evaluations), 3),
         evaluations=list(found.evaluations),
+        rivals=others,
+        evidence=evidence_words(others, found.untried),
+        simulated=inputs.rehearse,
     )

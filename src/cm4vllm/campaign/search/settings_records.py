@@ -10,10 +10,12 @@ from cm4vllm.common.records import Record
 __all__ = [
     "CHOSEN",
     "EVALUATION_FILE",
+    "EVIDENCE",
     "SETTINGS_FILE",
     "STEP",
     "TRIAL",
     "Evaluation",
+    "Rival",
     "Score",
     "SettingsRecord",
     "geometric_mean",
@@ -23,6 +25,8 @@ __all__ = [
 SETTINGS_FILE, EVALUATION_FILE = "settings.json", "evaluation.json"
 #: The step of a job, whose evaluations are entries of the ledger, too; and the environment key of what it chose.
 STEP, CHOSEN = "server settings search", "CM_VLLM_SEARCHED_OPTIONS"
+#: The environment key of what the records say of how much better another tried candidate may be.
+EVIDENCE = "CM_VLLM_SEARCH_EVIDENCE"
 #: The number of the round that only says what a start takes, and where probes begin.
 TRIAL = -1
 
@@ -31,7 +35,8 @@ class Score(Record, frozen=True, kw_only=True):
     """What a server did in one scenario, in `unit`: the more the better.
 
     Of a rate that was searched for, `low` is the highest probed rate that passed and `high` the lowest one above it
-    that failed, each None where there was none.
+    that failed, each None where there was none. Of samples that come at once they are the 95 % interval of `value` by
+    the parts of the measurement, both None where it was too short for that.
     """
 
     scenario: str
@@ -39,6 +44,11 @@ class Score(Record, frozen=True, kw_only=True):
     unit: str
     low: float | None = None
     high: float | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `value` is the one end of a bracket whose other end was not found."""
+        return (self.low is None) is not (self.high is None)
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
@@ -71,6 +81,22 @@ class Evaluation(Record, frozen=True, kw_only=True):
         return max(0.0, self.took_s - self.seconds * len(self.scenarios))
 
 
+class Rival(Record, frozen=True, kw_only=True):
+    """Another candidate that was tried, beside the chosen one, by measurements of the same `round`.
+
+    `ratio` is its score over that of the chosen one. `most` is the ratio up to which the records leave room, None where
+    they have no bound; `standing` is the same in words, and `why` says what it comes from.
+    """
+
+    number: int
+    round: int
+    options: dict[str, int | float]
+    ratio: float
+    most: float | None
+    standing: str
+    why: str
+
+
 class SettingsRecord(Record, frozen=True, kw_only=True):
     """A search over server settings that ended.
 
@@ -78,6 +104,8 @@ class SettingsRecord(Record, frozen=True, kw_only=True):
     which the time was not enough. `chosen` are the options of the best one, empty for the server as it is, `words` the
     same for `vllm serve`, and `extra_args` with what the user gave. `gain` is its score over that of the server as it
     is, measured for equally long; None where that one could not be measured. `starts` counts those of the server.
+    `rivals` are the other candidates that were tried, `evidence` says in sentences how much better one of them may be.
+    `simulated` is the profile of the servers of a rehearsal (--rehearse).
     """
 
     search: str
@@ -94,14 +122,18 @@ class SettingsRecord(Record, frozen=True, kw_only=True):
     starts: int
     start_s: float
     evaluations: list[Evaluation]
+    rivals: list[Rival] = []
+    evidence: str = ""
+    simulated: str = ""
 
     @property
     def summary(self) -> str:
         """The result in one line."""
         gained = f", {self.gain:.3f} times the server as it is" if self.gain is not None and self.chosen else ""
         untried = f", {self.untried} not tried" if self.untried else ""
+        marked = f"SIMULATED, with the times of {self.simulated}: " if self.simulated else ""
         return (
-            f"{self.words or 'the server as it is'} is best{gained}; {self.candidates} candidates{untried}, "
+            f"{marked}{self.words or 'the server as it is'} is best{gained}; {self.candidates} candidates{untried}, "
             f"{self.starts} starts, {self.cost_s / 60:.1f} of {self.minutes:g} minutes; {self.stopped}"
         )
 

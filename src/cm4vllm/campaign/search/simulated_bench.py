@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cm4vllm.campaign.search.bracketing import bracket
+from cm4vllm.campaign.search.evidence import PARTS, interval_of_parts
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.server_bench import first_rate, paced_score
 from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation, Score, geometric_mean
@@ -38,18 +40,27 @@ def configured(system: Paged, candidate: Candidate) -> Paged | None:
     return dataclasses.replace(made, blocks=blocks) if blocks >= _LEAST_BLOCKS else None
 
 
-def tokens_per_s(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[float, float]:
-    """Return tokens/s after a third of `seconds`, and answers/s, of a system that has always enough to do."""
+def tokens_of_parts(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[list[float], float]:
+    """Return the tokens/s of PARTS parts of the last two thirds of `seconds`, and the answers/s in all of it, of a
+    system that has always enough to do.
+    """
     queries = 512
     while True:
         served = system.serve(np.zeros(queries), np.random.default_rng(seed + 1), np.random.default_rng((seed, noise)))
         if served.done.max() > 1.5 * seconds:
             break
         queries *= 2
-    edges = np.array([_WARM * seconds, seconds])
+    edges = np.linspace(_WARM * seconds, seconds, PARTS + 1)
     length = np.maximum(served.done - served.first, 1e-9)
-    made = [np.clip((edge - served.first) / length, 0, 1) @ served.tokens for edge in edges]
-    return float(made[1] - made[0]) / (seconds * (1 - _WARM)), np.count_nonzero(served.done <= seconds) / seconds
+    made = np.array([np.clip((edge - served.first) / length, 0, 1) @ served.tokens for edge in edges])
+    rates: list[float] = (np.diff(made) / np.diff(edges)).tolist()
+    return rates, np.count_nonzero(served.done <= seconds) / seconds
+
+
+def tokens_per_s(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[float, float]:
+    """Return tokens/s after a third of `seconds`, and answers/s, of a system that has always enough to do."""
+    rates, answers = tokens_of_parts(system, seconds, seed=seed, noise=noise)
+    return statistics.fmean(rates), answers
 
 
 @dataclass
@@ -116,8 +127,11 @@ class SimulatedBench:
     def _score(self, system: Paged, asked: tuple[int, int], seconds: float) -> tuple[Score, float]:
         noise = 7000 + self.measured
         if self.limits is None:
-            tokens, _ = tokens_per_s(system, seconds, seed=self.full.seed, noise=noise)
-            return Score(scenario="Offline", value=tokens, unit="tokens/s"), seconds
+            rates, _ = tokens_of_parts(system, seconds, seed=self.full.seed, noise=noise)
+            low, high = interval_of_parts(rates) or (None, None)
+            return Score(
+                scenario="Offline", value=statistics.fmean(rates), unit="tokens/s", low=low, high=high
+            ), seconds
         start, spent = first_rate(self.known, asked[0], "Server"), 0.0
         if start is None:
             spent = seconds if asked[1] == TRIAL else seconds / 2

@@ -124,10 +124,10 @@ class Space:
                 )
 
 
-def asked_space(search: str, minutes: float | None, server: str) -> Space | None:
+def asked_space(search: str, minutes: float | None, *, given: bool, simulated: bool) -> Space | None:
     """Return the space that a job's flags ask for, None where nothing is searched. Raises UsageError.
 
-    `server` is the flag by which the job has a server that it does not start with vLLM, empty where it starts one.
+    `given`: the job has a server that runs already; `simulated`: those that it starts are simulated.
     """
     if not search:
         if minutes is not None:
@@ -136,13 +136,22 @@ def asked_space(search: str, minutes: float | None, server: str) -> Space | None
                 remedy="name what is searched, as --search=max-num-seqs:128..1024, or leave it out",
             )
         return None
-    if server:
+    if given:
         raise UsageError(
-            f"--search cannot be given with --{server}",
+            "--search cannot be given with --api_server",
             cause="other settings take another start of vLLM, and the job starts none",
-            remedy=f"leave --{server} out, and vLLM is started for each candidate; or leave --search out",
+            remedy="leave --api_server out, and vLLM is started for each candidate; or leave --search out",
         )
-    return Space.parse(search)
+    space = Space.parse(search)
+    unknown = [axis.option.option for axis in space.axes if not axis.option.simulated]
+    if simulated and unknown:
+        raise UsageError(
+            f"--search={search} cannot be given with --rehearse",
+            cause=f"the simulated server does not have the option {unknown[0]}; it has "
+            f"{', '.join(name for name, one in searchable_options().items() if one.simulated)}",
+            remedy=f"leave {', '.join(unknown)} out of --search, or leave --rehearse out",
+        )
+    return space
 
 
 def words_of(candidate: Candidate) -> list[str]:

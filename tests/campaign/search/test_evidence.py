@@ -1,0 +1,110 @@
+"""How much better than the chosen setting another may be, by the records of a search alone."""
+
+import math
+
+import pytest
+
+from cm4vllm.campaign.search.evidence import evidence_words, interval_of_parts, rivals
+from cm4vllm.campaign.search.settings_records import Evaluation, Score, geometric_mean
+
+
+def evaluation(number, round_, *scores):
+    """Return an evaluation; a score is (value, low, high), or None of a candidate that could not be measured."""
+    names = ("Server", "Interactive")
+    made = [
+        Score(scenario=name, value=value, unit="queries/s", low=low, high=high)
+        for name, (value, low, high) in zip(names, scores, strict=False)
+    ]
+    return Evaluation(
+        number=number,
+        round=round_,
+        options={"max-num-seqs": 8 * number} if number else {},
+        seconds=10.0,
+        took_s=70.0,
+        start_s=60.0,
+        scenarios=made,
+        score=geometric_mean(made) if made else None,
+        failure="" if made else "out of memory",
+    )
+
+
+def test_the_upper_end_of_another_bracket_over_the_lower_end_of_the_chosen_one_is_the_bound():
+    found = rivals([evaluation(0, 0, (9.0, 8.8, 9.2)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
+    (one,) = found
+    assert (one.number, one.round, one.ratio, one.standing) == (0, 0, 0.9, "at least 3.2 % below")
+    assert one.most == pytest.approx(9.2 / 9.5, abs=1e-4)
+    assert "reaches 9.2 queries/s" in one.why and "begins at 9.5" in one.why
+    assert evidence_words(found, 0).startswith("By the records no other tried setting is better")
+    wide = rivals([evaluation(0, 0, (9.0, 8.8, 9.9)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
+    assert wide[0].standing == "up to 4.2 % better"
+    words = evidence_words(wide, 3)
+    assert "may be up to 4.2 % better than the chosen one by the records, the server as it is: its Server" in words
+    assert words.endswith("Settings that were not tried are not covered, 3 of the candidates among them.")
+
+
+@pytest.mark.parametrize(
+    ("other", "chosen", "words"),
+    [
+        ((9.0, 9.0, None), (10.0, 9.5, 10.5), "it failed at no Server rate"),
+        ((9.0, 8.8, 9.2), (10.0, None, 10.0), "the chosen one passed at no Server rate"),
+        ((9.0, None, None), (10.0, None, None), "measured once, and has no interval"),
+    ],
+)
+def test_what_the_records_do_not_bound_has_no_bound(other, chosen, words):
+    found = rivals([evaluation(0, 0, other), evaluation(1, 0, chosen), evaluation(2, 0, (8.0, 7.9, 8.1))], 1)
+    one = next(one for one in found if one.number == 0)
+    assert (one.most, one.standing) == (None, "no bound")
+    assert words in one.why
+    assert found[0].most is None, "those without a bound come first"
+    assert "no bound, as for the server as it is: " in evidence_words(found, 0)
+
+
+def test_a_candidate_that_failed_at_each_rate_is_bounded_by_the_lowest():
+    found = rivals([evaluation(0, 0, (9.0, None, 9.0)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
+    assert found[0].most == pytest.approx(9.0 / 9.5, abs=1e-4)
+
+
+def test_values_that_change_from_round_to_round_widen_the_bound():
+    """Three candidates, whose values rise by 10 %, 0 and -10 % (logarithms), in three rounds."""
+    first = [evaluation(number, 0, (10.0, 9.99, 10.01)) for number in range(3)]
+    changes = (0.1, 0.0, -0.1)
+    second = []
+    for number, change in enumerate(changes):
+        value = 10.0 * math.exp(change)
+        second.append(evaluation(number, 1, (value, 0.999 * value, 1.001 * value)))
+    (best, *_) = found = rivals([*first, *second], 0)
+    assert {one.round for one in found} == {1}
+    assert best.number == 1
+    assert best.most == pytest.approx(math.exp(-0.1 + 2.920 * math.sqrt(2) * 0.1), abs=1e-3)
+    assert "from round to round" in best.why
+    alone = rivals(second, 0)
+    assert alone[0].most == pytest.approx(math.exp(-0.1) * 1.001 / 0.999, abs=1e-3), "one round says nothing of that"
+
+
+def test_the_last_round_beside_the_chosen_one_counts_and_trials_and_failures_do_not():
+    made = [
+        evaluation(0, -1, (5.0, None, None)),
+        evaluation(0, 0, (9.0, 8.0, 9.9)),
+        evaluation(1, 0, (10.0, 9.5, 10.5)),
+        evaluation(2, 0),
+        evaluation(1, 1, (10.2, 10.1, 10.3)),
+        evaluation(0, 1, (9.0, 8.9, 9.1)),
+    ]
+    (one,) = rivals(made, 1)
+    assert (one.number, one.round) == (0, 1)
+    assert rivals(made[1:2], 0) == []
+    assert evidence_words([], 2).startswith("No other setting was measured beside the chosen one")
+
+
+def test_over_several_scenarios_the_geometric_mean_of_their_bounds_counts():
+    made = [evaluation(0, 0, (9.0, 8.8, 9.2), (4.0, 3.9, 4.4)), evaluation(1, 0, (10.0, 9.5, 10.5), (4.0, 3.9, 4.1))]
+    assert rivals(made, 1)[0].most == pytest.approx(math.sqrt(9.2 / 9.5 * 4.4 / 3.9), abs=1e-4)
+    open_ = [evaluation(0, 0, (9.0, 8.8, 9.2), (4.0, 3.9, None)), made[1]]
+    assert rivals(open_, 1)[0].most is None
+
+
+def test_the_interval_of_five_parts_is_that_of_their_mean():
+    low, high = interval_of_parts([98.0, 99.0, 100.0, 101.0, 102.0])
+    assert (low + high) / 2 == pytest.approx(100)
+    assert high - 100 == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+    assert interval_of_parts([98.0, 99.0]) is None

@@ -1,0 +1,42 @@
+"""Candidates measured on servers that are started for them: simulated ones, by real LoadGen runs."""
+
+import pytest
+
+from cm4vllm.campaign.rehearsal import launch
+from cm4vllm.campaign.search.server_bench import ServerBench
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.serving.records import ServerRecord
+
+PROFILE = """
+title: a test's
+source: assumed
+derivation: [none]
+benchmark: llama3.1-8b
+vllm: 0.32.0
+system: {}
+server: {step_s: 0.02, each_s: 0.0, token_s: 0.0, noise: 0.0, max_num_seqs: 64, max_num_batched_tokens: 512,
+  max_model_len: 2048, kv_tokens: 100000}
+prompts: {shares: [0, 1], tokens: [20, 20]}
+answers: {shares: [0, 1], tokens: [30, 30]}
+"""
+
+
+def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tmp_path, make_settings):
+    run = make_settings("http://127.0.0.1:1", "Offline", "performance")
+    (tmp_path / "machine.yaml").write_text(PROFILE)
+    for name in ("model", "dataset"):
+        write_record(tmp_path / f"{name}.json", getattr(run, name))
+    records = {f"{name}_record": str(tmp_path / f"{name}.json") for name in ("model", "dataset")}
+    inputs = RunInputs(scenario="Offline", mode="performance", num_workers=1, **records)
+    env = {"CM_MLPERF_REHEARSE": str(tmp_path / "machine.yaml"), "CM_ML_MODEL_RECORD": records["model_record"]}
+    bench = ServerBench(tmp_path / "search", launch.act, env, [inputs], inputs)
+    try:
+        made = bench.measure(1, {"max-num-seqs": 2}, 0, 8.0)
+        server = read_record(tmp_path / "search" / "candidate-001" / "server" / "server.json", ServerRecord)
+    finally:
+        bench.close()
+    assert made.failure == ""
+    assert server.simulated.title == "a test's" and server.argv[-1] == "--max-num-seqs=2"
+    assert made.scenarios[0].value == pytest.approx(2 / 0.02, rel=0.1)
+    assert made.took_s < 30, "the server gives up what is still open when the run is ended"
