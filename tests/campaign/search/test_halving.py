@@ -213,6 +213,33 @@ def test_settings_that_keep_the_limits_at_no_rate_are_not_chosen():
     assert "no rate was found at which a candidate keeps the limits" in error.value.cause
 
 
+@pytest.mark.parametrize("failed", ["the server ended", ""])
+def test_what_a_longer_round_refuses_is_not_chosen_by_a_short_one(failed):
+    """Of three in the last round one keeps its limits: the round before compares those that did not fail since."""
+    values = {0: [0.98, 0.41], 1: [1.0], 2: [1.03, None], 3: [1.02, None], 4: [0.82]}
+    kept = {}
+    for number, rounds in values.items():
+        for round_, value in enumerate(rounds):
+            score = Score(scenario="Server", value=value or 0.43, unit="queries/s", low=value, high=1.1 * (value or 0.4))
+            kept[number, round_] = Evaluation(
+                number=number,
+                round=round_,
+                options={},
+                seconds=10.0,
+                took_s=70.0,
+                start_s=60.0,
+                scenarios=[score],
+                score=None if failed and not value else score.value,
+                failure="" if value else failed,
+            )
+    kept[0, -1] = replace(kept[0, 0], round=-1)
+    bench = SimulatedBench(SYSTEM, TIGHT, FullLength(60.0, 3), kept=kept)
+    found = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 60))
+    assert bench.measured == 0
+    assert (found.best.number, found.best.round) == (1, 0)
+    assert found.as_it_is.number == 0
+
+
 # --- what it leaves --------------------------------------------------------------------------------------------------
 
 

@@ -179,11 +179,16 @@ class _Halving:
     # --- the result --------------------------------------------------------------------------------------------------
 
     def _chosen(self, stopped: str) -> Chosen:
-        """Choose among the candidates of the last round in which more than one was measured."""
+        """Choose among the candidates of the last round in which more than one was measured.
+
+        One that was dropped in a later, longer round, or kept its limits at no rate there, is not chosen by a short one.
+        """
+        ordered = sorted(self.by_round.items())
+        last = {number: one for _, done in ordered for number, one in done.items()}
         rounds = [
-            [one for one in done.values() if one.score is not None and one.kept_limits]
-            for round_, done in sorted(self.by_round.items())
-            if round_ != TRIAL or len(self.by_round) == 1
+            [one for one in done.values() if _is_good(one) and _is_good(last[one.number])]
+            for round_, done in ordered
+            if round_ != TRIAL or len(ordered) == 1
         ]
         whole = [done for done in rounds if len(done) > 1] or [done for done in rounds if done]
         if not whole:
@@ -208,6 +213,10 @@ class _Halving:
             or "the time was not enough for one measurement",
             remedy="leave --search out and see whether the server starts; then give other ranges, or more minutes",
         )
+
+
+def _is_good(one: Evaluation) -> bool:
+    return one.score is not None and one.kept_limits
 
 
 def _rounds(count: int) -> list[int]:
