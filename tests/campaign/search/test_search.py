@@ -54,6 +54,15 @@ def test_what_is_found_is_near_the_highest_rate_that_a_full_length_run_passes(na
     assert all(one.projected for one in found.probes if one.sure)
 
 
+def test_a_limit_that_ends_probes_too_soon_to_say_where_it_is_counts():
+    """Probes above it fail by TPOT at once, while what a slow probe says of TTFT points far above them."""
+    system = Batching(0.005, 0.00059233, 0.002, 256, 16, 40, 80, noise=0.05)
+    found, _ = found_by(system, TIGHT, seed=11)
+    assert found.confirmed
+    assert valid(system, TIGHT, 0.97 * found.rate, 11)
+    assert not valid(system, TIGHT, 1.04 * found.rate, 11)
+
+
 def test_the_same_seed_gives_the_same_search():
     system, limits = SYSTEMS["noisy"]
     assert found_by(system, limits, seed=1)[0] == found_by(system, limits, seed=1)[0]

@@ -239,8 +239,19 @@ class _Search:
         """Return the rate at which a full-length run would just keep its limits, as far as the probes tell."""
         if not self._points:
             return None
-        rate = min(map(meeting_point, self._points.values()))
+        rate = self._below_what_failed(min(map(meeting_point, self._points.values())))
         return min(rate, self._failing.rate) if self._failing else rate
+
+    def _below_what_failed(self, rate: float) -> float:
+        """Return a rate as it is, or one below a probe that failed too soon to say where the limit is.
+
+        What other probes say of another limit does not count there.
+        """
+        blind = min((one.rate for one in self._probes if _is_blind(one)), default=math.inf)
+        if rate < blind:
+            return rate
+        below = [one.rate for one in self._probes if one.rate < blind and one.verdict is not Verdict.FAILS]
+        return math.sqrt(blind * max(below, default=blind / _FURTHEST**2))
 
     @property
     def _answer_s(self) -> float:
@@ -304,6 +315,10 @@ class _Search:
             remedy="a smaller model or more servers may keep the limits\n"
             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead",
         )
+
+
+def _is_blind(probe: ProbeRecord) -> bool:
+    return probe.verdict is Verdict.FAILS and not probe.projected
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:
