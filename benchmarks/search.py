@@ -17,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, search
@@ -194,7 +194,8 @@ class SettingsOutcome:
 
     `part` is that of the chosen candidate over that of the best one, `tried` over that of the best one that was tried;
     `gain` is over the server as it is, and `said` what the search said of it. `bound` is up to which ratio another
-    tried candidate may do more by the search's records, None where they have no bound for one. `cost` is in minutes.
+    tried candidate may do more by the search's records, None where they have no bound for one. Of the other candidates
+    that were tried `bounded` have a bound, and `within` are within it. `cost` is in minutes.
     """
 
     part: float
@@ -202,6 +203,9 @@ class SettingsOutcome:
     gain: float
     said: float
     bound: float | None
+    bounded: int
+    within: int
+    others: int
     cost: float
 
     @property
@@ -210,46 +214,29 @@ class SettingsOutcome:
         return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
 
 
-def best_of(
-    system: Paged, limits: LatencyLimits | None, seed: int, candidates: Iterable[Candidate], least: float
-) -> float:
-    """Return the highest true score of the candidates, at least `least`: what does not reach that is not measured."""
-    for made in filter(None, (configured(system, one) for one in candidates)):
-        if limits is None or not least:
-            least = max(least, true_score(made, limits, seed))
-            continue
-        case = Case("settings", made, limits, FullLength(SETTINGS_S, seed))
-        low = high = least * EQUAL
-        while valid(case, high, 0):
-            low, high = high, 1.1 * high
-        least = edge(case, 0, low, high) if high > low else least
-    return least
-
-
 def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> SettingsOutcome:
     """Search for settings on one system, and hold what was chosen against the best."""
     candidates = SPACE.candidates({})
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
     bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)
     found = halve(candidates, bench, HalvingPlan(60 * MINUTES))
-    others = rivals(found.evaluations, found.best.number)
-    bounds = [one.most for one in others]
 
-    def true(number: int) -> float:
-        made = configured(system, candidates[number])
+    def true(candidate: Candidate) -> float:
+        made = configured(system, candidate)
         return true_score(made, limits, seed) if made else 0.0
 
-    chosen, as_it_is = true(found.best.number), true(0)
-    numbers = {one.number for one in others} - {0}
-    tried = best_of(system, limits, seed, (candidates[one] for one in numbers), max(chosen, as_it_is))
-    untried = set(range(len(candidates))) - numbers - {0, found.best.number}
-    best = best_of(system, limits, seed, (candidates[one] for one in untried), tried)
+    scores = [true(one) for one in candidates]
+    chosen, others = scores[found.best.number], rivals(found.evaluations, found.best.number)
+    bounded = [(one.most, scores[one.number] / chosen) for one in others if one.most is not None]
     return SettingsOutcome(
-        part=chosen / best,
-        tried=chosen / tried,
-        gain=chosen / as_it_is,
+        part=chosen / max(scores),
+        tried=chosen / max([chosen, *(scores[one.number] for one in others)]),
+        gain=chosen / scores[0],
         said=(found.best.score or 0.0) / (found.as_it_is.score or 1.0) if found.as_it_is else 0.0,
-        bound=None if None in bounds else max([1.0, *(one for one in bounds if one is not None)]),
+        bound=max([1.0, *(most for most, _ in bounded)]) if len(bounded) == len(others) else None,
+        bounded=len(bounded),
+        within=sum(ratio <= most * EQUAL for most, ratio in bounded),
+        others=len(others),
         cost=sum(one.took_s for one in found.evaluations) / 60,
     )
 
@@ -264,18 +251,21 @@ def settings_main(count: int, first: int) -> list[Figure]:
             f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one.part:.3f} of the best"
             f"{'' if one.part >= 1 - NEAR else ' MISSED'}, {one.gain:.3f} times the server as it is (said: "
             f"{one.said:.3f}); another tried one does {1 / one.tried:.3f} times as much, by the records {bound}"
-            f"{'' if one.covered else ' NOT COVERED'}; {one.cost:.1f} of {MINUTES:g} minutes",
+            f"{'' if one.covered else ' NOT COVERED'}, {one.within} of {one.others} within theirs; "
+            f"{one.cost:.1f} of {MINUTES:g} minutes",
             flush=True,
         )
-    bounded = [one for one in made if one.bound is not None]
+    bounds = [one.bound for one in made if one.bound is not None]
+    others, bounded = sum(one.others for one in made), sum(one.bounded for one in made)
     return [
         figure("settings within 3 % of the best", [sum(one.part >= 1 - NEAR for one in made) / len(made)], "share"),
         figure("settings: chosen / best", [one.part for one in made], "x"),
         figure("settings: chosen / as it is", [one.gain for one in made], "x"),
         figure("settings: longest search", [max(one.cost for one in made)], "minutes", at_most=MINUTES),
-        figure("settings: best tried one within its bound", [sum(one.covered for one in made) / len(made)], "share"),
-        figure("settings: searches with a bound", [len(bounded) / len(made)], "share"),
-        *([figure("settings: bound", [one.bound or 1.0 for one in bounded], "x")] if bounded else []),
+        figure("settings: best tried one within the bound", [sum(one.covered for one in made) / len(made)], "share"),
+        figure("settings: other candidates with a bound", [bounded / others], "share"),
+        figure("settings: of these within it", [sum(one.within for one in made) / max(1, bounded)], "share"),
+        *([figure("settings: bound, where all have one", bounds, "x")] if bounds else []),
     ]
 
 

@@ -220,7 +220,9 @@ def test_what_a_longer_round_refuses_is_not_chosen_by_a_short_one(failed):
     kept = {}
     for number, rounds in values.items():
         for round_, value in enumerate(rounds):
-            score = Score(scenario="Server", value=value or 0.43, unit="queries/s", low=value, high=1.1 * (value or 0.4))
+            score = Score(
+                scenario="Server", value=value or 0.43, unit="queries/s", low=value, high=1.1 * (value or 0.4)
+            )
             kept[number, round_] = Evaluation(
                 number=number,
                 round=round_,

@@ -181,7 +181,7 @@ class _Halving:
     def _chosen(self, stopped: str) -> Chosen:
         """Choose among the candidates of the last round in which more than one was measured.
 
-        One that was dropped in a later, longer round, or kept its limits at no rate there, is not chosen by a short one.
+        One that was dropped in a longer round, or kept its limits at no rate there, is not chosen by a shorter one.
         """
         ordered = sorted(self.by_round.items())
         last = {number: one for _, done in ordered for number, one in done.items()}

@@ -54,7 +54,7 @@ def tokens_of_parts(system: Paged, seconds: float, *, seed: int, noise: int) -> 
     length = np.maximum(served.done - served.first, 1e-9)
     made = np.array([np.clip((edge - served.first) / length, 0, 1) @ served.tokens for edge in edges])
     rates: list[float] = (np.diff(made) / np.diff(edges)).tolist()
-    return rates, np.count_nonzero(served.done <= seconds) / seconds
+    return rates, float(np.count_nonzero(served.done <= seconds) / seconds)
 
 
 def tokens_per_s(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[float, float]:
