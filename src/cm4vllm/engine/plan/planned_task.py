@@ -100,19 +100,7 @@ class PlannedTask:
 
     def asked_of(self, dependency: Dependency, phase: str) -> Request:
         """Return what a dependency is asked for, given the environment as it stands now."""
-        scope, task = self.scope, self.task
-        return request_for(
-            dependency,
-            script=self.script,
-            variations=task.variations,
-            env=scope.env,
-            const=scope.const,
-            state=scope.state,
-            const_state=scope.const_state,
-            adr=task.adr,
-            phase=phase,
-            folder=self.request.folder,
-        )
+        return request_for(dependency, self.task, self.scope, phase)
 
     @property
     def all_globs(self) -> list[str]:

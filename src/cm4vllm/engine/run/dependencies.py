@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import require_shapes
-from cm4vllm.engine.format.variations import Resolution
 from cm4vllm.engine.format.versions import ANY, Wanted
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
-from cm4vllm.engine.run.request import Request, parse_tags
+from cm4vllm.engine.run.request import Request, Task, parse_tags
+
+if TYPE_CHECKING:
+    from cm4vllm.engine.run.scope import Scope
 
 __all__ = ["Phases", "amended", "check_names", "collect", "request_for", "update_from"]
 
@@ -75,43 +77,25 @@ def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mappin
     return dependency
 
 
-def request_for(
-    dependency: Dependency,
-    *,
-    script: ScriptMeta,
-    variations: Resolution,
-    env: Mapping[str, Any],
-    const: Mapping[str, Any],
-    state: Mapping[str, Any],
-    adr: tuple[Amendment, ...],
-    phase: str,
-    folder: str,
-    const_state: Mapping[str, Any] | None = None,
-) -> Request:
-    """Return what a dependency is asked for, given its parent's environment at this moment."""
+def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) -> Request:
+    """Return what a dependency of a task is asked for, given the task's environment at this moment."""
+    env = scope.env
     own_env = {key: as_text(substitute(value, {**dependency.env, **env})) for key, value in dependency.env.items()}
-    tags = [*dependency.tags]
-    for prefix, keys in dependency.update_tags_with_prefix.items():
-        for key in keys:
-            value = str(own_env.get(key) or env.get(key) or "").strip()
-            if value:
-                tags += split_tags(prefix + value)
-    for key in dependency.update_tags_from_env:
-        tags += split_tags(_as_tags(env.get(key)))
+    tags = _tags(dependency, own_env, env)
     script_tags, excluded_tags, chosen, excluded = parse_tags(substitute(tags, env))
     if dependency.inherit_variation_tags:
-        inherited = variations.inheritable(dependency.skip_inherit_groups)
+        inherited = task.variations.inheritable(dependency.skip_inherit_groups)
         chosen = tuple(dict.fromkeys((*chosen, *(name for name in inherited if name not in excluded))))
-    child_env = _inherited(dependency, script, env, phase)
+    child_env = _inherited(dependency, task.script, env, phase)
     merge_into(child_env, own_env)
     if not script_tags:
         raise RecipeError(
-            f"a dependency of {script.title()} has variations and no tags", cause=", ".join(dependency.tags)
+            f"a dependency of {task.script.title()} has variations and no tags", cause=", ".join(dependency.tags)
         )
+    extra_cache_tags = split_tags(substitute(list(dependency.extra_cache_tags), env))
     inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
     if dependency.force_cache:
         inputs["force_cache"] = True
-    extra_cache_tags = split_tags(substitute(list(dependency.extra_cache_tags), env))
     if extra_cache_tags:
         inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
     nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
@@ -121,17 +105,30 @@ def request_for(
         variations=chosen,
         excluded_variations=excluded,
         env=child_env,
-        const=dict(const),
-        state=merged(state, substitute(dict(dependency.raw.get("state") or {}), env)),
-        const_state=const_state or {},
-        adr=adr + _changes(nested_adr),
+        const=dict(scope.const),
+        state=merged(scope.state, substitute(dict(dependency.raw.get("state") or {}), env)),
+        const_state=scope.const_state,
+        adr=task.adr + _changes(nested_adr),
         wanted=_wanted(dependency, env),
         extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys,
         inputs=inputs,
-        folder=folder,
+        folder=task.request.folder,
         is_dependency=True,
     )
+
+
+def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a dependency, with those that the environment adds."""
+    tags = [*dependency.tags]
+    for prefix, keys in dependency.update_tags_with_prefix.items():
+        for key in keys:
+            value = str(own_env.get(key) or env.get(key) or "").strip()
+            if value:
+                tags += split_tags(prefix + value)
+    for key in dependency.update_tags_from_env:
+        tags += split_tags(_as_tags(env.get(key)))
+    return tags
 
 
 def _as_tags(value: Any) -> Any:

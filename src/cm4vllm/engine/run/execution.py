@@ -135,18 +135,7 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 
 def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
     task, scope = current.task, current.scope
-    request = dependencies.request_for(
-        dependency,
-        script=task.script,
-        variations=task.variations,
-        env=scope.env,
-        const=scope.const,
-        state=scope.state,
-        const_state=scope.const_state,
-        adr=task.adr,
-        phase=phase,
-        folder=task.request.folder,
-    )
+    request = dependencies.request_for(dependency, task, scope, phase)
     scope.deps.append(request.title())
     if not current.session.no_deps:
         scope.receive(run(current.session, request))
