@@ -103,6 +103,14 @@ def test_forbidden_combination(script):
         resolve(s, ["a", "b"])
 
 
+def test_where_valid_combinations_are_listed_one_of_them_must_be_on(script):
+    s = script({"a": {}, "b": {}, "c": {}}, valid_variation_combinations=[["a", "b"], ["c"]])
+    assert names(resolve(s, ["b", "a"])) == ["b", "a"]
+    with pytest.raises(UsageError, match="does not permit this combination") as refused:
+        resolve(s, ["a"])
+    assert refused.value.remedy == "choose _a,_b or _c"
+
+
 def test_default_variation_is_on_when_none_is_asked_for(script):
     s = script({"a": {}, "b": {}}, default_variation="a")
     assert names(resolve(s, [])) == ["a"]

@@ -61,6 +61,10 @@ def test_recipes_of_this_repository_are_clean():
             {"variations": {"a": {}, "b": {"base": ["a"]}}, "invalid_variation_combinations": [["a", "b"]]},
             "variation 'b' never applies: variations _a, _b of one cannot be combined",
         ),
+        (
+            {"variations": {"a": {}, "b": {}}, "valid_variation_combinations": [["a"], ["b", "cc"]]},
+            "valid_variation_combinations: 'cc' is not defined",
+        ),
         ({"variations": {"a": {"base": ["a"]}}}, "'a' is its own base"),
         ({"variations": {"a": {"base": ["b"], "group": "g"}, "b": {"group": "g"}}}, "exclude each other"),
         ({"brings": [{"how": "install", "requirements": "list.txt"}]}, "list.txt does not exist"),

@@ -206,4 +206,11 @@ class _Resolver:
                     f"{self.script.title()} cannot be combined",
                     remedy="leave one of them out",
                 )
+        valid = self.script.valid_combinations
+        if valid and not any(combined <= set(self.order) for combined in valid):
+            raise UsageError(
+                f"{self.script.title()} does not permit this combination of variations",
+                cause=f"on are: {', '.join(f'_{name}' for name in self.order) or 'none'}",
+                remedy="choose " + " or ".join(",".join(f"_{name}" for name in sorted(one)) for one in valid),
+            )
         return Resolution(active, tuple(self.combinations()), groups)

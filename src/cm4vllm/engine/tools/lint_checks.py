@@ -16,7 +16,7 @@ from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, PHASES, Amendment,
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, Layer, ScriptMeta, Variation
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
-from cm4vllm.engine.format.variations import definition, known, resolve
+from cm4vllm.engine.format.variations import Resolution, definition, known, resolve
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
@@ -200,14 +200,14 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
                     f"{nearest_choice(other, script.variations)}",
                     (*place, key),
                 )
-    for forbidden in script.invalid_combinations:
-        for name in sorted(forbidden):
+    listed = {
+        "invalid_variation_combinations": script.invalid_combinations,
+        "valid_variation_combinations": script.valid_combinations,
+    }
+    for key, combinations in listed.items():
+        for name in sorted(frozenset[str]().union(*combinations)):
             if not definition(script.variations, name) and name not in script.variations:
-                yield Finding(
-                    f"invalid_variation_combinations: {name!r} is not defined; "
-                    f"{nearest_choice(name, script.variations)}",
-                    ("invalid_variation_combinations",),
-                )
+                yield Finding(f"{key}: {name!r} is not defined; {nearest_choice(name, script.variations)}", (key,))
 
 
 def _bases_of(script: ScriptMeta, name: str) -> set[str]:
@@ -220,6 +220,20 @@ def _bases_of(script: ScriptMeta, name: str) -> set[str]:
         found |= new
         ahead += new
     return found
+
+
+def _turned_on(script: ScriptMeta, names: list[str]) -> Resolution:
+    """Return what is on where these variations are asked for; where valid combinations are listed, within one of them.
+
+    Raises CmError where no request can ask for them.
+    """
+    failures = []
+    for beside in [sorted(one - set(names)) for one in script.valid_combinations] or [[]]:
+        try:
+            return resolve(script, [*names, *beside])
+        except CmError as error:
+            failures.append(error)
+    raise failures[0]
 
 
 def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
@@ -239,7 +253,7 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
             continue
         tried = [part.replace("#", _TRIAL) for part in parts]
         try:
-            on = resolve(script, tried)
+            on = _turned_on(script, tried)
         except CmError as error:
             # What is not defined has a finding of its own.
             if "has no variation" not in error.what:
