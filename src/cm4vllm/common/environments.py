@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,9 +10,19 @@ from pathlib import Path
 from typing import Literal
 
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import Completed, run
 
-__all__ = ["TORCH_CPU_INDEX", "checked", "install_torch", "make_environment", "pip", "site_packages"]
+__all__ = [
+    "TORCH_CPU_INDEX",
+    "checked",
+    "install_pinned",
+    "install_torch",
+    "make_environment",
+    "pinned_requirements",
+    "pip",
+    "site_packages",
+]
 
 #: Where the PyTorch project keeps its CPU builds; PyPI has only those for GPUs.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -55,17 +66,30 @@ def pip(
     )
 
 
-def install_torch(python: Path, torch: str, log: Path, index_words: Sequence[str] = (), own_index: str = "") -> None:
-    """Install PyTorch's CPU build from where the user's own pip looks, else from the PyTorch project's index.
+def pinned_requirements(lock: Path) -> dict[str, str]:
+    """Return each requirement that a requirements file pins, by its name: one line with its marker and its hashes."""
+    text = re.sub(r"\\\n\s*", "", lock.read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if "==" in line and not line.startswith("#")]
+    return {line.partition("==")[0].strip(): line for line in lines}
 
-    `index_words` are pip's options for an index of the user's own, `own_index` is how they are given. Raises
-    InstallError.
+
+def install_pinned(python: Path, lock: Path, log: Path, index_words: Sequence[str] = ()) -> Completed:
+    """Install what a requirements file pins, and nothing else: pip refuses a file with none of the pinned hashes."""
+    return pip(python, ["--no-deps", "--require-hashes", "-r", str(lock), *index_words], log)
+
+
+def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str] = (), own_index: str = "") -> None:
+    """Install the PyTorch that `lock` pins from where the user's own pip looks, else from the PyTorch project's index.
+
+    `index_words` are pip's options for an index of the user's own, `own_index` is how they are given. What is pinned
+    is written beside `log`. Raises InstallError.
     """
-    words = ["--no-deps", torch, *index_words]
-    if not pip(python, words, log).ok:
-        checked(
-            pip(python, [*words, "--extra-index-url", TORCH_CPU_INDEX], log), f"{torch} cannot be installed", own_index
-        )
+    torch = pinned_requirements(lock)["torch"]
+    alone = log.with_suffix(".txt")
+    write_text(alone, torch + "\n")
+    if not install_pinned(python, alone, log, index_words).ok:
+        words = [*index_words, "--extra-index-url", TORCH_CPU_INDEX]
+        checked(install_pinned(python, alone, log, words), f"{torch.split()[0]} cannot be installed", own_index)
 
 
 def checked(done: Completed, what: str, own_index: str = "") -> Completed:
@@ -75,9 +99,23 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
     """
     if done.ok:
         return done
+    if other := _other_files(done.output):
+        raise InstallError(
+            what,
+            cause=f"a file has another hash than the pinned one: {other}",
+            remedy="the index, a proxy or pip's cache gave another file than the one that was published: give an index "
+            f"that has it, with {own_index or '`pip config`'}, or empty the cache with `pip cache purge`",
+        )
     said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     given = " or ".join(filter(None, (own_index, "`pip config`")))
     hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
     raise InstallError(
         what, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
     )
+
+
+def _other_files(said: str) -> str:
+    """Return pip's words on files whose hash is none of the pinned ones, with the hash; empty where there is none."""
+    _, refused, rest = said.partition("DO NOT MATCH THE HASHES")
+    lines = [" ".join(line.split()) for line in rest.splitlines()[1:] if line.startswith("    ")]
+    return " ".join(line for line in lines if not line.startswith("Expected")) if refused else ""

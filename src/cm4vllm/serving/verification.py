@@ -4,7 +4,7 @@
 
 HELP is the file that takes the text of `vllm serve --help=all`: all of vLLM is imported here anyway. The model is made
 of random weights by vLLM itself (load format `dummy`), so that nothing is downloaded. This file imports nothing of the
-package: the environment does not have it.
+package: the environment does not contain it.
 """
 
 import contextlib
