@@ -169,6 +169,8 @@ def test_a_doubtful_run_confirms_nothing_and_the_reason_is_given(results, capsys
     report(compare(first, loaded))
     said = capsys.readouterr().out
     assert "none | other processes used 40%" in said
+    report(compare(loaded, loaded))
+    assert "doubts: not judged: in both: other processes used 40%" in capsys.readouterr().out
     assert "WARNING: the performance is not confirmed: 1 figures agree, but are doubtful" in said
     slower = with_rate(50.0, 48.0, 52.0, "other processes used 40% of this machine")
     row = next(row for row in compare(first, slower) if row.field == field)
@@ -226,7 +228,7 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
     with pytest.raises(UsageError) as refused:
         replay_words(capsule, {}, {})
     assert "no value of DATASET_PATH, which stands in --dataset_path=" in refused.value.cause
-    assert refused.value.remedy.endswith("DATASET_PATH=... HF_TOKEN=...")
+    assert refused.value.remedy.endswith("export DATASET_PATH=... HF_TOKEN=...")
     with pytest.raises(UsageError, match="cannot be run again"):
         replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
 

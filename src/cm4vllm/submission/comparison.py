@@ -139,7 +139,9 @@ def report(rows: list[Compared]) -> None:
             continue
         if not row.field.startswith(installed):
             tolerance = f" ({row.tolerance})" if row.tolerance else ""
-            say(f"{row.field}: {row.judgement}: {_short(row.first)} | {_short(row.second)}{tolerance}")
+            same = row.judgement is Judgement.SHOWN and row.first == row.second
+            said = f"in both: {_short(row.first)}" if same else f"{_short(row.first)} | {_short(row.second)}"
+            say(f"{row.field}: {'not judged' if same else row.judgement}: {said}{tolerance}")
     for versions, contents in _INSTALLED:
         if lines := list(_packages(rows, f"{versions}.", f"{contents}.")):
             say(f"{versions}: {Judgement.SHOWN}: {'; '.join(lines)}")

@@ -123,9 +123,9 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
     missing = dict(sorted((name, word) for word in words for name in _variables(word) if not environ.get(name)))
     if missing:
         raise UsageError(
-            "what stood only where the first command was typed is not known here",
+            "the capsule has no values of paths, servers and secrets of the first command",
             cause="; ".join(f"no value of {name}, which stands in {word}" for name, word in missing.items()),
-            remedy=f"export them with the values of this machine: {' '.join(f'{name}=...' for name in missing)}",
+            remedy=f"set those of this machine: export {' '.join(f'{name}=...' for name in missing)}",
         )
     return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in words]
 
