@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,6 +50,15 @@ __all__ = [
 _LENGTHS = "LENGTHS"
 
 
+class _Cell(NamedTuple):
+    """What entries of the tables are asked for; without a scenario or a mode, those of any."""
+
+    round_name: str
+    benchmark: str
+    scenario: Scenario | None = None
+    mode: Mode | None = None
+
+
 def round_names() -> tuple[str, ...]:
     """Return the names of the rounds, oldest first."""
     return tuple(entry.name for entry in round_entries())
@@ -93,7 +103,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
     )
     used = {scenario for rule in required for scenario in (*rule.all_of, *rule.one_of)}
     generation = matching(family.generation, round_name, name)
-    lengths = [_lengths(family, one, division, round_name, name) for one in generation]
+    lengths = [_lengths(family, one, division, _Cell(round_name, name)) for one in generation]
     return BenchmarkTerms(
         round=round_name,
         name=name,
@@ -137,7 +147,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             cause="the round measures it with the endpoints harness or a pipeline of its own",
         )
     family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
-    cell = (round_name, benchmark, scenario, mode)
+    cell = _Cell(round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
     limits = matching(family.limits, *cell)
     return Terms(
@@ -155,7 +165,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
         min_duration_ms=how.min_duration_ms,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
-        generation=_generation(family, *cell, division),
+        generation=_generation(family, division, cell),
         limits=LatencyLimits(
             ttft_ms=limits[0].ttft_ms,
             tpot_ms=limits[0].tpot_ms,
@@ -235,12 +245,10 @@ def family_of(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _generation(
-    family: Family, round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division
-) -> Generation:
+def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
     """Return what the reference asks for; in divisions that state lengths of their own, with those."""
-    (one,) = matching(family.generation, round_name, benchmark, scenario, mode)
-    held = _lengths(family, one, division, round_name, benchmark, scenario, mode)
+    (one,) = matching(family.generation, *cell)
+    held = _lengths(family, one, division, cell)
     return Generation(
         max_tokens=held.max_tokens,
         min_tokens=held.min_tokens,
@@ -256,17 +264,11 @@ def _generation(
 
 
 def _lengths(
-    family: Family,
-    reference: GenerationEntry,
-    division: Division,
-    round_name: str,
-    benchmark: str,
-    scenario: Scenario | None = None,
-    mode: Mode | None = None,
+    family: Family, reference: GenerationEntry, division: Division, cell: _Cell
 ) -> GenerationEntry | LengthsEntry:
     """Return what states the lengths of answers in a division: its own table where it has one, else the reference."""
     stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
-    found = matching(family.closed_lengths, round_name, benchmark, scenario, mode) if stated else []
+    found = matching(family.closed_lengths, *cell) if stated else []
     return found[0] if found else reference
 
 
