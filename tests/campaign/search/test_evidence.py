@@ -47,7 +47,7 @@ def test_the_upper_end_of_another_bracket_over_the_lower_end_of_the_chosen_one_i
     [
         ((9.0, 9.0, None), (10.0, 9.5, 10.5), "it failed at no Server rate"),
         ((9.0, 8.8, 9.2), (10.0, None, 10.0), "the chosen one passed at no Server rate"),
-        ((9.0, None, None), (10.0, None, None), "measured once, and has no interval"),
+        ((9.0, None, None), (10.0, None, None), "value has no interval"),
     ],
 )
 def test_what_the_records_do_not_bound_has_no_bound(other, chosen, words):

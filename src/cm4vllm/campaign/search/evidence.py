@@ -19,8 +19,10 @@ __all__ = ["PARTS", "evidence_words", "interval_of_parts", "rivals"]
 
 #: Parts of a measurement whose samples come at once, and Student's t of their mean: 95 %, to both sides.
 PARTS, _T_OF_PARTS = 5, 2.776
-#: Student's t by degrees of freedom from 1 on, 95 % to one side; the last one counts for more of them, too.
-_T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+#: Candidates whose changes between two rounds say something together, at least: fewer would allow any ratio.
+_LEAST = 3
+#: Student's t by degrees of freedom from 2 on, 95 % to one side; the last one counts for more of them, too.
+_T = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 Round = Mapping[int, Evaluation]
 
@@ -126,7 +128,7 @@ def _bound(score: Score, chosen: Score, spread: float | None) -> _Bound:
     by_rounds = 0.0 if spread is None else score.value / chosen.value * math.exp(spread)
     own = 0.0 if score.high is None or not chosen.low else score.high / chosen.low
     if not own and not by_rounds:
-        return _Bound(None, f"its {score.scenario} value was measured once, and has no interval")
+        return _Bound(None, f"its {score.scenario} value has no interval, and too few others were measured twice")
     if own < by_rounds:
         return _Bound(by_rounds, f"{score.scenario} values of one setting differ that much from round to round")
     return _Bound(
@@ -144,9 +146,9 @@ def _spread(rounds: Mapping[int, Round], round_: int, scenario: str) -> float | 
     """
     first = round_ if round_ + 1 in rounds else round_ - 1
     changes = list(_changes(rounds.get(first, {}), rounds.get(first + 1, {}), scenario))
-    if len(changes) < 2:
+    if len(changes) < _LEAST:
         return None
-    return _T[min(len(changes) - 1, len(_T)) - 1] * math.sqrt(2) * statistics.stdev(changes)
+    return _T[min(len(changes) - _LEAST, len(_T) - 1)] * math.sqrt(2) * statistics.stdev(changes)
 
 
 def _changes(before: Round, after: Round, scenario: str) -> Iterator[float]:
