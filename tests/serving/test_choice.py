@@ -15,6 +15,7 @@ from cm4vllm.hardware.machine import gpu_env
 from cm4vllm.hardware.recording import Replay
 from cm4vllm.serving import choice
 from cm4vllm.serving.choice import Choice, choose, require_device
+from cm4vllm.serving.install import VARIANTS
 
 RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"
 
@@ -81,3 +82,6 @@ def test_what_is_missing_is_named(without_gpus, monkeypatch, code, words):
     assert words in caught.value.cause
     require_device("cpu", {})
     assert choose(Choice()) == {"CM_VLLM_CHOSEN_VARIANT": "cpu"}
+    named = choose(Choice(version=VARIANTS["cpu"].release))
+    assert named == {"CM_VLLM_CHOSEN_VARIANT": "cpu", "CM_VLLM_WANTED_VERSION": ""}
+    assert choose(Choice(version="0.31.0")) == {"CM_VLLM_CHOSEN_VARIANT": "cpu"}

@@ -16,6 +16,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.serving.install import VARIANTS
 
 __all__ = [
     "DEVICES",
@@ -39,9 +40,10 @@ _KFD = Path("/dev/kfd")
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """What was requested, and what was detected. `variant` is empty where nothing was requested."""
+    """What was requested, and what was detected. `variant` and `version` are empty where nothing was requested."""
 
     variant: Annotated[str, Key("CM_VLLM_VARIANT")] = ""
+    version: Annotated[str, Key("CM_VLLM_WANTED_VERSION")] = ""
     cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: Annotated[str, Key("CM_VLLM_SYSTEM_PYTHON")] = ""
@@ -87,7 +89,12 @@ def choose(choice: Choice) -> dict[str, str]:
             "CM_VLLM_SYSTEM_PYTHON": found.python,
             "CM_VLLM_SYSTEM_VERSION": found.version,
         }
-    return {} if choice.variant else {"CM_VLLM_CHOSEN_VARIANT": detected(choice)[0]}
+    if choice.variant:
+        return {}
+    variant = detected(choice)[0]
+    # The release that this build has anyway is not installed once more under its name.
+    same = choice.version == VARIANTS[variant].release
+    return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
 
 
 def say_choice(choice: Choice) -> None:

@@ -1,5 +1,8 @@
 """Profiles: each can be read, its lengths are those it says, and its server has the figures it was derived from."""
 
+from importlib.resources import files
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -73,6 +76,15 @@ def test_a_profile_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, w
     with pytest.raises(UsageError) as caught:
         read_profile(name)
     assert words in str(caught.value)
+
+
+def test_a_profile_with_answers_that_loadgen_calls_an_error_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = (Path(str(files("cm4vllm.campaign.rehearsal"))) / "profiles/2-core-cpu-tiny.yaml").read_text()
+    Path("short.yaml").write_text(given.replace("tokens: [2, 72]", "tokens: [1, 72]"))
+    with pytest.raises(UsageError) as caught:
+        read_profile("./short.yaml")
+    assert "an answer of 1 token" in str(caught.value) and "begin with 2" in str(caught.value.remedy)
 
 
 def test_faults_hold_for_their_time():

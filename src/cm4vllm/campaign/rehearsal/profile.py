@@ -19,6 +19,9 @@ __all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"
 
 _FOLDER = Path(__file__).with_name("profiles")
 
+#: One answer of fewer tokens makes a run with token latencies invalid ("Number of tokens need to be greater than 1").
+SHORTEST_ANSWER = 2
+
 
 class Lengths(Record, frozen=True, kw_only=True):
     """Lengths of prompts or answers in tokens: `tokens[i]` is the length below which the share `shares[i]` lies.
@@ -137,4 +140,10 @@ def read_profile(name: str) -> Profile:
     for what, lengths in (("prompts", profile.prompts), ("answers", profile.answers)):
         if lengths.fault:
             raise UsageError(f"the profile {path} cannot be used", cause=f"{what}: {lengths.fault}")
+    if profile.answers.tokens[0] < SHORTEST_ANSWER:
+        raise UsageError(
+            f"the profile {path} cannot be used",
+            cause=f"answers: an answer of {profile.answers.tokens[0]} token makes the run invalid for LoadGen",
+            remedy=f"let tokens of answers begin with {SHORTEST_ANSWER} or more",
+        )
     return msgspec.structs.replace(profile, name=path.stem, sha256=hashlib.sha256(data).hexdigest())
