@@ -128,10 +128,15 @@ BURN = "import time\nwhile time.process_time() < 0.5: pass\n"
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_the_work_of_the_server_and_of_the_client_is_their_own(record, owned):
-    with subprocess.Popen([sys.executable, "-c", f"{BURN}input()"], stdin=subprocess.PIPE) as supervisor:
+    # It works between two lines that it reads, and says when it has: neither before the meter began nor after it read.
+    work = f"input()\n{BURN}print(flush=True)\ninput()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", work], stdin=pipe, stdout=pipe, bufsize=0) as supervisor:
         server = replace(record().settings.server, owned=owned, supervisor_pid=supervisor.pid, argv=["vllm"])
         meter = MachineMeter(server)
+        supervisor.stdin.write(b"\n")
         subprocess.run([sys.executable, "-c", BURN], check=True)
+        assert supervisor.stdout.readline()
         load = meter.load()
         supervisor.communicate(b"\n")
     assert load.wall_s >= 0.5
