@@ -19,7 +19,7 @@ def test_a_replayed_rehearsal_is_confirmed_and_one_with_another_temperature_is_n
     again = cm(*words, timeout_s=FIRST_START_S)
     assert again.code == 0, again.output
     assert "search over server settings" not in again.output
-    assert "--extra_args=--max-num-seqs=" in again.output
+    assert "--max_num_seqs=" in again.output
 
     capsule = cm.cwd / "results/test/rerun.yaml"
     (cm.cwd / "warmer.yaml").write_text(capsule.read_text().replace("temperature: 0.0", "temperature: 0.1"))

@@ -256,9 +256,13 @@ def test_a_damaged_capsule_is_refused_with_what_to_do(text, words, tmp_path):
 @pytest.mark.parametrize(
     ("server", "extra", "expected"),
     [
-        (["serve", "m", "--max-num-seqs", "128", "--dtype=auto"], "", "--max-num-seqs=128"),
-        (["serve", "--block-size=16", "--max-num-seqs=64"], "--seed=1", "--block-size=16 --max-num-seqs=64 --seed=1"),
-        (["serve", "m"], "--seed=1", "--seed=1"),
+        (["serve", "m", "--max-num-seqs", "128", "--dtype=auto"], "", {"--max_num_seqs=128"}),
+        (
+            ["serve", "--block-size=16", "--max-num-seqs=64"],
+            "--seed=1",
+            {"--max_num_seqs=64", "--extra_args=--block-size=16 --seed=1"},
+        ),
+        (["serve", "m"], "--seed=1", {"--extra_args=--seed=1"}),
     ],
 )
 def test_a_replay_does_not_search_again_but_takes_what_was_found(results, server, extra, expected):
@@ -268,16 +272,19 @@ def test_a_replay_does_not_search_again_but_takes_what_was_found(results, server
         "run",
         "script",
         "--tags=run-mlperf,inference,_vllm,_find-performance",
-        "--search=max-num-seqs:32..256,block-size:16..32",
+        "--search=max_num_seqs:32..256, --block-size:16..32",  # as a user may spell them
         "--search_minutes=4",
         "--find_target_qps",
         *([f"--extra_args={extra}"] if extra else []),
     ]
     server = msgspec.structs.replace(capsule.server, command=server)
-    words = replay_words(msgspec.structs.replace(capsule, command=command, server=server), {}, {})
+    capsule = msgspec.structs.replace(capsule, command=command, server=server)
+    words = replay_words(capsule, {}, {})
     assert words[0] == "--tags=run-mlperf,inference,_vllm,_r6.1"
     assert not [word for word in words if word.startswith(("--search", "--find"))]
-    assert {f"--extra_args={expected}", "--server_target_qps=100.0"} <= set(words)
+    assert expected | {"--server_target_qps=100.0"} <= set(words)
+    elsewhere = replay_words(capsule, {"api_server": "http://h"}, {})
+    assert not [word for word in elsewhere if "max" in word or "block" in word]  # its settings are not the replay's
 
 
 def test_what_differs_here_is_known_before_the_run(results):

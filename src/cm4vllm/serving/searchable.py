@@ -14,7 +14,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
 
-__all__ = ["SearchableOption", "searchable_options"]
+__all__ = ["SearchableOption", "searchable_options", "searched_name"]
 
 
 class SearchableOption(Record, frozen=True, kw_only=True):
@@ -48,3 +48,8 @@ def searchable_options() -> Mapping[str, SearchableOption]:
     """Return the options by name."""
     text = resources.files("cm4vllm.serving").joinpath("searchable.yaml").read_text(encoding="utf-8")
     return {one.option: one for one in msgspec.convert(yaml.safe_load(text), list[SearchableOption])}
+
+
+def searched_name(part: str) -> str:
+    """Return the option's name in a part of --search (OPTION:LOW..HIGH), however it is spelled there."""
+    return part.partition(":")[0].strip().removeprefix("--").replace("_", "-")

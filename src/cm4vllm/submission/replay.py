@@ -16,6 +16,7 @@ from cm4vllm.hardware.description import SystemAsked, describe_system
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.results.records import CAMPAIGN_FILE
 from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.serving.searchable import searchable_options, searched_name
 from cm4vllm.submission.capsule import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
 from cm4vllm.submission.capsule_of_results import capsule_of_results, machine_of
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
@@ -112,8 +113,8 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
     wanted = {**_fixed(capsule, flags, given), **flags, **given}
     left_out = (*_NOT_REPEATED, *_SEARCHES)
     wanted = {name: value for name, value in wanted.items() if name in given or name not in left_out}
-    if found := _found_settings(capsule.server.command, flags.get("search") or ""):
-        wanted["extra_args"] = " ".join([*found, wanted.get("extra_args") or ""]).strip()
+    if "api_server" not in wanted:
+        wanted |= _found_settings(capsule.server.command, flags.get("search") or "", wanted.get("extra_args") or "")
     if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
         tags += f",_r{capsule.round.removeprefix('v')}"
     words = [
@@ -167,10 +168,20 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
     return fixed
 
 
-def _found_settings(server: list[str], search: str) -> list[str]:
-    """Return the options that --search names as they stand in the command of the first server."""
-    names = {f"--{part.partition(':')[0].strip()}" for part in search.split(",")}
-    return [f"{name}={value}" for name, value in options(server) if name in names]
+def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str]:
+    """Return the options that --search names as they stand in the command of the first server: each as its own flag.
+
+    Those without one stand in --extra_args, before `extra`.
+    """
+    flags, others, values = dict[str, str](), list[str](), dict(options(server))
+    for name in dict.fromkeys(searched_name(part) for part in search.split(",")):
+        option, value = searchable_options().get(name), values.get(f"--{name}")
+        if option is not None and value is not None:
+            if option.input:
+                flags[option.input] = value
+            else:
+                others.append(f"--{name}={value}")
+    return flags | ({"extra_args": " ".join([*others, extra]).strip()} if others else {})
 
 
 def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.serving.fixed_options import written_in_full
 from cm4vllm.serving.presets import option_words
-from cm4vllm.serving.searchable import SearchableOption, searchable_options
+from cm4vllm.serving.searchable import SearchableOption, searchable_options, searched_name
 
 __all__ = ["Axis", "Candidate", "Space", "asked_space", "shown", "words_of"]
 
@@ -165,8 +165,7 @@ def shown(candidate: Candidate) -> str:
 
 
 def _axis(part: str) -> Axis:
-    name, colon, ends = part.partition(":")
-    name = name.strip().removeprefix("--").replace("_", "-")
+    name, (_, colon, ends) = searched_name(part), part.partition(":")
     known = searchable_options()
     if name not in known:
         meant = nearest(name, list(known))
