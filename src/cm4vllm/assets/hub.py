@@ -49,68 +49,83 @@ def snapshot(name: str, revision: str) -> Snapshot:
 
     Raises DownloadError, DiskFull, NotWritable.
     """
-    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
     token = os.environ.get("HF_TOKEN") or False
     try:
-        info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-        wanted = [
-            file
-            for file in info.siblings or []
-            if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
-        ]
-        missing = [
-            file
-            for file in wanted
-            if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha), str)
-        ]
-        needed = sum(file.size or 0 for file in missing)
-        if needed:
-            require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
-        home = cache / f"models--{name.replace('/', '--')}"
-        with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
-            _large(name, str(info.sha), missing, token, home / "blobs")
-            folder = Path(
-                snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
-            )
-        _prove(name, folder, wanted)
-        return Snapshot(folder, folder.name)
+        return _downloaded(name, revision, cache, token)
     except CmError:
         raise
-    except GatedRepoError as error:
-        raise DownloadError(
-            f"the model {name} is gated",
-            cause=_first_line(error),
-            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
-            "account's settings,\nand set HF_TOKEN to it in the environment"
-            + ("; the token that is set now has no access" if token else ""),
-        ) from error
-    except RevisionNotFoundError as error:
-        raise DownloadError(
-            f"the model {name} has no revision {revision!r}",
-            cause=_first_line(error),
-            remedy="give a branch, tag or commit with --revision",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise DownloadError(
-            f"the hub has no model {name}, or it is private",
-            cause=_first_line(error),
-            remedy="check its name; set HF_TOKEN in the environment for a private one",
-        ) from error
     except Exception as error:
         # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
+        if (refusal := _refusal(error, name, revision, with_token=bool(token))) is not None:
+            raise refusal from error
         if (found := _cached(name, revision, cache)) is not None:
             say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
             return found
         raise DownloadError(
             f"the model {name} cannot be downloaded",
             cause=_first_line(error),
-            remedy="run again: what was downloaded is kept\nor download it where the hub is reachable "
-            "and "
-            "give the folder: --tags=...,_path.<folder>\nor set HF_ENDPOINT to a mirror",
+            remedy="run again: what was downloaded is kept\n"
+            "or download it where the hub is reachable and give the folder: --tags=...,_path.<folder>\n"
+            "or set HF_ENDPOINT to a mirror",
         ) from error
+
+
+def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Snapshot:
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+
+    info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
+    wanted = [
+        file
+        for file in info.siblings or []
+        if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
+    ]
+    missing = [
+        file
+        for file in wanted
+        if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha), str)
+    ]
+    needed = sum(file.size or 0 for file in missing)
+    if needed:
+        require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
+    home = cache / f"models--{name.replace('/', '--')}"
+    with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
+        _large(name, str(info.sha), missing, token, home / "blobs")
+        folder = Path(
+            snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
+        )
+    _prove(name, folder, wanted)
+    return Snapshot(folder, folder.name)
+
+
+def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) -> DownloadError | None:
+    """Return what to tell where the hub itself refuses a model, or None where it is not the hub that does."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    cause = _first_line(error)
+    if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
+        return DownloadError(
+            f"the model {name} is gated",
+            cause=cause,
+            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
+            "account's settings,\nand set HF_TOKEN to it in the environment"
+            + ("; the token that is set now has no access" if with_token else ""),
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return DownloadError(
+            f"the model {name} has no revision {revision!r}",
+            cause=cause,
+            remedy="give a branch, tag or commit with --revision",
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return DownloadError(
+            f"the hub has no model {name}, or it is private",
+            cause=cause,
+            remedy="check its name; set HF_TOKEN in the environment for a private one",
+        )
+    return None
 
 
 def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path) -> None:

@@ -71,20 +71,7 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     """
     require_scheme(settings)
     scheme = schemes()[settings.scheme]
-    base = read_record(Path(settings.model_record), ModelRecord)
-    check_unchanged(base)
-    if base.is_dummy:
-        raise ModelError(
-            f"{base.name} has no weights to quantise",
-            cause="vLLM makes random ones when it starts",
-            remedy="have vLLM quantise those: --quantization=fp8 of run,vllm-server",
-        )
-    if read_checkpoint(Path(base.path)).quantised:
-        raise ModelError(
-            f"{base.name} is quantised already",
-            cause=f"its weights are {base.weight_data_types}",
-            remedy="give the model that it was made from",
-        )
+    base = _usable_base(Path(settings.model_record))
     name = "-".join([base.name, *([settings.scheme] if scheme.preset else []), *([KV_FP8] if settings.kv_fp8 else [])])
     calibrated = scheme.calibrated or settings.kv_fp8
     dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
@@ -129,6 +116,25 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     )
     write_record(folder / MODEL_FILE, record)
     return record
+
+
+def _usable_base(record: Path) -> ModelRecord:
+    """Return the model to quantise; raise ModelError where it has no weights, or is quantised already."""
+    base = read_record(record, ModelRecord)
+    check_unchanged(base)
+    if base.is_dummy:
+        raise ModelError(
+            f"{base.name} has no weights to quantise",
+            cause="vLLM makes random ones when it starts",
+            remedy="have vLLM quantise those: --quantization=fp8 of run,vllm-server",
+        )
+    if read_checkpoint(Path(base.path)).quantised:
+        raise ModelError(
+            f"{base.name} is quantised already",
+            cause=f"its weights are {base.weight_data_types}",
+            remedy="give the model that it was made from",
+        )
+    return base
 
 
 def require_scheme(settings: QuantizationSettings) -> None:

@@ -28,8 +28,7 @@ class Sources:
     """The variations that give model, dataset and calibration set.
 
     `performance` gives the dataset that performance runs have of their own, `compliance` that of a compliance test,
-    each empty where there is none. `named` says
-    that the user named the model, or asked for the stand-in by its name.
+    each empty where there is none. `named` says that the user named the model, or asked for the stand-in by its name.
     """
 
     benchmark: str
@@ -157,21 +156,7 @@ def sources(
     }
     known = catalogue().benchmark(benchmark)
     apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
-    for kind, name_of_it in apart.items():
-        if given[f"{kind}_path"] and not name_of_it:
-            raise UsageError(
-                f"--{kind}_path is given, but {benchmark} has one dataset for all runs",
-                remedy="give it with --dataset_path",
-            )
-    if stand_in and not asked and any(given.values()):
-        flag = next(name for name, path in given.items() if path)
-        raise UsageError(
-            f"--{flag} is given, but no model",
-            cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
-            remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in "
-            "explicitly, "
-            "with _tiny among the tags",
-        )
+    _require_use(given, apart, benchmark=benchmark, model_is_missing=stand_in and not asked)
     tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
     more = {
@@ -187,6 +172,27 @@ def sources(
         dataset=f"_path.{dataset_path}" if dataset_path else own,
         calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK,
     )
+
+
+def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str, model_is_missing: bool) -> None:
+    """Raise UsageError for a path in `given`, by its flag, that no run would use.
+
+    `apart` names the datasets that some runs of the benchmark have of their own, each empty where it has none.
+    """
+    for kind, name in apart.items():
+        if given[f"{kind}_path"] and not name:
+            raise UsageError(
+                f"--{kind}_path is given, but {benchmark} has one dataset for all runs",
+                remedy="give it with --dataset_path",
+            )
+    if model_is_missing and any(given.values()):
+        flag = next(name for name, path in given.items() if path)
+        raise UsageError(
+            f"--{flag} is given, but no model",
+            cause="the stand-in model is used with its own dataset: it cannot answer other prompts",
+            remedy="name the model: --vllm_model_name=HUB/ID or a folder; or ask for the stand-in explicitly, "
+            "with _tiny among the tags",
+        )
 
 
 def _of_name(name: str, *, served: bool) -> str:

@@ -88,18 +88,14 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended | 
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
     console = folder / CONSOLE_LOG
+    words = [
+        *(["--answers"] if run.on_answers else []),
+        *(["--latencies"] if run.on_latencies else []),
+        *([f"--keep={run.keep}"] if run.keep else []),
+    ]
     with console.open("ab") as log:
         child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "cm4vllm.loadgen.process",
-                str(settings_file),
-                str(folder),
-                *(["--answers"] if run.on_answers else []),
-                *(["--latencies"] if run.on_latencies else []),
-                *([f"--keep={run.keep}"] if run.keep else []),
-            ],
+            [sys.executable, "-m", "cm4vllm.loadgen.process", str(settings_file), str(folder), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -115,23 +111,32 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended | 
     settings_file.unlink()
     if isinstance(last, Ended) and status == 0:
         return last
-    # A server that ends takes its connections along: then its end is the cause, not the failed requests.
-    reason = _end_of_server(run.alive) if settings.server.owned else None
-    if reason is not None:
-        died = server_died(settings, reason)
-        return Failed(
-            exit_code=died.exit_code,
-            what=died.what,
-            cause=died.cause,
-            remedy=died.remedy,
-            client=last.client if isinstance(last, Failed) else None,
-        )
+    if (died := _failed_with_server(run, last)) is not None:
+        return died
     if isinstance(last, Failed):
         return last
     first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
     raise RunFailed(
         f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
         cause="\n".join(filter(None, (first, last_lines(console, 20)))),
+    )
+
+
+def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | None:
+    """Return the failure of a run whose server has ended; None where it is up, or not ours.
+
+    A server that ends takes its connections along: then its end is the cause, not the failed requests.
+    """
+    reason = _end_of_server(run.alive) if run.settings.server.owned else None
+    if reason is None:
+        return None
+    died = server_died(run.settings, reason)
+    return Failed(
+        exit_code=died.exit_code,
+        what=died.what,
+        cause=died.cause,
+        remedy=died.remedy,
+        client=last.client if isinstance(last, Failed) else None,
     )
 
 

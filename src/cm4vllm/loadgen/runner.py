@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,7 +37,7 @@ from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.texts import require_agreement
 from cm4vllm.rules import Mode
-from cm4vllm.serving.metrics import METRICS_FILE, ServerMetrics, sampled
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.site import sites_of
@@ -70,40 +73,16 @@ def run(
         write_text(staging / USER_CONF, settings.user_conf)
         if settings.audit_config:
             write_text(staging / AUDIT_CONFIG, settings.audit_config)
-        started_at = now()
-        sites = sites_of(settings.server)
-        client: ClientRecord | None = None
         give_way(settings.server)
-        try:
-            meter = MachineMeter(settings.server)
-            with (
-                gpus_sampled(staging / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
-                sampled(sites, staging / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
-            ):
-                monitored = MonitoredRun(
-                    settings,
-                    alive or (lambda: None),
-                    watch,
-                    shown,
-                    LiveStatus(settings, staging, watch),
-                    on_answers,
-                    on_latencies,
-                    keep,
-                )
-                outcome = follow_process(monitored, staging, pythonpath)
-            client = outcome.client
-            if isinstance(outcome, Failed):
-                raise _error(outcome)
-            monitored.clock.require_unset(settings.title)
-            record = _record(settings, staging, outcome, started_at, watch.summary(), meter.load())
+
+        def monitored(watch: MetricsWatch) -> MonitoredRun:
+            live = LiveStatus(settings, staging, watch)
+            return MonitoredRun(settings, alive or _unwatched, watch, shown, live, on_answers, on_latencies, keep)
+
+        with _failure_recorded(settings, staging) as attempt:
+            record = _measured(settings, staging, pythonpath, monitored, attempt)
             if keep is not None and len(found := pieces(keep)) > 1:
                 record = replace(record, pieces=found)
-        except RunStopped as stopped:
-            stopped.metrics = watch.summary()
-            raise
-        except CmError as error:
-            write_record(staging / FAILURE_FILE, _failure(settings, started_at, error, client))
-            raise
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
@@ -114,17 +93,66 @@ def run(
     return record
 
 
-def _failure(settings: RunSettings, started_at: str, error: CmError, client: ClientRecord | None) -> FailureRecord:
-    return FailureRecord(
-        settings=settings,
-        started_at=started_at,
-        ended_at=now(),
-        what=error.what,
-        cause=error.cause,
-        remedy=error.remedy,
-        exit_code=error.exit_code,
-        client=client,
-    )
+@dataclass
+class _Attempt:
+    """When a run began, and what its client did, as far as that is known."""
+
+    started_at: str
+    client: ClientRecord | None = None
+
+
+@contextmanager
+def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[_Attempt]:
+    """Write failure.json into `folder` when the run ends with an error."""
+    attempt = _Attempt(now())
+    try:
+        yield attempt
+    except CmError as error:
+        failure = FailureRecord(
+            settings=settings,
+            started_at=attempt.started_at,
+            ended_at=now(),
+            what=error.what,
+            cause=error.cause,
+            remedy=error.remedy,
+            exit_code=error.exit_code,
+            client=attempt.client,
+        )
+        write_record(folder / FAILURE_FILE, failure)
+        raise
+
+
+def _measured(
+    settings: RunSettings,
+    folder: Path,
+    pythonpath: str,
+    monitored: Callable[[MetricsWatch], MonitoredRun],
+    attempt: _Attempt,
+) -> RunRecord:
+    """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
+
+    Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of the server.
+    """
+    meter = MachineMeter(settings.server)
+    try:
+        with (
+            gpus_sampled(folder / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
+            sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
+        ):
+            run = monitored(watch)
+            outcome = follow_process(run, folder, pythonpath)
+    except RunStopped as stopped:
+        stopped.metrics = watch.summary()
+        raise
+    attempt.client = outcome.client
+    if isinstance(outcome, Failed):
+        raise _error(outcome)
+    run.clock.require_unset(settings.title)
+    return _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
+
+
+def _unwatched() -> None:
+    """Have nothing to say of a server that nobody watches."""
 
 
 def _begun_piece(settings: RunSettings, folder: Path) -> Path:

@@ -52,7 +52,8 @@ def run_settings(
 
     Answers come whole where LoadGen does not measure their first token. `audit_config` is the text of the audit.config
     of a `compliance_test`.
-    Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short.
+    Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short or its
+    answers lack what the benchmark needs, UsageError for a `stream_interval` or `num_workers` that cannot be used.
     """
     terms = conf.terms
     if dataset.samples < conf.samples:
@@ -60,25 +61,8 @@ def run_settings(
     if stream_interval is None:
         interval = SERVER_STREAM_INTERVAL if server.dialect is None else 1
         stream_interval = interval if terms.first_token else 0
-    if terms.stops and server.dialect is not None:
-        raise ServerUnsuitable(
-            f"{terms.benchmark} cannot be measured with a server that gives text alone",
-            cause="some of its answers end at a text that is a part of them, and such servers leave that text out",
-            remedy="use a server that lists token ids, such as vLLM",
-        )
-    if stream_interval > 1 and server.dialect is not None:
-        raise UsageError(
-            f"stream_interval={stream_interval} is not usable with this server",
-            cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
-            remedy="leave it out",
-        )
+    _require_usable(terms, server, stream_interval)
     require_workers(num_workers)
-    if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
-        raise UsageError(
-            f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
-            cause="LoadGen needs the time of the first token",
-            remedy="use 1 or more",
-        )
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,
@@ -100,6 +84,28 @@ def run_settings(
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
+
+
+def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) -> None:
+    """Raise ServerUnsuitable or UsageError for what the server's answers or the scenario do not allow."""
+    if terms.stops and server.dialect is not None:
+        raise ServerUnsuitable(
+            f"{terms.benchmark} cannot be measured with a server that gives text alone",
+            cause="some of its answers end at a text that is a part of them, and such servers leave that text out",
+            remedy="use a server that lists token ids, such as vLLM",
+        )
+    if stream_interval > 1 and server.dialect is not None:
+        raise UsageError(
+            f"stream_interval={stream_interval} is not usable with this server",
+            cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
+            remedy="leave it out",
+        )
+    if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
+        raise UsageError(
+            f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
+            cause="LoadGen needs the time of the first token",
+            remedy="use 1 or more",
+        )
 
 
 def _lengths(terms: Terms, model: ModelRecord, *, simulated: bool) -> dict[str, int]:

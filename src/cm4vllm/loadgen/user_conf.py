@@ -77,9 +77,8 @@ def user_conf(
     """Return the settings of a run.
 
     `target_qps` is in samples/s; it is needed wherever LoadGen paces or sizes the run by it, or by the latency that it
-    stands for. `test_query_count` and
-    `max_test_duration_s` bound a rehearsal alone, which covers as many samples as queries, or REHEARSAL_SAMPLES.
-    `dataset_samples` is the size of the given dataset.
+    stands for. `test_query_count` and `max_test_duration_s` bound a rehearsal alone, which covers as many samples as
+    queries, or REHEARSAL_SAMPLES. `dataset_samples` is the size of the given dataset.
     Raises UsageError for a missing or impossible value, DatasetError when the dataset is not the benchmark's size.
     """
     if not terms.needs_rate:
@@ -106,7 +105,17 @@ def user_conf(
             min_query_count=_least_samples(terms, target_qps),
             performance_sample_count=terms.user_conf.get("performance_sample_count_override"),
         )
-    at_hand = dataset_samples or terms.samples
+    return _rehearsal(terms, target_qps, dataset_samples or terms.samples, test_query_count, max_test_duration_s)
+
+
+def _rehearsal(
+    terms: Terms,
+    target_qps: float | None,
+    at_hand: int,
+    test_query_count: int | None,
+    max_test_duration_s: float | None,
+) -> UserConf:
+    """Return the settings of a run over at most `at_hand` samples. Raises UsageError where its rate is missing."""
     samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or terms.paced:
         _require_qps(terms, target_qps)
