@@ -206,6 +206,16 @@ def test_a_parquet_file_of_one_value_without_end_is_refused(tmp_path, monkeypatc
         read_published(tmp_path / "same.parquet")
 
 
+def test_a_process_that_fails_for_another_reason_is_no_fault_of_the_file(tmp_path, monkeypatch):
+    (tmp_path / "good.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "output": "a"}]))
+    (tmp_path / "msgspec.py").write_text("raise OSError('no space left')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DatasetError, match="the process that reads it failed") as caught:
+        read_published(tmp_path / "good.pkl")
+    assert "no space left" in caught.value.cause
+    assert "the file may be good" in caught.value.remedy
+
+
 @pytest.mark.parametrize("value", [2**70, "half \udc80"])
 def test_a_value_that_no_dataset_has_is_refused(tmp_path, value):
     (tmp_path / "odd.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "output": value}]))

@@ -8,6 +8,7 @@ from cm4vllm.loadgen.records import FinishReasons
 from cm4vllm.loadgen.run_warnings import run_warnings
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.metrics import ServerMetrics
+from cm4vllm.serving.speed import Speed
 
 METRICS = ServerMetrics(
     samples=9,
@@ -46,6 +47,25 @@ def test_a_run_that_is_as_it_should_be_has_none(record):  # noqa: F811
         (
             {"machine_load": replace(LOAD, throttled={"GPU 1: its power limit": 99.0})},
             ["GPU 1 was slowed down by its power limit for 99.0 s", "nvidia-smi"],
+        ),
+        (
+            {
+                "server_metrics": replace(
+                    METRICS,
+                    speed=Speed(
+                        base_ms=4.0,
+                        per_request_ms=0.1,
+                        low=90.0,
+                        high=110.0,
+                        parts=12,
+                        slowest=0.69,
+                        slowest_from_s=330.0,
+                        slowest_to_s=347.0,
+                        usual=0.02,
+                    ),
+                )
+            },
+            ["from 330 to 347 s", "31 % fewer tokens/s", "the host of a virtual machine"],
         ),
         ({"machine_load": replace(LOAD, own_s=100)}, ["other processes used 25%"]),
     ],

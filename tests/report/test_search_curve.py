@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from cm4vllm.campaign.search.records import SEARCH_FILE
 from cm4vllm.report import search_curve
 from cm4vllm.report.search_curve import search_curves
@@ -23,6 +25,14 @@ def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path)
     assert [len(str(line).split()) for line in lines] == [3, 4]  # a probe without an answer has no TTFT
     assert [row[0] for row in picture.tables[0].rows] == ["4", "4", "8", "8", "16", "16", "32"]
     assert "4 probes found 8 queries/s" in summary_html(searched)
+
+
+def test_a_server_whose_speed_changed_is_told(searched: Path) -> None:
+    file = searched / "search" / "Server" / SEARCH_FILE
+    record = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode({**record, "drift": "the server's speed changed"}))
+    (picture,) = search_curves(searched, "Server")
+    assert picture.words.endswith("near enough; the server's speed changed")
 
 
 def test_a_search_that_is_being_written_is_left_out(searched: Path) -> None:

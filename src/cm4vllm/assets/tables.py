@@ -70,8 +70,14 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
             raise _too_much(path, "time" if done.status == -signal.SIGXCPU else "memory")
         try:
             outcome = msgspec.msgpack.decode(out.read_bytes(), type=_Outcome)
-        except (OSError, ValueError) as error:  # it ended otherwise: allocators end a process, too
-            raise _too_much(path, "memory", done.tail(3)) from error
+        except (OSError, ValueError) as error:
+            if done.status < 0:  # allocators end a process, too
+                raise _too_much(path, "memory", done.tail(3)) from error
+            raise DatasetError(
+                f"{path} was not read: the process that reads it failed",
+                cause=done.tail(3),
+                remedy="the file may be good: remove that cause and run again",
+            ) from error
     if outcome.what:
         raise DatasetError(outcome.what, cause=outcome.cause, remedy=outcome.remedy)
     return outcome.rows

@@ -12,7 +12,7 @@ __all__ = ["run_warnings"]
 
 def run_warnings(run: RunRecord) -> list[str]:
     """Return the warnings, one sentence each; empty where all is as it should be."""
-    return [*run.faults, *client_doubts(run), *_limited(run), *_preemptions(run), *_finish_reasons(run)]
+    return [*run.faults, *client_doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run)]
 
 
 def _limited(run: RunRecord) -> Iterator[str]:
@@ -20,6 +20,16 @@ def _limited(run: RunRecord) -> Iterator[str]:
     for what, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in what:
             yield f"{slowed(what, amount)}; nvidia-smi -q -d POWER shows the limit"
+
+
+def _slower(run: RunRecord) -> Iterator[str]:
+    """Say when the server lost speed that the load does not explain."""
+    speed = run.server_metrics.speed if run.server_metrics else None
+    if speed is not None and speed.slowed:
+        yield (
+            f"{speed.words}: its load does not explain that. Other programs, the host of a virtual machine, or heat "
+            "can take the speed of a machine; a limit that was missed then says little about the rate"
+        )
 
 
 def _preemptions(run: RunRecord) -> Iterator[str]:

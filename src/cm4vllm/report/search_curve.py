@@ -43,6 +43,7 @@ class _Search(msgspec.Struct, frozen=True):
     stopped: str
     probes: list[_Probe]
     interval: _Interval | None = None
+    drift: str = ""
 
 
 def search_curves(out: Path, scenario: str) -> list[Picture]:
@@ -91,6 +92,7 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
     interval = record.interval
     true = f"; interval of the true rate: {qps(interval.low)} to {qps(interval.high)}" if interval else ""
     words = f"{len(record.probes)} probes found {qps(record.rate)} queries/s{true}; {record.stopped}"
+    words += f"; {record.drift}" if record.drift else ""
     head = ("queries/s", "limit", "p99, ms", "limit, ms", "of it", "queries", "verdict")
     return Picture(
         "Search for the target rate",

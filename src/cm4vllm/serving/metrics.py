@@ -24,8 +24,10 @@ from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.site import Site
+from cm4vllm.serving.speed import Speed, speed_of
 
 __all__ = [
+    "INTERVAL_S",
     "METRICS_FILE",
     "MetricsSample",
     "MetricsWatch",
@@ -91,7 +93,10 @@ class Timing(Record, frozen=True, kw_only=True):
 
 
 class ServerMetrics(Record, frozen=True, kw_only=True):
-    """What the server did in one run: counts are those of the run alone. `missed` looks had no answer."""
+    """What the server did in one run: counts are those of the run alone. `missed` looks had no answer.
+
+    `speed` is that of its steps; None where too few samples tell.
+    """
 
     samples: int
     interval_s: float
@@ -109,6 +114,7 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
     queue: Timing | None = None
     prefill: Timing | None = None
     decode: Timing | None = None
+    speed: Speed | None = None
 
     @property
     def reused(self) -> str:
@@ -172,6 +178,7 @@ class MetricsWatch:
             waiting_max=max(sample.waiting for sample in during),
             waiting_mean=round(sum(sample.waiting for sample in during) / len(during), 2),
             kv_cache_usage_max=max(sample.kv_cache_usage for sample in during),
+            speed=speed_of(self.samples),
             **stated,
         )
 

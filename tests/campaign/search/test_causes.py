@@ -5,6 +5,7 @@ import pytest
 from cm4vllm.campaign.search.causes import cause_of, cause_words
 from cm4vllm.report.bottlenecks import Cause
 from cm4vllm.serving.metrics import ServerMetrics, Timing
+from cm4vllm.serving.speed import Speed
 
 
 def timing(mean_ms):
@@ -60,3 +61,20 @@ def test_what_the_metrics_do_not_tell_is_not_named():
     )
     assert cause_of("TTFT", 10.0, without) is None
     assert cause_words("TTFT", 10.0, without).startswith("0.5 requests waited on average")
+
+
+def test_a_server_that_lost_speed_in_a_probe_is_told_with_its_cause():
+    slower = Speed(
+        base_ms=4.0,
+        per_request_ms=0.1,
+        low=90.0,
+        high=110.0,
+        parts=10,
+        slowest=0.69,
+        slowest_from_s=330.0,
+        slowest_to_s=347.0,
+        usual=0.02,
+    )
+    assert cause_words("TTFT", 16.0, metrics(speed=slower)).endswith(
+        ", from 330 to 347 s the server generated 31 % fewer tokens/s than in most of the run with as many requests"
+    )

@@ -16,9 +16,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.interval import rate_interval
+from cm4vllm.campaign.search.interval import predicted_rate, rate_interval
 from cm4vllm.campaign.search.judge import ProbePlan
-from cm4vllm.campaign.search.projection import Point, Window, meeting_point, project
+from cm4vllm.campaign.search.projection import Window, project
 from cm4vllm.campaign.search.records import Boundary, Interval, ProbeRecord, Verdict
 from cm4vllm.campaign.targets import SEARCH_RUNS
 from cm4vllm.common.errors import InvalidResult
@@ -46,6 +46,9 @@ _LAST_PART = 1.0
 #: The step below a rate that failed at full length, by which factor it grows with each failure, and the step above a
 #: rate that passed. What is gained must be more than the last one.
 STEP_DOWN, _WIDER, _STEP_UP, _LEAST_GAIN = 0.012, 2.0, 0.012, 0.007
+#: A full-length run that fails, and that itself points so much lower than the probes before it did, contradicts them:
+#: the server has become slower. What they said does not count any more.
+_CONTRADICTS = 0.1
 #: How much the step below the first failure counts against what the probes point to, where that is lower.
 _TRUST = 2 / 3
 #: A full-length run lasts so much longer than its queries are issued.
@@ -138,10 +141,10 @@ class _Search:
         self._plan = plan
         self._seen = seen
         self._probes: list[ProbeRecord] = []
-        self._points: dict[str, list[Point]] = {}
         self._passing: ProbeRecord | None = None
         self._failing: ProbeRecord | None = None
         self._failures = 0
+        self._since = 0
 
     def run(self, start: float) -> Found:
         rate = self.approach(start)
@@ -208,6 +211,8 @@ class _Search:
         else:
             self._failing = run
             self._failures += 1
+            if run.projected and min(run.projected.values()) < rate * (1 - _CONTRADICTS):
+                self._since, self._failures = len(self._probes) - 1, 2
 
     # --- one rate ----------------------------------------------------------------------------------------------------
 
@@ -228,8 +233,6 @@ class _Search:
     def _made(self, rate: float, plan: ProbePlan) -> ProbeRecord:
         made, window = self._prober.probe(rate, plan)
         projected = project(window, self._plan.limits_ms, self._prober.full)
-        for name, edge in projected.items():
-            self._points.setdefault(name, []).append(Point(rate, edge, window.seconds))
         probe = replace(made, projected={name: _rounded(edge) for name, edge in projected.items()})
         self._probes.append(probe)
         self._seen(probe)
@@ -237,9 +240,10 @@ class _Search:
 
     def _projection(self) -> float | None:
         """Return the rate at which a full-length run would just keep its limits, as far as the probes tell."""
-        if not self._points:
+        telling = [one for one in self._probes[self._since :] if one.projected]
+        if not telling:
             return None
-        rate = self._below_what_failed(min(map(meeting_point, self._points.values())))
+        rate = self._below_what_failed(predicted_rate(telling))
         return min(rate, self._failing.rate) if self._failing else rate
 
     def _below_what_failed(self, rate: float) -> float:

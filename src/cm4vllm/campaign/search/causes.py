@@ -50,3 +50,5 @@ def _numbers(metrics: ServerMetrics) -> Iterator[str]:
     for name in ("queue", "prefill", "decode"):
         if (timing := getattr(metrics, name)) is not None:
             yield f"mean time in {name} {timing.mean_ms:,.1f} ms"
+    if metrics.speed is not None and metrics.speed.slowed:
+        yield metrics.speed.words

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from cm4vllm.campaign.search.projection import Point, meeting_point
 from cm4vllm.campaign.search.records import Interval, ProbeRecord
 
-__all__ = ["rate_interval"]
+__all__ = ["predicted_rate", "rate_interval"]
 
 #: The least number of probes that say something, and Student's t by degrees of freedom from 1 on: 95 %, to both sides.
 _LEAST = 3
@@ -26,8 +26,8 @@ def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
     telling = [one for one in probes if one.projected]
     if len(telling) < _LEAST:
         return None
-    whole = _rate(telling)
-    without = [math.log(_rate([*telling[:place], *telling[place + 1 :]])) for place in range(len(telling))]
+    whole = predicted_rate(telling)
+    without = [math.log(predicted_rate([*telling[:place], *telling[place + 1 :]])) for place in range(len(telling))]
     count = len(telling)
     error = math.sqrt((count - 1) ** 2 / count * statistics.variance(without))
     reach = math.exp(_T[min(count - 1, len(_T)) - 1] * error)
@@ -36,8 +36,10 @@ def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
     )
 
 
-def _rate(probes: Sequence[ProbeRecord]) -> float:
-    """Return the rate to which probes point together: that of the limit that binds first."""
+def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
+    """Return the rate to which probes point together, of which one at least says something: that of the limit that
+    binds first.
+    """
     points: dict[str, list[Point]] = {}
     for one in probes:
         for name, edge in one.projected.items():

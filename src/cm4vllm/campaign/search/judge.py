@@ -21,6 +21,7 @@ from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict, t
 from cm4vllm.loadgen.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.speed import Speed
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
 
@@ -241,6 +242,7 @@ def probe_record(
     ended_early: bool,
     folder: str = "",
     server: str = "",
+    speed: Speed | None = None,
 ) -> ProbeRecord:
     """Return the record of a probe that has ended; `verdict` is the early one, where there was one."""
     return ProbeRecord(
@@ -258,6 +260,7 @@ def probe_record(
         answer_ms=round(judge.answer_ms, 3),
         folder=folder,
         server=server,
+        speed=speed,
     )
 
 

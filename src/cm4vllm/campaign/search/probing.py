@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.search.algorithm import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.causes import cause_words
+from cm4vllm.campaign.search.drift import drift_words
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
@@ -24,7 +25,7 @@ from cm4vllm.campaign.search.status import LiveSearch
 from cm4vllm.campaign.targets import REHEARSAL_SEARCH_S
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
-from cm4vllm.common.progress import say, step
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
@@ -99,6 +100,8 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     )
     write_record(folder / SEARCH_FILE, record)
     say(f"search for the {settings.scenario} rate: {record.words}")
+    if record.drift:
+        warn(record.drift)
     return record, folder / SEARCH_FILE
 
 
@@ -157,6 +160,7 @@ class LoadGenProber:
             ended_early=made is None and judge.elapsed_s < plan.seconds,
             folder=folder.name,
             server=cause_words(judge.tightest, judge.ttft_ms, metrics, made),
+            speed=metrics.speed if metrics else None,
         )
         write_record(folder / PROBE_FILE, record)
         if _issues_whole_datasets(folder):
@@ -281,6 +285,7 @@ def _record(found: Found, settings: RunSettings, *, start: float, source: str, r
         probes=list(found.probes),
         result=result,
         interval=found.interval,
+        drift=drift_words(found.probes),
     )
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.early_stopping import passes
+from cm4vllm.serving.speed import Speed
 
 __all__ = ["SEARCH_FILE", "Boundary", "Interval", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
 
@@ -55,8 +56,8 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     `took_s` how long the probe took to the last answer or to its early end. `sure` probes are full-length runs: they
     pass only at their end. `growing` says that the time to first token rose so steadily that a full-length run would
     pass its limit. `server` names what bound it, with the numbers of the server's metrics, where it has any.
-    `projected` is for each limit the rate at which a full-length run would just keep it by this probe, in the record of
-    its search.
+    `speed` is that of the server in the probe. `projected` is for each limit the rate at which a full-length run would
+    just keep it by this probe, in the record of its search.
     """
 
     number: int
@@ -74,6 +75,7 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     folder: str = ""
     server: str = ""
     projected: dict[str, float] = {}
+    speed: Speed | None = None
 
     @property
     def binding(self) -> LimitRecord | None:
@@ -102,6 +104,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
     by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
     passed became the scenario's result. `interval` is None where too few probes say something.
+    `drift` says by how much the server's speed changed from probe to probe, where it did.
     """
 
     scenario: str
@@ -123,6 +126,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     probes: list[ProbeRecord]
     result: str = ""
     interval: Interval | None = None
+    drift: str = ""
 
     def lowered(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.

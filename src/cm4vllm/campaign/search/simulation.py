@@ -7,6 +7,7 @@ server's noise. Times are in s, rates in queries/s. The same seeds give the same
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import ProbeRecord
-from cm4vllm.campaign.search.systems import Served, System
+from cm4vllm.campaign.search.systems import Drift, Drifting, Served, System
 from cm4vllm.loadgen.arrivals import arrivals, issued_queries
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.metrics import INTERVAL_S, MetricsSample
+from cm4vllm.serving.speed import Speed, speed_of
 
 __all__ = ["SimulatedProber", "full_length_run_is_valid", "offline_rate"]
 
@@ -33,11 +36,12 @@ _LONGER = 1.6
 
 @dataclass
 class SimulatedProber:
-    """Probes a simulated server. `clock_s` is the time that all probes have taken."""
+    """Probes a simulated server, whose speed `drift` changes. `clock_s` is the time that all probes have taken."""
 
     system: System
     limits: LatencyLimits
     full: FullLength
+    drift: Drift | None = None
     clock_s: float = 0.0
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -45,14 +49,24 @@ class SimulatedProber:
         number = next(self._numbers)
         judge = Judge(self.limits, rate, plan)
         full = self.full if plan.sure else FullLength(plan.seconds * _LONGER, self.full.seed)
-        served = _served(self.system, rate, full, number)
+        drift = dataclasses.replace(self.drift, at_s=max(0.0, self.drift.at_s - self.clock_s)) if self.drift else None
+        served = _served(Drifting(self.system, drift) if drift else self.system, rate, full, number)
         verdict, ended = None, False
         for tick in _ticks(served, self.limits):
             if (verdict := judge.take(tick)) is not None:
                 ended = tick.elapsed_s < plan.seconds
                 break
         self.clock_s += tick.elapsed_s
-        record = probe_record(number, rate, plan, judge, verdict, took_s=tick.elapsed_s, ended_early=ended)
+        record = probe_record(
+            number,
+            rate,
+            plan,
+            judge,
+            verdict,
+            took_s=tick.elapsed_s,
+            ended_early=ended,
+            speed=_speed(served, tick.elapsed_s),
+        )
         return record, judge.window
 
 
@@ -84,6 +98,30 @@ def _served(system: System, rate: float, full: FullLength, noise: int) -> Served
         np.random.default_rng(full.seed + 1),
         np.random.default_rng((full.seed, noise)),
     )
+
+
+def _speed(served: Served, until_s: float) -> Speed | None:
+    """Return the speed of the server until a probe ended, from what its metrics would have been."""
+    first, done = np.sort(served.first), np.sort(served.done)
+    length = np.maximum(served.done - served.first, 1e-9)
+    samples = []
+    for at in np.arange(0.0, until_s, INTERVAL_S).tolist():
+        running = int(np.searchsorted(first, at, side="right") - np.searchsorted(done, at, side="right"))
+        tokens = np.clip((at - served.first) / length, 0, 1) @ served.tokens
+        samples.append(
+            MetricsSample(
+                at_s=at,
+                running=running,
+                waiting=0,
+                kv_cache_usage=0.0,
+                preemptions=0,
+                prefix_cache_hits=0,
+                cached_prompt_tokens=0,
+                prompt_tokens=0,
+                generation_tokens=int(tokens),
+            )
+        )
+    return speed_of(samples)
 
 
 def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:

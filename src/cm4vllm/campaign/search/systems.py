@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cm4vllm.loadgen.arrivals import Times
 
-__all__ = ["Batch", "Batching", "Paged", "Queue", "Served", "System", "simulated", "step_factors"]
+__all__ = ["Batch", "Batching", "Drift", "Drifting", "Paged", "Queue", "Served", "System", "simulated", "step_factors"]
 
 Tokens = npt.NDArray[np.int64]
 #: Random numbers are drawn so many at a time.
@@ -49,6 +49,34 @@ class System(Protocol):
 
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
         """Return what becomes of the queries. Raises ServerDied."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A change of a machine's speed: from `at_s` on it does `factor` times as much in a second."""
+
+    at_s: float
+    factor: float
+
+    def work(self, times: Times) -> Times:
+        """Return the seconds of work, at the first speed, that the machine can do until each time."""
+        return np.minimum(times, self.at_s) + self.factor * np.maximum(times - self.at_s, 0)
+
+    def times(self, work: Times) -> Times:
+        """Return when the machine has done so much work: the inverse of `work`."""
+        return np.minimum(work, self.at_s) + np.maximum(work - self.at_s, 0) / self.factor
+
+
+@dataclass(frozen=True)
+class Drifting:
+    """A system on a machine whose speed changes."""
+
+    system: System
+    drift: Drift
+
+    def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
+        served = self.system.serve(self.drift.work(issued), lengths, noise)
+        return Served(issued, self.drift.times(served.first), self.drift.times(served.done), served.tokens)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""Whether the server was as fast in one probe as in another: a search compares what it measured at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from cm4vllm.campaign.search.records import ProbeRecord
+from cm4vllm.serving.speed import Speed
+
+__all__ = ["drift_words"]
+
+#: How many times as long a step takes in one probe as in another before that is more than their noise.
+DRIFT = 1.12
+#: Probes are compared whose numbers of running requests overlap, or are so near to each other, as a factor.
+NEAR = 1.25
+
+
+def drift_words(probes: Sequence[ProbeRecord]) -> str:
+    """Say by how much the server's speed differed from probe to probe at the same load; empty where it hardly did."""
+    worst, words = DRIFT, ""
+    for one, other in combinations(probes, 2):
+        if one.speed is None or other.speed is None or (running := _common(one.speed, other.speed)) is None:
+            continue
+        (fast_ms, fast), (slow_ms, slow) = sorted(
+            [(one.speed.step_ms(running), one.number), (other.speed.step_ms(running), other.number)]
+        )
+        if slow_ms >= worst * fast_ms > 0:
+            worst = slow_ms / fast_ms
+            words = (
+                f"the server's speed changed during the search: with {running:.0f} requests a step took {fast_ms:.1f} "
+                f"ms in probe {fast} and {slow_ms:.1f} ms in probe {slow}"
+            )
+    return words
+
+
+def _common(one: Speed, other: Speed) -> float | None:
+    """Return the number of requests at which two speeds are compared: in the middle of what both had, or between."""
+    begin, end = max(one.low, other.low), min(one.high, other.high)
+    return (begin + end) / 2 if begin <= NEAR * end else None

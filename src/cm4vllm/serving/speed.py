@@ -1,0 +1,152 @@
+"""How steady a server was through a run: the time of its steps, beside what the number of its requests explains.
+
+Each step of the engine gives every running request one token, and takes the longer, the more of them there are. So the
+time of a step is running requests / (tokens/s), and a line over the number of requests describes it. What deviates from
+that line for long is not the load: the machine itself was slower or faster then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from cm4vllm.common.records import Record
+
+if TYPE_CHECKING:
+    from cm4vllm.serving.metrics import MetricsSample
+
+__all__ = ["Speed", "speed_of"]
+
+#: A run is compared in so many parts, each from the shortest to the longest time in seconds.
+PARTS, SHORTEST_S, LONGEST_S = 20, 10.0, 30.0
+#: Fewer parts do not tell what is usual, and fewer times between samples tell no speed.
+LEAST_PARTS, LEAST_SPANS = 5, 6
+#: A part is slow whose speed is below this, and so many times farther from the usual than the others mostly are.
+SLOW, TIMES = 0.88, 4.0
+#: Standard deviations per median absolute deviation, where the deviations have a normal distribution.
+_DEVIATIONS = 1.4826
+#: A line needs so different numbers of requests, as a part of the highest; else a step has one mean time.
+_SPREAD = 0.1
+
+
+class Speed(Record, frozen=True, kw_only=True):
+    """The time of a server's steps in a run, in ms: `base_ms` + `per_request_ms` * running requests.
+
+    In half of the time in which requests were running there were `low` to `high` of them: of other numbers the line
+    says little. `slowest` is the speed in the slowest part of the run, from `slowest_from_s` to `slowest_to_s` after
+    its begin, as a share of that in the median part at the same number of requests; `usual` is how far the parts are
+    from that median, as one standard deviation.
+    """
+
+    base_ms: float
+    per_request_ms: float
+    low: float
+    high: float
+    parts: int
+    slowest: float
+    slowest_from_s: float
+    slowest_to_s: float
+    usual: float
+
+    def step_ms(self, running: float) -> float:
+        """Return the time of a step in ms with so many requests."""
+        return self.base_ms + self.per_request_ms * running
+
+    @property
+    def slowed(self) -> bool:
+        """Whether a part of the run was slower than the number of requests explains."""
+        return self.parts >= LEAST_PARTS and self.slowest < SLOW and 1 - self.slowest > TIMES * self.usual
+
+    @property
+    def words(self) -> str:
+        """What was slower and when; empty where nothing was."""
+        if not self.slowed:
+            return ""
+        return (
+            f"from {self.slowest_from_s:.0f} to {self.slowest_to_s:.0f} s the server generated "
+            f"{100 * (1 - self.slowest):.0f} % fewer tokens/s than in most of the run with as many requests"
+        )
+
+
+class _Span(Record, frozen=True, kw_only=True):
+    """The time between two samples: its end, its length, the requests that were running, and the tokens generated."""
+
+    end_s: float
+    seconds: float
+    running: float
+    tokens: int
+
+    @property
+    def step_s(self) -> float:
+        return self.running * self.seconds / self.tokens
+
+
+def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
+    """Return what the samples of a run say; None where they are too few, or the server was hardly used."""
+    spans = [
+        _Span(
+            end_s=after.at_s,
+            seconds=after.at_s - before.at_s,
+            running=(before.running + after.running) / 2,
+            tokens=after.generation_tokens - before.generation_tokens,
+        )
+        for before, after in pairwise(samples)
+        if before.running and after.running and after.generation_tokens > before.generation_tokens
+    ]
+    spans = [one for one in spans if one.seconds > 0]
+    if len(spans) < LEAST_SPANS:
+        return None
+    base_s, per_request_s = _line(spans)
+    parts = _parts(spans, base_s, per_request_s)
+    if not parts:
+        return None
+    usual = median(parts.values())
+    speeds = {part: speed / usual for part, speed in parts.items()}
+    slowest = min(speeds, key=lambda part: speeds[part])
+    length = _part_s(spans)
+    low, _, high = quantiles((one.running for one in spans), n=4)
+    return Speed(
+        base_ms=round(1000 * base_s / usual, 3),
+        per_request_ms=round(1000 * per_request_s / usual, 5),
+        low=round(low, 1),
+        high=round(high, 1),
+        parts=len(parts),
+        slowest=round(speeds[slowest], 3),
+        slowest_from_s=round(slowest * length, 1),
+        slowest_to_s=round(min((slowest + 1) * length, spans[-1].end_s), 1),
+        usual=round(_DEVIATIONS * median(abs(speed - 1) for speed in speeds.values()), 4),
+    )
+
+
+def _line(spans: Sequence[_Span]) -> tuple[float, float]:
+    """Fit the time of a step over the number of requests, through the medians of the lowest and the highest third."""
+    ordered = sorted(spans, key=lambda one: one.running)
+    third = max(1, len(ordered) // 3)
+    low, high = ordered[:third], ordered[-third:]
+    apart = median(one.running for one in high) - median(one.running for one in low)
+    slope = 0.0
+    if apart >= _SPREAD * ordered[-1].running:
+        slope = max(0.0, (median(one.step_s for one in high) - median(one.step_s for one in low)) / apart)
+    return max(0.0, median(one.step_s - slope * one.running for one in spans)), slope
+
+
+def _parts(spans: Sequence[_Span], base_s: float, per_request_s: float) -> dict[int, float]:
+    """Return the speed of each part of the run that the samples mostly cover, as a share of that by the line."""
+    length = _part_s(spans)
+    parts: dict[int, list[_Span]] = {}
+    for one in spans:
+        parts.setdefault(int((one.end_s - one.seconds / 2) / length), []).append(one)
+    return {
+        number: sum(one.tokens for one in inside)
+        / sum(one.seconds * one.running / (base_s + per_request_s * one.running) for one in inside)
+        for number, inside in parts.items()
+        if sum(one.seconds for one in inside) > length / 2
+    }
+
+
+def _part_s(spans: Sequence[_Span]) -> float:
+    """Return the length of a part; the last one is as long as the others."""
+    end_s = spans[-1].end_s
+    return end_s / max(1, round(end_s / min(LONGEST_S, max(SHORTEST_S, end_s / PARTS))))
