@@ -61,7 +61,7 @@ def test_a_run_that_is_as_it_should_be_has_none(record):  # noqa: F811
                         slowest=0.69,
                         slowest_from_s=330.0,
                         slowest_to_s=347.0,
-                        usual=0.02,
+                        scatter=0.02,
                     ),
                 )
             },

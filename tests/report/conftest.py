@@ -16,233 +16,39 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
 
 from fake_vllm import FakeVllm, prompt
+from made_records import (
+    COMMAND,
+    DATASET_RECORD,
+    MEASURED,
+    MODEL,
+    MODEL_RECORD,
+    SAMPLES,
+    SERVER,
+    SYSTEM,
+    USER_CONF,
+    accuracy_record,
+    client_of,
+    describe,
+    probe,
+    published_records,
+    run_record,
+)
 from metrics_peer import Peer
 
-from cm4vllm import REHEARSAL_NOTICE, __version__
-from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.campaign.search.records import (
-    SEARCH_FILE,
-    Boundary,
-    Interval,
-    LimitRecord,
-    ProbeRecord,
-    SearchRecord,
-    Verdict,
-)
-from cm4vllm.common.files import sha256_of, write_json, write_text
+from cm4vllm import __version__
+from cm4vllm.accuracy.records import ACCURACY_FILE
+from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, Interval, SearchRecord
+from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
-from cm4vllm.loadgen.logs import loadgen_version, read_performance
-from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, ProcessRecord, RunRecord, RunSettings, SelfCheck, Spread
+from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.runner import run as measure_run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms, terms
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.metrics import ServerMetrics, Timing
-from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
-
-SYSTEM = "1xXeon_vLLM-0.32.0"
-MODEL = "tiny-llama"
-SAMPLES = 64
-
-USER_CONF = """\
-*.Offline.target_qps = 100
-*.Offline.min_duration = 1
-*.Offline.min_query_count = 64
-*.Server.target_qps = 250
-*.Server.min_duration = 2000
-*.Server.min_query_count = 480
-*.*.performance_sample_count_override = 64
-"""
-
-MODEL_RECORD = ModelRecord(
-    name=MODEL,
-    path="/srv/models/tiny",
-    source="trained by cm4vllm on text made by cm4vllm",
-    sha256="ab" * 32,
-    parameters=1_234_567,
-    architecture="LlamaForCausalLM",
-    weight_data_types="bf16",
-    min_tokens=2,
-    recipe={"seed": "7", "steps": "300"},
-)
-DATASET_RECORD = DatasetRecord(
-    name="tiny-news",
-    path="/srv/data/tiny.json",
-    source="made by cm4vllm",
-    sha256="cd" * 32,
-    samples=13368,
-    max_input_tokens=256,
-    tokenizer_sha256="ef" * 32,
-    sentences="punkt-untrained",
-    recipe={"seed": "11"},
-)
-SERVER = ServerRecord(
-    endpoint="http://127.0.0.1:8123",
-    api=Api.GENERATE,
-    model_name=MODEL,
-    max_model_len=512,
-    version="0.32.0",
-    owned=True,
-    niceness=10,
-    argv=[
-        "/srv/venv/bin/python",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model=/srv/models/tiny",
-        "--port=8123",
-        "--served-model-name",
-        MODEL,
-        "--dtype=bfloat16",
-    ],
-    env={"VLLM_CPU_KVCACHE_SPACE": "1"},
-    packages={"vllm": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
-    started_at="2026-11-20T10:00:00+00:00",
-    ready_after_s=31.5,
-)
-COMMAND = (
-    "cm run script --tags=run-mlperf,inference,_vllm,_r6.1 --model=llama3.1-8b --execution_mode=test --division=open"
-)
-
-#: The scenarios of the runs.
-MEASURED = (Scenario.OFFLINE, Scenario.SERVER)
-
-SELF_CHECK = SelfCheck(
-    workers=1,
-    tokens=128,
-    queries=1200,
-    qps=250,
-    capacity_qps=50_000,
-    busiest="worker 1",
-    busiest_share=0.1,
-    server_share=0.05,
-    added_ttft=Spread(p50_ms=0.31, p99_ms=1.72, max_ms=4.0),
-)
-LAG = Spread(p50_ms=0.1, p99_ms=0.9, max_ms=2.0)
-PROCESSES = [
-    ProcessRecord(name="LoadGen", cpu_s=0.2, wall_s=3.0, peak_memory_mib=120.5),
-    ProcessRecord(name="worker 1", cpu_s=0.6, wall_s=3.0, peak_memory_mib=41.0, loop_lag=LAG, issue_lag=LAG),
-]
-
-
-def client_of(folder: Path) -> ClientRecord:
-    seen = json.loads((folder / "client.json").read_text())
-    return ClientRecord(
-        requests=seen["requests"],
-        completed=seen["requests"],
-        failed=0,
-        retries=0,
-        prompt_tokens=seen["requests"] * 111,
-        completion_tokens=seen["completion_tokens"],
-        processes=PROCESSES,
-        self_check=SELF_CHECK,
-    )
-
-
-def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
-    values: dict[str, object] = {
-        "rehearsal": True,
-        "terms": terms("v6.1", "llama3.1-8b", scenario, mode),
-        "user_conf": USER_CONF,
-        "samples": SAMPLES,
-        "max_tokens": 128,
-        "min_tokens": 2,
-        "max_in_flight": 8,
-        "target_qps": {Scenario.OFFLINE: 100.0, Scenario.SERVER: 250.0}[scenario],
-        "target_qps_source": "0.8 of the rate of the Offline accuracy run",
-        "model": MODEL_RECORD,
-        "dataset": DATASET_RECORD,
-        "server": SERVER,
-        **settings,
-    }
-    made = RunSettings(**values)
-    return RunRecord(
-        notice=REHEARSAL_NOTICE if made.rehearsal else "",
-        settings=made,
-        settings_sha256="12" * 32,
-        started_at="2024-11-20T10:01:00+00:00",
-        ended_at="2024-11-20T10:01:03+00:00",
-        duration_s=3.25,
-        loadgen_version=loadgen_version(folder) or "4.1",
-        versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
-        client=client,
-        files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},
-    )
-
-
-def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
-    whole = run.client.completed == run.settings.terms.samples
-    return AccuracyRecord(
-        notice=run.notice,
-        values=values,
-        samples=run.client.completed,
-        samples_expected=run.settings.samples,
-        scores=[
-            Score(
-                metric=t.metric,
-                label=t.label,
-                value=values[t.label],
-                lower=t.lower,
-                upper=t.upper,
-                met=t.met(values[t.label], whole=whole),
-            )
-            for t in run.settings.terms.targets
-        ],
-        tokens=run.client.completion_tokens,
-        scorer="rouge-score 0.1.2",
-        verified=100,
-        sentences="punkt-untrained",
-        sentences_sha256="",
-        log_sha256=sha256_of(log),
-        duration_s=1.5,
-    )
-
-
-def describe(out: Path, *, division: Division, submitter: str, **more: str) -> None:
-    write_json(
-        out / "system" / "system.json",
-        {
-            "division": division,
-            "submitter": submitter,
-            "status": "rdi",
-            "system_type": "datacenter",
-            "system_type_detail": "",
-            "system_name": SYSTEM,
-            "number_of_nodes": "1",
-            "host_processor_model_name": "Intel(R) Xeon(R) Processor",
-            "host_processors_per_node": "1",
-            "host_processor_core_count": "2",
-            "host_processor_frequency": "",
-            "host_processor_caches": "L2: 2 MiB",
-            "host_processor_interconnect": "N/A",
-            "host_memory_capacity": "8 GiB",
-            "host_memory_configuration": "not stated",
-            "host_storage_capacity": "100 GB",
-            "host_storage_type": "SSD",
-            "host_networking": "not stated",
-            "host_networking_topology": "not stated",
-            "host_network_card_count": "not stated",
-            "accelerators_per_node": "0",
-            "accelerator_model_name": "N/A",
-            "accelerator_memory_capacity": "N/A",
-            "accelerator_memory_configuration": "N/A",
-            "accelerator_frequency": "N/A",
-            "accelerator_host_interconnect": "N/A",
-            "accelerator_interconnect": "N/A",
-            "accelerator_interconnect_topology": "N/A",
-            "accelerator_on-chip_memories": "N/A",
-            "cooling": "not stated",
-            "hw_notes": "Virtual machine.",
-            "framework": "vLLM 0.32.0",
-            "operating_system": "Debian 12",
-            "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu",
-            "sw_notes": "",
-            **more,
-        },
-    )
 
 
 @pytest.fixture(scope="session")
@@ -428,25 +234,6 @@ def out(real_runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(real_runs, tmp_path / "test"))
 
 
-def probe(number: int, rate: float, ttft: float | None, tpot: float) -> ProbeRecord:
-    limits = [
-        LimitRecord(name=name, limit_ms=limit, over=0, within=1, low=0.9, high=1, p99_ms=p99)
-        for name, limit, p99 in (("TTFT", 2000.0, ttft), ("TPOT", 100.0, tpot))
-    ]
-    passes = ttft is not None and ttft < 2000 and tpot < 100
-    return ProbeRecord(
-        number=number,
-        rate=rate,
-        planned_s=10,
-        took_s=12,
-        warm_up_s=1,
-        queries=100,
-        limits=limits,
-        verdict=Verdict.PASSES if passes else Verdict.FAILS,
-        ended_early=False,
-    )
-
-
 @pytest.fixture
 def searched(out: Path) -> Path:
     probes = [
@@ -495,7 +282,7 @@ def published(tmp_path: Path, neural_magic: Path) -> Path:
             logs = source / scenario.lower() / mode
             for log in (logs / "run_1" if mode is Mode.PERFORMANCE else logs).glob("mlperf_log_*"):
                 shutil.copy(log, folder / log.name)
-            _published_records(folder, terms("v4.1", "llama2-70b-99.9", scenario, mode), model)
+            published_records(folder, terms("v4.1", "llama2-70b-99.9", scenario, mode), model)
     write_record(
         out / CAMPAIGN_FILE,
         CampaignRecord(
@@ -512,57 +299,6 @@ def published(tmp_path: Path, neural_magic: Path) -> Path:
     )
     write_text(out / "system" / "system.json", (neural_magic / "systems" / f"{system}.json").read_text())
     return out
-
-
-def _published_records(folder: Path, found: Terms, model: str) -> None:
-    scenario, mode = found.scenario, found.mode
-    keys = ("rouge1", "rouge2", "rougeL", "tokens_per_sample")
-    numbers, tokens = {
-        Scenario.OFFLINE: ((41.6468, 19.5564, 26.4202, 296.5), 7287767),
-        Scenario.SERVER: ((42.0442, 19.8615, 26.7971, 283.5), 6966434),
-    }[scenario]
-    values = dict(zip(keys, numbers, strict=True))
-    samples, qps = 24576, {Scenario.OFFLINE: 10.0, Scenario.SERVER: 6.9}[scenario]
-    if mode is Mode.PERFORMANCE:
-        result = read_performance(folder)
-        samples = result.samples
-        counted = samples - (1 if scenario is Scenario.SERVER else 0)
-        # The client of that time kept no count; the rules' own relation gives it back.
-        tokens = round(result.tokens_per_second / result.samples_per_second * counted)
-    client = ClientRecord(
-        requests=samples,
-        completed=samples,
-        failed=0,
-        retries=0,
-        prompt_tokens=0,
-        completion_tokens=tokens,
-        self_check=SELF_CHECK,
-    )
-    run = run_record(
-        folder,
-        scenario,
-        mode,
-        client,
-        rehearsal=False,
-        terms=found,
-        samples=24576,
-        max_tokens=1024,
-        min_tokens=1,
-        target_qps=qps,
-        target_qps_source=f"given by --{scenario.lower()}_target_qps",
-        model=ModelRecord(name=model, path="neuralmagic/Llama-2-7b-chat-hf-FP8", source="Hugging Face", sha256=""),
-        server=ServerRecord(
-            endpoint="http://localhost:8000",
-            model_name="neuralmagic/Llama-2-7b-chat-hf-FP8",
-            max_model_len=4096,
-            version="0.5.2",
-            owned=False,
-        ),
-    )
-    write_record(folder / RUN_FILE, run)
-    if mode is Mode.ACCURACY:
-        log = folder / "mlperf_log_accuracy.json"
-        write_record(folder / ACCURACY_FILE, accuracy_record(values, run, log))
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_a_server_whose_speed_always_changes_has_no_slow_part():
     assert not speed_of(samples(600, by_line, slow=lambda at: speeds[int(at // 30)])).slowed
 
 
-def test_few_parts_do_not_tell_what_is_usual():
+def test_few_parts_do_not_tell_what_is_typical():
     speed = speed_of(samples(38, by_line, slow=lambda at: 2.0 if at >= 30 else 1.0))
     assert speed.parts == 4
     assert speed.slowest < 0.6

@@ -27,7 +27,6 @@ from cm4vllm.serving.site import Site
 from cm4vllm.serving.speed import Speed, speed_of
 
 __all__ = [
-    "INTERVAL_S",
     "METRICS_FILE",
     "MetricsSample",
     "MetricsWatch",

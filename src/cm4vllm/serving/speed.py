@@ -21,9 +21,9 @@ __all__ = ["Speed", "speed_of"]
 
 #: A run is compared in so many parts, each from the shortest to the longest time in seconds.
 PARTS, SHORTEST_S, LONGEST_S = 20, 10.0, 30.0
-#: Fewer parts do not tell what is usual, and fewer times between samples tell no speed.
+#: Fewer parts do not tell what is typical, and fewer times between samples tell no speed.
 LEAST_PARTS, LEAST_SPANS = 5, 6
-#: A part is slow whose speed is below this, and so many times farther from the usual than the others mostly are.
+#: A part is slow whose speed is below this, and so many times farther from the median part than the others mostly are.
 SLOW, TIMES = 0.88, 4.0
 #: Standard deviations per median absolute deviation, where the deviations have a normal distribution.
 _DEVIATIONS = 1.4826
@@ -36,7 +36,7 @@ class Speed(Record, frozen=True, kw_only=True):
 
     In half of the time in which requests were running there were `low` to `high` of them: of other numbers the line
     says little. `slowest` is the speed in the slowest part of the run, from `slowest_from_s` to `slowest_to_s` after
-    its begin, as a share of that in the median part at the same number of requests; `usual` is how far the parts are
+    its begin, as a share of that in the median part at the same number of requests; `scatter` is how far the parts are
     from that median, as one standard deviation.
     """
 
@@ -48,7 +48,7 @@ class Speed(Record, frozen=True, kw_only=True):
     slowest: float
     slowest_from_s: float
     slowest_to_s: float
-    usual: float
+    scatter: float
 
     def step_ms(self, running: float) -> float:
         """Return the time of a step in ms with so many requests."""
@@ -57,7 +57,7 @@ class Speed(Record, frozen=True, kw_only=True):
     @property
     def slowed(self) -> bool:
         """Whether a part of the run was slower than the number of requests explains."""
-        return self.parts >= LEAST_PARTS and self.slowest < SLOW and 1 - self.slowest > TIMES * self.usual
+        return self.parts >= LEAST_PARTS and self.slowest < SLOW and 1 - self.slowest > TIMES * self.scatter
 
     @property
     def words(self) -> str:
@@ -102,21 +102,21 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
     parts = _parts(spans, base_s, per_request_s)
     if not parts:
         return None
-    usual = median(parts.values())
-    speeds = {part: speed / usual for part, speed in parts.items()}
+    typical = median(parts.values())
+    speeds = {part: speed / typical for part, speed in parts.items()}
     slowest = min(speeds, key=lambda part: speeds[part])
     length = _part_s(spans)
     low, _, high = quantiles((one.running for one in spans), n=4)
     return Speed(
-        base_ms=round(1000 * base_s / usual, 3),
-        per_request_ms=round(1000 * per_request_s / usual, 5),
+        base_ms=round(1000 * base_s / typical, 3),
+        per_request_ms=round(1000 * per_request_s / typical, 5),
         low=round(low, 1),
         high=round(high, 1),
         parts=len(parts),
         slowest=round(speeds[slowest], 3),
         slowest_from_s=round(slowest * length, 1),
         slowest_to_s=round(min((slowest + 1) * length, spans[-1].end_s), 1),
-        usual=round(_DEVIATIONS * median(abs(speed - 1) for speed in speeds.values()), 4),
+        scatter=round(_DEVIATIONS * median(abs(speed - 1) for speed in speeds.values()), 4),
     )
 
 

@@ -73,7 +73,7 @@ def test_a_server_that_lost_speed_in_a_probe_is_told_with_its_cause():
         slowest=0.69,
         slowest_from_s=330.0,
         slowest_to_s=347.0,
-        usual=0.02,
+        scatter=0.02,
     )
     assert cause_words("TTFT", 16.0, metrics(speed=slower)).endswith(
         ", from 330 to 347 s the server generated 31 % fewer tokens/s than in most of the run with as many requests"

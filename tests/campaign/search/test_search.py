@@ -10,7 +10,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan
 from cm4vllm.campaign.search.records import Boundary, Verdict
 from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
-from cm4vllm.campaign.search.systems import Batch, Batching, Paged, Queue, System, step_factors
+from cm4vllm.campaign.search.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
@@ -164,6 +164,37 @@ def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     assert found.confirmed
     assert found.rate == pytest.approx(found_by(system, limits, seed=3)[0].rate, rel=0.03)
     assert prober.clock_s <= 2.5 * 600
+
+
+def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_end():
+    system, limits = SYSTEMS["cliff"]
+    prober = SimulatedProber(system, limits, FullLength(600.0, 3), Drift(at_s=300.0, factor=0.8))
+    found = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
+    slow = Drifting(system, Drift(at_s=0.0, factor=0.8))
+    assert found.confirmed
+    assert valid(slow, limits, found.rate, 3)
+    assert not valid(slow, limits, 1.05 * found.rate, 3)
+    assert prober.clock_s < 2.5 * 610
+    first = found.probes[found.since - 1]
+    assert first.sure
+    assert min(first.projected.values()) < 0.9 * first.rate
+
+
+def test_a_run_that_misses_a_limit_by_little_contradicts_no_probe():
+    """What the probes said counts on, or else one crowded passage of the schedule would decide alone."""
+    system, limits = SYSTEMS["KV cache"]
+    found, _ = found_by(system, limits, seed=3)
+    failed = [one for one in found.probes if one.sure and one.verdict is Verdict.FAILS]
+    assert failed
+    assert found.since == 1
+    assert all(min(one.projected.values()) > 0.9 * one.rate for one in failed)
+
+
+def test_a_machine_that_slows_down_does_as_much_less_from_then_on():
+    drift = Drift(at_s=10.0, factor=0.5)
+    times = np.array([0.0, 5.0, 10.0, 14.0])
+    assert drift.work(times).tolist() == [0, 5, 10, 12]
+    assert drift.times(drift.work(times)).tolist() == times.tolist()
 
 
 def test_a_run_of_whole_datasets_is_searched_for_at_its_own_length():

@@ -3,7 +3,8 @@
 Short probes approach the rate: the first one is made at a rate that comes from the server's rate Offline and from
 queueing theory, each further one at the rate to which all before it point (`projection`). Full-length runs settle it:
 the first one slightly below that rate. What fails is left by a step, what passes is raised while there is time for one
-more run. The rate found is the highest one whose full-length run passed.
+more run. A run that fails and points far below itself says that the server has become slower since the probes before
+it. The rate found is the highest one whose full-length run passed.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Found:
     stopped: str
     probes: tuple[ProbeRecord, ...]
     interval: Interval | None = None
+    since: int = 1
 
 
 def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
@@ -212,6 +214,7 @@ class _Search:
             self._failing = run
             self._failures += 1
             if run.projected and min(run.projected.values()) < rate * (1 - _CONTRADICTS):
+                # No first failure any more, whose step down would count against what this run predicts.
                 self._since, self._failures = len(self._probes) - 1, 2
 
     # --- one rate ----------------------------------------------------------------------------------------------------
@@ -292,7 +295,8 @@ class _Search:
             boundary=_boundary(rate, above),
             stopped=stopped,
             probes=tuple(self._probes),
-            interval=rate_interval(self._probes),
+            interval=rate_interval(self._probes[self._since :]),
+            since=self._probes[self._since].number,
         )
 
     def _none_passes(self) -> InvalidResult:

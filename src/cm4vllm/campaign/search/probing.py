@@ -285,6 +285,7 @@ def _record(found: Found, settings: RunSettings, *, start: float, source: str, r
         probes=list(found.probes),
         result=result,
         interval=found.interval,
+        since=found.since,
         drift=drift_words(found.probes),
     )
 

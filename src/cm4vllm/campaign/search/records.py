@@ -104,7 +104,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
     by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
     passed became the scenario's result. `interval` is None where too few probes say something.
-    `drift` says by how much the server's speed changed from probe to probe, where it did.
+    `since` is the number of the first probe that counts: a full-length run contradicted those before it. `drift` says by
+    how much the server's speed changed from probe to probe, where it did.
     """
 
     scenario: str
@@ -126,6 +127,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     probes: list[ProbeRecord]
     result: str = ""
     interval: Interval | None = None
+    since: int = 1
     drift: str = ""
 
     def lowered(self, times: int) -> float:
@@ -149,8 +151,9 @@ class SearchRecord(Record, frozen=True, kw_only=True):
             if self.interval
             else ""
         )
+        slower = f"; the server became slower before probe {self.since} ended" if self.since > 1 else ""
         return (
-            f"{found}{above}{interval}; {self.binding or 'no known limit'} binds, the boundary is "
+            f"{found}{above}{interval}{slower}; {self.binding or 'no known limit'} binds, the boundary is "
             f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes"
         )
 

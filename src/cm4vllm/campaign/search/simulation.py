@@ -23,8 +23,6 @@ from cm4vllm.campaign.search.systems import Drift, Drifting, Served, System
 from cm4vllm.loadgen.arrivals import arrivals, issued_queries
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
-from cm4vllm.serving.metrics import INTERVAL_S, MetricsSample
-from cm4vllm.serving.speed import Speed, speed_of
 
 __all__ = ["SimulatedProber", "full_length_run_is_valid", "offline_rate"]
 
@@ -57,16 +55,7 @@ class SimulatedProber:
                 ended = tick.elapsed_s < plan.seconds
                 break
         self.clock_s += tick.elapsed_s
-        record = probe_record(
-            number,
-            rate,
-            plan,
-            judge,
-            verdict,
-            took_s=tick.elapsed_s,
-            ended_early=ended,
-            speed=_speed(served, tick.elapsed_s),
-        )
+        record = probe_record(number, rate, plan, judge, verdict, took_s=tick.elapsed_s, ended_early=ended)
         return record, judge.window
 
 
@@ -98,30 +87,6 @@ def _served(system: System, rate: float, full: FullLength, noise: int) -> Served
         np.random.default_rng(full.seed + 1),
         np.random.default_rng((full.seed, noise)),
     )
-
-
-def _speed(served: Served, until_s: float) -> Speed | None:
-    """Return the speed of the server until a probe ended, from what its metrics would have been."""
-    first, done = np.sort(served.first), np.sort(served.done)
-    length = np.maximum(served.done - served.first, 1e-9)
-    samples = []
-    for at in np.arange(0.0, until_s, INTERVAL_S).tolist():
-        running = int(np.searchsorted(first, at, side="right") - np.searchsorted(done, at, side="right"))
-        tokens = np.clip((at - served.first) / length, 0, 1) @ served.tokens
-        samples.append(
-            MetricsSample(
-                at_s=at,
-                running=running,
-                waiting=0,
-                kv_cache_usage=0.0,
-                preemptions=0,
-                prefix_cache_hits=0,
-                cached_prompt_tokens=0,
-                prompt_tokens=0,
-                generation_tokens=int(tokens),
-            )
-        )
-    return speed_of(samples)
 
 
 def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
