@@ -1,4 +1,4 @@
-"""The searches on simulated servers: `python benchmarks/search.py [--rounds=N] [--drift=N] [--settings=N] [--json=FILE]`.
+"""The searches on simulated servers: `python benchmarks/search.py [--rounds=N] [--drift=N] [--settings=N]`.
 
 Each of N systems of each kind has its own seed, which is also LoadGen's seed of the schedule: M/D/c queues, queues with
 noise, continuous batching bound by TTFT (a cliff) and by TPOT (smooth), and a KV cache with chunked prefill and
@@ -6,8 +6,8 @@ preemption. The true rate is that at which a full-length run of 600 s with this 
 1/2 over the server's noise: the median, over NOISES noises, of the rate up to which the run is valid. All times are on
 the simulated clock. The cost is that of the whole search, with its full-length runs, of which one is the result.
 
-With --drift=N the same systems, N of each kind, lose 10 to 30 % of their speed for good, at a time from 60 to 500 s after
-the search has begun. What is found is compared with the true rate of the slower system.
+With --drift=N the same systems, N of each kind, lose 10 to 30 % of their speed for good, at a time from 60 to 500 s
+after the search has begun. What is found is compared with the true rate of the slower system.
 
 With --settings=N alone the search over server settings is made on N systems with a KV cache, half of them with samples
 that come at once, half with queries at their own times. Each has its own seed, and the settings of the best candidate

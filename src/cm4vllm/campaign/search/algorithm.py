@@ -41,7 +41,7 @@ _LEAST_QUERIES, _LONGEST_PART = 900, 1 / 6
 _ANSWERS_LONG, _ANSWERS_WARM = 6, 1.5
 #: A full-length run is tried so much below the rate to which the probes point: as long as none has passed, in addition
 #: as the last one that the time allows, and above a rate that has passed.
-_FIRST_BELOW, _LAST_BELOW, _NEXT_BELOW = 0.008, 0.01, 0.005
+_FIRST_BELOW, _LAST_BELOW, _NEXT_BELOW = 0.008, 0.014, 0.005
 #: A run is the last one where a failing one would leave less than this part of the time of the run after it.
 _LAST_PART = 1.0
 #: The step below a rate that failed at full length, by which factor it grows with each failure, and the step above a

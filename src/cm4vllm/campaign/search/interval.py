@@ -16,6 +16,10 @@ from cm4vllm.campaign.search.records import Interval, ProbeRecord
 
 __all__ = ["predicted_rate", "rate_interval"]
 
+#: A full-length run counts for so many times its seconds: the schedule that decides is its own, to its end or to the
+#: passage that failed it.
+_FULL_LENGTH = 4.0
+
 #: The least number of probes that say something, and Student's t by degrees of freedom from 1 on: 95 %, to both sides.
 _LEAST = 3
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -42,6 +46,7 @@ def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
     """
     points: dict[str, list[Point]] = {}
     for one in probes:
+        seconds = min(one.took_s, one.planned_s) * (_FULL_LENGTH if one.sure else 1.0)
         for name, edge in one.projected.items():
-            points.setdefault(name, []).append(Point(one.rate, edge, min(one.took_s, one.planned_s)))
+            points.setdefault(name, []).append(Point(one.rate, edge, seconds))
     return min(map(meeting_point, points.values()))

@@ -104,8 +104,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
     by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
     passed became the scenario's result. `interval` is None where too few probes say something.
-    `since` is the number of the first probe that counts: a full-length run contradicted those before it. `drift` says by
-    how much the server's speed changed from probe to probe, where it did.
+    `since` is the number of the first probe that counts: a full-length run contradicted those before it. `drift` says
+    by how much the server's speed changed from probe to probe, where it did.
     """
 
     scenario: str
