@@ -152,7 +152,7 @@ def _measured(
 
 
 def _unwatched() -> None:
-    """Have nothing to say of a server that nobody watches."""
+    """Return None: the server is not watched."""
 
 
 def _begun_piece(settings: RunSettings, folder: Path) -> Path:
