@@ -213,6 +213,7 @@ OTHERS = {
     "quick",
     "rounds",
     "first",
+    "drift",
     "settings",
     "vllm",
     "endpoints",
