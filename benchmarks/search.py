@@ -1,4 +1,5 @@
 """The searches on simulated servers: `python benchmarks/search.py [--rounds=N] [--drift=N] [--settings=N]`.
+--json=FILE keeps the figures.
 
 Each of N systems of each kind has its own seed, which is also LoadGen's seed of the schedule: M/D/c queues, queues with
 noise, continuous batching bound by TTFT (a cliff) and by TPOT (smooth), and a KV cache with chunked prefill and

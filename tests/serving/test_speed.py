@@ -8,10 +8,12 @@ from cm4vllm.serving.metrics import MetricsSample
 from cm4vllm.serving.speed import speed_of
 
 
-def samples(seconds, step_ms, *, running=lambda at: 100.0, slow=lambda at: 1.0, every_s=2.0, seed=1):
+def samples(
+    seconds, step_ms, *, running=lambda at: 100.0, slow=lambda at: 1.0, prompts=lambda at: 1.0, every_s=2.0, seed=1
+):
     """The samples of a server whose steps take step_ms(running) * slow(at), give or take 5 %."""
     noise = random.Random(seed)
-    tokens, found, at = 0.0, [], 0.0
+    tokens, computed, found, at = 0.0, 0.0, [], 0.0
     while at <= seconds:
         now = round(running(at))
         found.append(
@@ -23,12 +25,13 @@ def samples(seconds, step_ms, *, running=lambda at: 100.0, slow=lambda at: 1.0, 
                 preemptions=0,
                 prefix_cache_hits=0,
                 cached_prompt_tokens=0,
-                prompt_tokens=0,
+                prompt_tokens=round(computed),
                 generation_tokens=round(tokens),
             )
         )
         following = (now + round(running(at + every_s))) / 2
-        tokens += every_s * 1000 * following / (step_ms(following) * slow(at) * noise.uniform(0.95, 1.05))
+        made = every_s * 1000 * following / (step_ms(following) * slow(at) * noise.uniform(0.95, 1.05))
+        tokens, computed = tokens + made, computed + made * prompts(at)
         at += every_s
     return found
 
@@ -61,6 +64,16 @@ def test_a_server_that_is_slower_for_some_seconds_is_told_with_the_time():
         "run with as many requests"
     )
     assert 0.66 < speed.slowest < 0.85
+
+
+def test_a_batch_that_is_filled_with_prompts_is_no_loss_of_speed():
+    def first(much):
+        return lambda at: much if at < 60 else 1.0
+
+    assert speed_of(samples(600, by_line, slow=first(1.5))).slowed
+    filled = speed_of(samples(600, by_line, slow=first(1.5), prompts=first(2.0)))
+    assert not filled.slowed
+    assert filled.parts == 18
 
 
 def test_a_constant_load_has_a_mean_time_of_a_step_and_no_line():

@@ -23,12 +23,12 @@ def _limited(run: RunRecord) -> Iterator[str]:
 
 
 def _slower(run: RunRecord) -> Iterator[str]:
-    """Say when the server lost speed that the load does not explain."""
+    """Say when the server lost speed that the number of its requests does not explain."""
     speed = run.server_metrics.speed if run.server_metrics else None
     if speed is not None and speed.slowed:
         yield (
-            f"{speed.words}: its load does not explain that. Other programs, the host of a virtual machine, or heat "
-            "can take the speed of a machine; a limit that was missed then says little about the rate"
+            f"{speed.words}. Longer prompts or answers can be the cause; where they are not, other programs, the host "
+            "of a virtual machine, or heat took the machine's speed: repeat the run"
         )
 
 

@@ -2,7 +2,8 @@
 
 Each step of the engine gives every running request one token, and takes the longer, the more of them there are. So the
 time of a step is running requests / (tokens/s), and a line over the number of requests describes it. What deviates from
-that line for long is not the load: the machine itself was slower or faster then.
+that line for long is not the number of requests. Where many prompts are computed, as when the batch of an Offline run
+is filled, steps take longer, too: such parts of a run are left out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PARTS, SHORTEST_S, LONGEST_S = 20, 10.0, 30.0
 LEAST_PARTS, LEAST_SPANS = 5, 6
 #: A part is slow whose speed is below this, and so many times farther from the median part than the others mostly are.
 SLOW, TIMES = 0.88, 4.0
+#: A part is left out that computes so many times as many tokens of prompts for each generated one as the median part.
+MORE_PROMPTS = 1.5
 #: Standard deviations per median absolute deviation, where the deviations have a normal distribution.
 _DEVIATIONS = 1.4826
 #: A line needs so different numbers of requests, as a part of the highest; else a step has one mean time.
@@ -36,8 +39,8 @@ class Speed(Record, frozen=True, kw_only=True):
 
     In half of the time in which requests were running there were `low` to `high` of them: of other numbers the line
     says little. `slowest` is the speed in the slowest part of the run, from `slowest_from_s` to `slowest_to_s` after
-    its begin, as a share of that in the median part at the same number of requests; `scatter` is how far the parts are
-    from that median, as one standard deviation.
+    the first sample, as a share of that in the median part at the same number of requests; `scatter` is how far the
+    parts are from that median, as one standard deviation.
     """
 
     base_ms: float
@@ -71,12 +74,13 @@ class Speed(Record, frozen=True, kw_only=True):
 
 
 class _Span(Record, frozen=True, kw_only=True):
-    """The time between two samples: its end, its length, the requests that were running, and the tokens generated."""
+    """The time between two samples: its end, its length, the requests that were running, and their tokens."""
 
     end_s: float
     seconds: float
     running: float
     tokens: int
+    prompt_tokens: int
 
     @property
     def step_s(self) -> float:
@@ -91,6 +95,7 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
             seconds=after.at_s - before.at_s,
             running=(before.running + after.running) / 2,
             tokens=after.generation_tokens - before.generation_tokens,
+            prompt_tokens=after.prompt_tokens - before.prompt_tokens,
         )
         for before, after in pairwise(samples)
         if before.running and after.running and after.generation_tokens > before.generation_tokens
@@ -138,12 +143,19 @@ def _parts(spans: Sequence[_Span], base_s: float, per_request_s: float) -> dict[
     parts: dict[int, list[_Span]] = {}
     for one in spans:
         parts.setdefault(int((one.end_s - one.seconds / 2) / length), []).append(one)
+    prompts = {number: _prompts(inside) for number, inside in parts.items()}
+    most = MORE_PROMPTS * median(prompts.values())
     return {
         number: sum(one.tokens for one in inside)
         / sum(one.seconds * one.running / (base_s + per_request_s * one.running) for one in inside)
         for number, inside in parts.items()
-        if sum(one.seconds for one in inside) > length / 2
+        if sum(one.seconds for one in inside) > length / 2 and prompts[number] <= most
     }
+
+
+def _prompts(spans: Sequence[_Span]) -> float:
+    """Return the tokens of prompts for each generated one."""
+    return sum(one.prompt_tokens for one in spans) / sum(one.tokens for one in spans)
 
 
 def _part_s(spans: Sequence[_Span]) -> float:
